@@ -1,0 +1,156 @@
+"""Do recipes learn what the loop that everybody writes by hand learns?
+
+Each recipe runs beside a plain `@tf.function` loop over the same data: the same architecture,
+optimizer, batch size and number of epochs, each with its own start and its own shuffling. The
+figures go to docs/results.md.
+"""
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+
+import treadle
+from treadle.recipes.cifar10_cnn import Cifar10CNN
+from treadle.recipes.mnist_functional import MnistFunctional
+from treadle.recipes.mnist_mlp import MnistMLP
+from treadle.recipes.mnist_mlp_native import MnistMLPNative
+
+Epoch = dict[str, float]
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+
+
+def by_hand(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
+    """Train a task's model as tutorials do: a tape, `apply`, metrics updated and reset."""
+    model, optimizer, loss_function = task.model, task.optimizer, task.loss
+    metric = keras.metrics.CategoricalAccuracy
+    if isinstance(loss_function, keras.losses.SparseCategoricalCrossentropy):
+        metric = keras.metrics.SparseCategoricalAccuracy
+    accuracy, mean = metric(), keras.metrics.Mean()
+    val_accuracy, val_mean = metric(), keras.metrics.Mean()
+
+    @tf.function
+    def train_step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = loss_function(y, logits)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(y, logits)
+        mean.update_state(loss, sample_weight=tf.shape(x)[0])
+
+    @tf.function
+    def eval_step(x: Any, y: Any) -> None:
+        logits = model(x, training=False)
+        val_accuracy.update_state(y, logits)
+        val_mean.update_state(loss_function(y, logits), sample_weight=tf.shape(x)[0])
+
+    train, validation = (_tf_data(source) for source in (sources.train, sources.validation))
+    history: list[Epoch] = []
+    for _ in range(epochs):
+        for m in (accuracy, mean, val_accuracy, val_mean):
+            m.reset_state()
+        for x, y in train:
+            train_step(x, y)
+        for x, y in validation:
+            eval_step(x, y)
+        results = {"loss": mean, "accuracy": accuracy}
+        results |= {"val_loss": val_mean, "val_accuracy": val_accuracy}
+        history.append({name: float(m.result()) for name, m in results.items()})
+    return history
+
+
+def by_treadle(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
+    """Train the recipe as it stands."""
+    with treadle.Loop(task, console=False) as loop:
+        return loop.fit(sources.train, validation=sources.validation, epochs=epochs).epochs
+
+
+def _tf_data(source: Any) -> tf.data.Dataset:
+    x, y = source.arrays
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    if source.shuffle:
+        dataset = dataset.shuffle(len(x))
+    return dataset.batch(source.batch_size).prefetch(2)
+
+
+PROGRAMS: dict[str, tuple[int, dict[str, tuple[Callable[[], Any], Callable[..., list[Epoch]]]]]] = {
+    "mnist-functional": (
+        2,
+        {"by hand": (MnistFunctional, by_hand), "treadle": (MnistFunctional, by_treadle)},
+    ),
+    "mnist-mlp": (
+        10,
+        {
+            "by hand": (MnistMLP, by_hand),
+            "treadle": (MnistMLP, by_treadle),
+            "treadle, native": (MnistMLPNative, by_treadle),
+        },
+    ),
+    "cifar10-cnn": (
+        10,
+        {"by hand": (Cifar10CNN, by_hand), "treadle": (Cifar10CNN, by_treadle)},
+    ),
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the programs and write the page."""
+    parser = argparse.ArgumentParser(prog="scripts/bench parity", description=__doc__)
+    parser.add_argument("--only", choices=PROGRAMS, action="append", help="run this program alone")
+    parser.add_argument("--write", action="store_true", help="write docs/results.md")
+    chosen = parser.parse_args(arguments)
+    sections = [_section(name) for name in chosen.only or PROGRAMS]
+    text = "\n".join([_head(), *sections])
+    print(text)
+    if chosen.write:
+        PAGE.write_text(text)
+
+
+def _head() -> str:
+    versions = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
+    return (
+        "# Results\n\n"
+        "What recipes reach on the real data, beside a plain hand-written `@tf.function` loop with "
+        "the same\nmodel, optimizer, batch size and epochs, in one run. Written by "
+        "`scripts/bench parity --write`.\n\n"
+        f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores. The data are "
+        "JPEG copies, slightly harder\nthan the originals. Seconds include compilation; this "
+        "page is about what is learned, not about speed.\n"
+    )
+
+
+def _section(name: str) -> str:
+    epochs, runs = PROGRAMS[name]
+    rows: list[str] = []
+    for label, (make, train) in runs.items():
+        keras.utils.set_random_seed(0)
+        task = make()
+        sources = task.datasets()
+        started = time.monotonic()
+        history = train(task, sources, epochs)
+        seconds = time.monotonic() - started
+        first, last = history[0], history[-1]
+        rows.append(
+            f"| {label} | {first['loss']:.3f} → {last['loss']:.3f} "
+            f"| {first['accuracy']:.1%} → {last['accuracy']:.1%} "
+            f"| {last['val_loss']:.3f} | {last['val_accuracy']:.1%} | {seconds:.0f} |"
+        )
+        print(rows[-1], flush=True)
+    table = [
+        f"\n## {name}, {epochs} epochs\n",
+        "| loop | training loss, first → last epoch | training accuracy | validation loss "
+        "| validation accuracy | seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *rows,
+    ]
+    return "\n".join(table) + "\n"

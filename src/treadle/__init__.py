@@ -1,0 +1,69 @@
+"""Treadle: you write the step, it runs the loop.
+
+Each public name is imported when it is first asked for (PEP 562), so that `import treadle` imports
+neither Keras nor a framework, and the backend can still be chosen.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import data as data
+    from . import datasets as datasets
+    from . import errors as errors
+    from . import hooks as hooks
+    from . import testing as testing
+    from .autodiff import cond as cond
+    from .autodiff import for_each as for_each
+    from .autodiff import gradients as gradients
+    from .autodiff import input_gradients as input_gradients
+    from .autodiff import minimize as minimize
+    from .autodiff import substituted as substituted
+    from .errors import TreadleError as TreadleError
+    from .hook import Hook as Hook
+    from .logs import History as History
+    from .loop import Loop as Loop
+    from .options import Options as Options
+    from .options import setup as setup
+    from .progress import Progress as Progress
+    from .stepping import blend as blend
+    from .stepping import frozen_copy as frozen_copy
+    from .stepping import phase as phase
+    from .stepping import step as step
+    from .stepping import weighted as weighted
+    from .tasks import Datasets as Datasets
+    from .tasks import Supervised as Supervised
+    from .tasks import Task as Task
+    from .tasks import task as task
+    from .when import after as after
+    from .when import at as at
+    from .when import every as every
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "autodiff": "cond for_each gradients input_gradients minimize substituted",
+    "errors": "TreadleError",
+    "hook": "Hook",
+    "logs": "History",
+    "loop": "Loop",
+    "options": "Options setup",
+    "progress": "Progress",
+    "stepping": "blend frozen_copy phase step weighted",
+    "tasks": "Datasets Supervised Task task",
+    "when": "after at every",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = ("data", "datasets", "errors", "hooks", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"treadle.{_MODULE_OF[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"treadle.{name}")
+    raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF, *_MODULES])

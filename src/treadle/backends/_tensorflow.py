@@ -1,0 +1,332 @@
+"""TensorFlow: a step is traced once; a window is a graph loop over it, of any number of steps."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..errors import StateError
+from ..options import Options
+from .base import (
+    Executor,
+    Losses,
+    Program,
+    Scope,
+    StepContext,
+    Tensor,
+    Variable,
+    context,
+    hand_outward,
+    running,
+    scope_of_call,
+)
+from .eager import EagerExecutor, run_step
+from .window import Window, row
+
+LARGEST_WINDOW = 64
+
+
+class TensorFlowBackend:
+    """Keras on TensorFlow."""
+
+    name = "tensorflow"
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """Say whether this is a bare `tf.Variable`."""
+        return isinstance(thing, tf.Variable)
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """Return the attributes of a `tf.Module`."""
+        return dict(vars(thing)) if isinstance(thing, tf.Module) else None
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate by a tape over the variables themselves, or over their scope's values."""
+        scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        with (
+            tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
+            _deeper(),
+        ):
+            if scoped:  # the values are tensors: fresh ones, so that the gradient is at them alone
+                sources = [tf.identity(v.value) for v in variables]
+                leaves = Scope(zip(variables, sources, strict=True), differentiated=True)
+            else:
+                sources = [getattr(v, "_value", v) for v in variables]
+                leaves = None
+            inputs = [tf.identity(x) for x in inputs]
+            for source in [*sources, *inputs]:
+                tape.watch(source)
+            with leaves or nullcontext():
+                losses, result = function(inputs)
+        if leaves is not None:
+            hand_outward(leaves.changed())
+        gradients: dict[str, list[Tensor | None]] = {}
+        for name, group in groups.items():
+            chosen = [[*sources, *inputs][i] for i in group]
+            found: list[Any] = tape.gradient(losses[name], chosen)
+            # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
+            gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        return result, gradients
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run `tf.cond`; inside a scope, over the values that either branch assigns."""
+        if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
+            predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
+            if not keras.src.backend.common.stateless_scope.in_stateless_scope():
+                return tf.cond(predicate, then, otherwise)
+            changed = {**_assigned_by(then), **_assigned_by(otherwise)}
+            result, values = tf.cond(
+                predicate, lambda: _effects(then, changed), lambda: _effects(otherwise, changed)
+            )
+            for variable, value in zip(changed.values(), values, strict=True):
+                variable.assign(value)
+            return result
+        return then() if bool(predicate) else otherwise()
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Run `tf.map_fn`, or a Python loop where values of a scope must carry over."""
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        if tf.executing_eagerly() or keras.src.backend.common.stateless_scope.in_stateless_scope():
+            count = tf.nest.flatten(inputs)[0].shape[0]
+            rows = [function(row(inputs, i)) for i in range(count)]
+            return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)
+        with tf.__internal__.FuncGraph("shapes").as_default():  # traced here for its shapes alone
+            first = tf.nest.map_structure(lambda x: x[0], inputs)
+            shapes = tf.nest.map_structure(
+                lambda x: tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)), function(first)
+            )
+        return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Run a real batch eagerly, every assignment caught; native variables are put back."""
+        made: list[tuple[tf.Variable, Any]] = []
+
+        def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            variable = next_creator(**kwargs)
+            made.append((variable, None if variable is None else tf.identity(variable)))
+            return variable
+
+        before = [
+            (v, tf.identity(v)) for v in step.variables.values() if isinstance(v, tf.Variable)
+        ]
+        scope = Scope()
+        with tf.variable_creator_scope(creator), running(step), scope:
+            function(_tensors(batch))
+        for variable, value in [*before, *made]:
+            variable.assign(value)
+        return scope
+
+    def executor(self, program: Program, options: Options) -> Executor:
+        """Return the graph loop, or the eager reference."""
+        if options.execution == "eager":
+            return EagerExecutor(
+                program, _nothing, self.to_device, self.to_numpy, "eager", LARGEST_WINDOW
+            )
+        return TensorFlowExecutor(program, options)
+
+    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+        """Compile a function; what it assigns stays in a scope."""
+
+        @tf.function(autograph=False)
+        def pure(inputs: Any, stream: Any) -> Any:
+            with scope_of_call(program, stream), running(program.new_context(0)):
+                return program.function(inputs)
+
+        def call(inputs: Any, stream: int) -> Any:
+            outputs = pure(_tensors(inputs), tf.constant(stream, tf.int32))
+            return tf.nest.map_structure(lambda x: np.asarray(x), outputs)
+
+        return call
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """Keras draws from its own seeds alone."""
+        return nullcontext()
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        return np.array(getattr(variable, "_value", variable).numpy())
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable."""
+        target = getattr(variable, "_value", variable)
+        target.assign(tf.cast(value, target.dtype))
+
+    def keep(self, variable: Variable) -> Any:
+        """Return a copy of a variable's value."""
+        return tf.identity(getattr(variable, "_value", variable))
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        return np.asarray(tensor)
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a tensor, float64 as Keras' float type."""
+        return _tensors(array)
+
+
+class TensorFlowOutputs:
+    """Stacked results of a window."""
+
+    def __init__(self, results: tuple[Any, Any, Any]) -> None:
+        self._results = results
+
+    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Wait for the device."""
+        values, weights, broken = self._results
+        return (
+            {name: x.numpy() for name, x in values.items()},
+            {name: x.numpy() for name, x in weights.items()},
+            [message for message, flags in broken.items() if flags.numpy().any()],
+        )
+
+
+class TensorFlowExecutor:
+    """A window in one graph; one program for each form of batch, whatever the number of steps."""
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self._program = program
+        self.largest = options.window or LARGEST_WINDOW
+        self._jit = bool(options.jit)
+        self._compiled: dict[Any, Any] = {}
+        self._known = {id(getattr(v, "_value", v)) for v in program.variables}
+        self.plan = f"windows of up to {self.largest}, graph{' with XLA' if self._jit else ''}"
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def run(self, window: Window, first_step: int) -> TensorFlowOutputs:
+        """Run the window in one call."""
+        batches = _tensors(window.batches)
+        flat = [x for x in tf.nest.flatten(batches) if x is not None]
+        key = tuple((tuple(x.shape[1:]), x.dtype) for x in flat)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(batches)
+        function = self._compiled[key]
+        return TensorFlowOutputs(
+            function(flat, tf.constant(window.count, tf.int32), tf.constant(first_step, tf.int32))
+        )
+
+    def _compile(self, batches: Any) -> Callable[..., Any]:
+        one = _Step(self._program, batches, self._known)
+        specs = [
+            tf.TensorSpec([None, *x.shape[1:]], x.dtype)
+            for x in tf.nest.flatten(batches)
+            if x is not None
+        ]
+        scalar = tf.TensorSpec([], tf.int32)
+
+        @tf.autograph.experimental.do_not_convert
+        def window(flat: Sequence[Any], count: Any, first_step: Any) -> Any:
+            buffers = [
+                tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape)
+                for spec in one.specs
+            ]
+
+            def body(i: Any, buffers: Any) -> Any:
+                outputs = one([x[i] for x in flat], first_step + i)
+                return i + 1, [b.write(i, x) for b, x in zip(buffers, outputs, strict=True)]
+
+            _, buffers = tf.while_loop(
+                lambda i, _: i < count, body, (0, buffers), parallel_iterations=1
+            )
+            return one.structured([buffer.stack() for buffer in buffers])
+
+        compiled = tf.function(window, jit_compile=self._jit or None, autograph=False)
+        return compiled.get_concrete_function(specs, scalar, scalar)
+
+
+class _Step:
+    """One step as a traced function of a flat batch and its number; the user's Python runs once."""
+
+    def __init__(self, program: Program, batches: Any, known: set[int]) -> None:
+        self.names: tuple[list[str], list[str], list[str]] = ([], [], [])
+
+        @tf.autograph.experimental.do_not_convert
+        def step(flat: Sequence[Any], number: Any) -> list[Any]:
+            following = iter(flat)
+            batch = keras.tree.map_structure(
+                lambda x: None if x is None else next(following), batches
+            )
+            result = run_step(program, batch, number)
+            parts = (result.values, result.weights, result.broken)
+            self.names = tuple(list(part) for part in parts)  # type: ignore[assignment]
+            return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
+
+        flat = [x for x in tf.nest.flatten(batches) if x is not None]
+        specs = [tf.TensorSpec(x.shape[1:], x.dtype) for x in flat]
+        traced = tf.function(step, autograph=False)
+        self._function = traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))
+        self.specs = list(self._function.structured_outputs)
+        hidden = [v for v in self._function.graph.variables if id(v) not in known]
+        if hidden:
+            raise StateError(
+                f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
+                "of the task reaches: keep what holds it as an attribute, or pass it to "
+                "treadle.task(…, name=variable)"
+            )
+
+    def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
+        return self._function(flat, number)
+
+    def structured(self, flat: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+        """Return flat outputs by name: values, weights, broken promises."""
+        following = iter(flat)
+        return tuple({name: next(following) for name in part} for part in self.names)
+
+
+def _tensors(batch: Any) -> Any:
+    """Return a structure of arrays as tensors, float64 as Keras' float type; None stays None."""
+
+    def tensor(x: Any) -> Any:
+        if x is None or tf.is_tensor(x):
+            return x
+        array = np.asarray(x)
+        if array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        return tf.convert_to_tensor(array)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
+    """Trace a branch away from the graph to see which variables it assigns."""
+    with tf.__internal__.FuncGraph("branch").as_default(), Scope() as scope:
+        branch()
+    return dict(scope.assigned)
+
+
+def _effects(
+    branch: Callable[[], Any], changed: Mapping[int, Variable]
+) -> tuple[Any, list[Tensor]]:
+    with Scope() as scope:
+        result = branch()
+        values = [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed.values()]
+    return result, values
+
+
+@contextmanager
+def _deeper() -> Generator[None]:
+    step = context()
+    step.depth += 1
+    try:
+        yield
+    finally:
+        step.depth -= 1
+
+
+@contextmanager
+def _nothing(program: Program) -> Generator[None]:
+    yield
+
+
+BACKEND = TensorFlowBackend()

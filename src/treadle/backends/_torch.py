@@ -1,0 +1,188 @@
+"""PyTorch: a step runs as it is; only objectives record gradients, as they do elsewhere."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from ..options import Options
+from .base import (
+    Executor,
+    Losses,
+    Program,
+    Scope,
+    StepContext,
+    Tensor,
+    Variable,
+    context,
+    hand_outward,
+    running,
+    scope_of_call,
+)
+from .eager import EagerExecutor
+from .window import row
+
+LARGEST_WINDOW = 16
+
+
+class TorchBackend:
+    """Keras on PyTorch."""
+
+    name = "torch"
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """Keras variables are the only ones that are followed."""
+        return False
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """Modules of PyTorch's own are reached through `keras.layers.TorchModuleWrapper`."""
+        return None
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate by `torch.autograd.grad`; inside another objective the graph is kept."""
+        step = context()
+        nested = step.depth > 0
+        scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        scoped = scoped or any(not v.value.requires_grad for v in variables)
+        step.depth += 1
+        try:
+            with torch.enable_grad():
+                sources = [_leaf(v.value, fresh=scoped) for v in variables]
+                inputs = [_leaf(x, fresh=True) for x in inputs]
+                scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
+                with scope or nullcontext():
+                    losses, result = function(inputs)
+        finally:
+            step.depth -= 1
+        gradients: dict[str, list[Tensor | None]] = {}
+        last = len(groups) - 1
+        for position, (name, group) in enumerate(groups.items()):
+            chosen = [[*sources, *inputs][i] for i in group]
+            if not losses[name].requires_grad:
+                gradients[name] = [None] * len(chosen)
+                continue
+            gradients[name] = list(
+                torch.autograd.grad(
+                    losses[name],
+                    chosen,
+                    allow_unused=True,
+                    retain_graph=nested or position < last,
+                    create_graph=nested,
+                )
+            )
+        if scope is not None:
+            hand_outward(scope.changed())
+        return result if nested else _detached(result), gradients
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Look at the predicate."""
+        return then() if bool(predicate) else otherwise()
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Run a Python loop."""
+        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        count = keras.tree.flatten(tensors)[0].shape[0]
+        rows = [function(row(tensors, i)) for i in range(count)]
+        return keras.tree.map_structure(
+            lambda *x: torch.stack([keras.ops.convert_to_tensor(y) for y in x]), *rows
+        )
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Run a real batch, every assignment caught; torch's random state is put back."""
+        scope = Scope()
+        with torch.random.fork_rng(), running(step), scope:
+            function(
+                keras.tree.map_structure(lambda x: None if x is None else self.to_device(x), batch)
+            )
+        for variable in scope.foreign.values():  # what a native step's backward() left behind
+            if variable._value is not None:
+                variable._value.grad = None
+        return scope
+
+    def executor(self, program: Program, options: Options) -> Executor:
+        """Return the loop: a window's values are fetched together."""
+        return EagerExecutor(
+            program,
+            _step,
+            self.to_device,
+            self.to_numpy,
+            "eager"
+            if options.execution == "eager"
+            else f"windows of up to {LARGEST_WINDOW}, eager",
+            options.window or LARGEST_WINDOW,
+        )
+
+    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+        """Run a function; what it assigns stays in a scope."""
+
+        def call(inputs: Any, stream: int) -> Any:
+            with self.own_random(), torch.no_grad():
+                torch.manual_seed(torch.initial_seed() + stream + 1)
+                with scope_of_call(program, stream), running(program.new_context(0)):
+                    outputs = program.function(
+                        keras.tree.map_structure(
+                            lambda x: None if x is None else self.to_device(x), inputs
+                        )
+                    )
+            return keras.tree.map_structure(self.to_numpy, outputs)
+
+        return call
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """Put torch's generator back afterwards: unseeded Dropout draws from it."""
+        return torch.random.fork_rng()
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        return np.array(self.to_numpy(variable._value))
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable."""
+        with torch.no_grad():
+            variable._value.copy_(torch.as_tensor(value))
+
+    def keep(self, variable: Variable) -> Any:
+        """Return a copy of a variable's value."""
+        return variable._value.detach().clone()
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        return keras.ops.convert_to_numpy(tensor)
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a tensor, float64 as Keras' float type."""
+        if isinstance(array, np.ndarray) and array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        return keras.ops.convert_to_tensor(array)
+
+
+def _leaf(tensor: Tensor, fresh: bool) -> Tensor:
+    """Return a tensor to differentiate at: connected to what lies around it, and only to that."""
+    if not fresh:
+        return tensor
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _detached(structure: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda x: x.detach() if isinstance(x, torch.Tensor) else x, structure
+    )
+
+
+@contextmanager
+def _step(program: Program) -> Generator[None]:
+    """Record gradients inside objectives only; a native step records its own everywhere."""
+    with nullcontext() if program.native else torch.no_grad():
+        yield
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,317 @@
+"""What Treadle asks of a framework, and the one place where the running backend is chosen.
+
+Three things live here because every backend shares them: `Scope` (variables take other values for a
+while), `StepContext` (what a running step knows about itself) and the protocol `Backend`.
+"""
+
+import importlib
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import keras
+from keras import ops
+
+from ..options import Options
+from .window import Window
+
+Variable = Any  # a keras.Variable, or the framework's own where a task is written natively
+Tensor = Any
+Losses = dict[str, Tensor]
+
+
+class Scope(keras.StatelessScope):
+    """Inside it, variables take the values of the scope, and assignments stay in the scope.
+
+    Scopes nest: what a scope does not hold comes from the one around it, and last from the variable
+    itself. That is the difference to `keras.StatelessScope`, whose nested scopes know nothing of
+    one another.
+
+    Attributes:
+        assigned: Variables that were assigned inside, by id.
+        foreign: Variables that were read and that no scope holds, by id: they would be constants of
+            a compiled step.
+        losses: What layers handed to `add_loss`, inside or before.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[Variable, Tensor]] = (),
+        differentiated: bool = False,
+    ) -> None:
+        super().__init__(collect_losses=True)
+        pairs = list(values)
+        self._holds = {id(variable): variable for variable, _ in pairs}  # keeps the ids alive
+        self.state_mapping = {id(variable): value for variable, value in pairs}
+        self._leaves = dict(self.state_mapping) if differentiated else {}
+        self.assigned: dict[int, Variable] = {}
+        self.foreign: dict[int, Variable] = {}
+
+    def __enter__(self) -> "Scope":
+        """Make this the current scope."""
+        super().__enter__()
+        if self.original_scope is not None:
+            self.losses = list(self.original_scope.losses)
+        return self
+
+    def get_current_value(self, variable: Variable) -> Tensor:
+        """Return the innermost value held for a variable; never None, unlike Keras' own."""
+        value = self._held(variable)
+        if value is not None:
+            return value
+        self.foreign[id(variable)] = variable
+        if variable._value is None:  # made in this very scope: initialized when the scope ends
+            return variable._initializer(variable.shape, dtype=variable._dtype)
+        return variable._value
+
+    def add_update(self, update: tuple[Variable, Tensor]) -> None:
+        """Keep an assigned value.
+
+        A variable that is being differentiated keeps its gradient when its own objective assigns it
+        (spectral normalization does): the loss is differentiated at the new value, as it is where
+        variables are changed in place.
+        """
+        variable, value = update
+        leaf = self._leaves.get(id(variable))
+        if leaf is not None:
+            value = ops.stop_gradient(value) + (leaf - ops.stop_gradient(leaf))
+        self._holds[id(variable)] = variable
+        self.assigned[id(variable)] = variable
+        self.state_mapping[id(variable)] = value
+
+    def changed(self) -> dict[int, tuple[Variable, Tensor]]:
+        """Return `{id: (variable, value)}` for what was assigned inside."""
+        return {key: (v, self.state_mapping[key]) for key, v in self.assigned.items()}
+
+    def _held(self, variable: Variable) -> Tensor | None:
+        value = self.state_mapping.get(id(variable))
+        outer = self.original_scope
+        if value is None and isinstance(outer, Scope):
+            value = outer._held(variable)
+        return value
+
+
+def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[int] = ()) -> None:
+    """Assign what an inner scope changed, around it or for good; not those in `keep`."""
+    kept = set(keep)
+    for key, (variable, value) in changed.items():
+        if key not in kept:
+            variable.assign(value)
+
+
+@dataclass
+class Build:
+    """What an abstract run of a step finds out.
+
+    Attributes:
+        applied: Optimizers whose `apply` was called, each with the variables it was given.
+        read: Variables that were read, by id.
+        written: Variables that were assigned, by id.
+        differentiated: `gradients` was called, so the step is portable, not native.
+    """
+
+    applied: list[tuple[Any, list[Variable]]] = field(default_factory=lambda: [])
+    read: dict[int, Variable] = field(default_factory=lambda: {})
+    written: dict[int, Variable] = field(default_factory=lambda: {})
+    differentiated: bool = False
+    result: Any = None
+
+
+@dataclass
+class StepContext:
+    """What a running step knows about itself.
+
+    Attributes:
+        number: The step's number, an integer tensor.
+        build: Where findings go while the step is run abstractly; None in a real run.
+        layers: All layers of the state, to which `add_loss` losses belong.
+        path_of: Names a variable by its path.
+        checked: Check what phases own.
+        owned_by_nobody: Ids of variables that any phase may change: metrics, seeds.
+        violations: Messages of broken promises, each with a boolean tensor that says whether it
+            happened.
+        depth: How many `gradients` are running around this moment.
+    """
+
+    number: Any = 0
+    build: Build | None = None
+    layers: Sequence[Any] = ()
+    variables: Mapping[str, Variable] = field(default_factory=lambda: {})
+    path_of: Callable[[Variable], str] = lambda variable: str(variable.path)
+    checked: bool = False
+    owned_by_nobody: frozenset[int] = frozenset()
+    violations: list[tuple[str, Tensor]] = field(default_factory=lambda: [])
+    depth: int = 0
+
+
+_running = threading.local()
+
+
+def context() -> StepContext:
+    """Return the running step's context; a bare one where no loop runs."""
+    stack: list[StepContext] = getattr(_running, "stack", [])
+    return stack[-1] if stack else StepContext()
+
+
+def in_step() -> bool:
+    """Say whether a step is running in this thread."""
+    return bool(getattr(_running, "stack", []))
+
+
+@contextmanager
+def running(step: StepContext) -> Generator[StepContext]:
+    """Make `step` the running step's context."""
+    if not hasattr(_running, "stack"):
+        _running.stack = []
+    _running.stack.append(step)
+    try:
+        yield step
+    finally:
+        _running.stack.pop()
+
+
+class Outputs(Protocol):
+    """What the steps of one window returned, still on the device."""
+
+    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Wait, and return values and explicit weights per name, each (steps,), and violations."""
+        ...
+
+
+class Executor(Protocol):
+    """A step over a state, compiled or not, run for the batches of a window one after another.
+
+    Attributes:
+        plan: In one line, how it runs.
+        largest: The largest useful window.
+    """
+
+    plan: str
+    largest: int
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled so far."""
+        ...
+
+    def run(self, window: Window, first_step: int) -> Outputs:
+        """Run the window's batches; the state is that after the last of them."""
+        ...
+
+
+class Backend(Protocol):
+    """What Treadle needs of a framework."""
+
+    name: str
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """Say whether this is a variable of the framework's own that Keras does not know."""
+        ...
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """Return the attributes of a framework's own module, or None for anything else."""
+        ...
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Run `function(inputs)` once and differentiate each loss it returns.
+
+        `groups` says per loss with respect to which of `[*variables, *inputs]`; None stands for a
+        gradient of what the loss does not reach.
+        """
+        ...
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run one of two branches; both may assign variables."""
+        ...
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Map over the first axis, in order; state changes carry over."""
+        ...
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Run once with all assignments discarded, so that variables come into being."""
+        ...
+
+    def executor(self, program: "Program", options: Options) -> Executor:
+        """Compile a program."""
+        ...
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        ...
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable from a NumPy array or from what `keep` returned."""
+        ...
+
+    def keep(self, variable: Variable) -> Any:
+        """Return a copy of a variable's value, on the device where that is cheap."""
+        ...
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        ...
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a tensor, with Keras' default float type for wider floats."""
+        ...
+
+    def caller(self, program: "Program") -> Callable[[Any, int], Any]:
+        """Compile a function of `(inputs, stream)` whose assignments are dropped.
+
+        `stream` selects the random numbers that it draws.
+        """
+        ...
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """Return a context after which the framework's own random state is as before."""
+        ...
+
+
+@dataclass
+class Program:
+    """A step ready to be compiled: a function of a batch over a state.
+
+    Attributes:
+        function: `function(batch)`: returns values, explicit weights and violations.
+        variables: The state, in order.
+        seeds: Those of them that are states of seed generators.
+        new_context: Makes the context of one step from its number.
+        native: Written against the framework itself, so it looks after its own gradients.
+    """
+
+    function: Callable[..., Any]
+    variables: Sequence[Variable]
+    seeds: Sequence[Variable]
+    new_context: Callable[[Any], StepContext]
+    name: str
+    native: bool = False
+
+
+def scope_of_call(program: Program, stream: Any) -> Scope:
+    """Return a scope in which every seed generator draws from a stream of its own."""
+    offset = ops.cast(stream, "int32") * 7919 + 1
+    return Scope(
+        (seed, seed + ops.cast(ops.stack([offset, ops.zeros_like(offset)]), seed.dtype))
+        for seed in program.seeds
+    )
+
+
+_backends: dict[str, Backend] = {}
+
+
+def active() -> Backend:
+    """Return the backend that Keras runs on."""
+    name = keras.config.backend()
+    if name not in _backends:
+        module = importlib.import_module(f"treadle.backends._{name}")
+        _backends[name] = module.BACKEND
+    return _backends[name]

@@ -1,0 +1,107 @@
+"""The reference: a window is a Python loop over its batches. Slow, and easy to look into."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from .base import Program, Tensor, running
+from .window import Window, row
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step returned, as tensors.
+
+    Attributes:
+        values: Per name a scalar.
+        weights: Per name a scalar, for values that `weighted` made.
+        broken: Per broken promise's message a scalar boolean.
+    """
+
+    values: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    broken: Mapping[str, Tensor]
+
+
+def run_step(program: Program, batch: Any, number: Any) -> StepResult:
+    """Run a program's function once, in a context of its own."""
+    with running(program.new_context(number)) as step:
+        values, weights = program.function(batch)
+    broken: dict[str, Tensor] = {}
+    for message, flag in step.violations:
+        broken[message] = ops.logical_or(broken[message], flag) if message in broken else flag
+    # A step may return a variable's own value, which the next step would change in place.
+    values = {name: ops.copy(value) for name, value in values.items()}
+    return StepResult(values, weights, broken)
+
+
+class EagerOutputs:
+    """The results of some steps, one by one."""
+
+    def __init__(self, results: Sequence[StepResult], to_numpy: Callable[[Any], Any]) -> None:
+        self._results = results
+        self._to_numpy = to_numpy
+
+    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        """Return values and explicit weights per name, each (steps,), and violations."""
+        first = self._results[0]
+        broken = [m for r in self._results for m, flag in r.broken.items() if self._to_numpy(flag)]
+        return (
+            self._stacked(first.values, "values"),
+            self._stacked(first.weights, "weights"),
+            broken,
+        )
+
+    def _stacked(self, names: Mapping[str, Tensor], which: str) -> dict[str, Any]:
+        return {
+            name: np.stack([self._to_numpy(getattr(r, which)[name]) for r in self._results])
+            for name in names
+        }
+
+
+class EagerExecutor:
+    """Runs a program's batches one after another, uncompiled.
+
+    Args:
+        program: The step.
+        around: Entered around each step: what the backend needs there.
+        to_device: Makes a tensor of an array.
+        to_numpy: Makes an array of a tensor.
+        plan: What to call this way of running.
+        largest: The largest window: how far values may pile up before they are fetched.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        around: Callable[[Program], AbstractContextManager[Any]],
+        to_device: Callable[[Any], Tensor],
+        to_numpy: Callable[[Any], Any],
+        plan: str,
+        largest: int,
+    ) -> None:
+        self._program, self._around = program, around
+        self._to_device, self._to_numpy = to_device, to_numpy
+        self.largest = largest
+        self.plan = plan
+
+    @property
+    def programs(self) -> int:
+        """Nothing is compiled."""
+        return 0
+
+    def run(self, window: Window, first_step: int) -> EagerOutputs:
+        """Run the window's batches in order."""
+        results: list[StepResult] = []
+        for i in range(window.count):
+            batch = keras.tree.map_structure(
+                lambda x: None if x is None else self._to_device(x), row(window.batches, i)
+            )
+            with self._around(self._program):
+                results.append(run_step(self._program, batch, first_step + i))
+        return EagerOutputs(results, self._to_numpy)

@@ -1,0 +1,20 @@
+"""The command line: it parses, calls and prints; nothing is decided here that a script needs.
+
+| exit code | when |
+| --- | --- |
+| 0 | done, or it was finished before |
+| 1 | an error while training; an exception of the task's own comes with its traceback |
+| 2 | wrong usage, configuration, backend, data or directory |
+| 130 | interrupted |
+
+Until a command has been understood, neither Keras nor a framework is imported.
+"""
+
+from .commands import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run `treadle`."""
+    app()

@@ -1,0 +1,112 @@
+"""Keras made ready: its backend chosen, then imported and set up without chatter."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from ..errors import BackendError, DataError
+from ..options import BACKENDS, choose_backend, setup
+
+# What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
+CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
+
+
+def prepare(
+    backend: str | None,
+    only: str | None,
+    data_dir: Path | None,
+    seed: int,
+    precision: str | None,
+) -> str | None:
+    """Choose the backend, import Keras, and set it up.
+
+    Args:
+        backend: What was asked for, which wins over KERAS_BACKEND and Keras' own configuration.
+        only: The one backend that the task can run on, or None.
+        data_dir: The folder that data sets are looked for in, or None.
+        seed: For `treadle.setup`.
+        precision: For `treadle.setup`.
+
+    Returns:
+        A sentence for the user where another backend than the configured one was chosen, else None.
+
+    Raises:
+        BackendError: The backend is unknown, not installed, loaded already as another one, or not
+            what the task runs on.
+        ConfigurationError: The precision is not known.
+        DataError: There is no such folder.
+    """
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise DataError(f"--data-dir {data_dir}: there is no such folder")
+        os.environ["TREADLE_DATA"] = str(data_dir.absolute())
+    asked = backend or os.environ.get("KERAS_BACKEND")
+    if only and asked and asked != only:
+        origin = "--backend" if backend else "KERAS_BACKEND"
+        raise BackendError(
+            f"this task runs on {only} only, and {origin} says {asked}: use --backend {only}"
+        )
+    chosen = asked or only
+    note = None
+    if chosen is None:
+        chosen, note = _installed(_configured())
+    choose_backend(chosen)
+    with _quiet_start():
+        setup(seed=seed, precision=precision)
+    return note
+
+
+def _configured() -> str:
+    """Return the backend in Keras' own configuration file, or Keras' default."""
+    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    try:
+        content = json.loads(Path(home, "keras.json").read_text())
+    except (OSError, ValueError):
+        return "tensorflow"
+    name = content.get("backend") if isinstance(content, dict) else None
+    return name if isinstance(name, str) else "tensorflow"
+
+
+def _installed(wanted: str) -> tuple[str, str | None]:
+    """Return the wanted backend, or the first that is installed and a sentence that says so."""
+    if wanted not in BACKENDS or find_spec(wanted) is not None:
+        return wanted, None
+    for name in BACKENDS:
+        if find_spec(name) is not None:
+            return name, f"running on {name}, since {wanted}, Keras' default, is not installed"
+    raise BackendError(
+        "no backend is installed: pip install 'treadle[tensorflow]', 'treadle[jax]' or "
+        "'treadle[torch]'"
+    )
+
+
+@contextmanager
+def _quiet_start() -> Generator[None]:
+    """Leave chatter out of what is written to standard error, unless the user has set its level.
+
+    The level is not enough: while TensorFlow is imported, its logging does not look at it yet.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ or "tensorflow" in sys.modules:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            for line in written:
+                if not CHATTER.match(line):
+                    os.write(2, line)

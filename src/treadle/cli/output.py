@@ -1,0 +1,155 @@
+"""What the commands print, and how they end."""
+
+import json
+import math
+import shutil
+import sys
+import textwrap
+import traceback
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..errors import (
+    BackendError,
+    ConfigurationError,
+    DataError,
+    DirectoryError,
+    TreadleError,
+)
+from ..recipes import Recipe
+
+if TYPE_CHECKING:
+    from .running import Outcome
+
+TRAINING, USAGE, INTERRUPTED = 1, 2, 130
+ABOUT_USAGE = (ConfigurationError, BackendError, DataError, DirectoryError)
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy")
+HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "return")
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """Tell errors as the command line does, and end with the exit code that stands for them."""
+    try:
+        yield
+    except TreadleError as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        for text in getattr(error, "__notes__", ()):
+            typer.secho(f"  {text}", dim=True, err=True)
+        raise typer.Exit(USAGE if isinstance(error, ABOUT_USAGE) else TRAINING) from error
+    except KeyboardInterrupt as error:
+        typer.secho("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:  # the task's own: it keeps its traceback and notes
+        traceback.print_exception(error)
+        raise typer.Exit(TRAINING) from error
+
+
+def say(text: str) -> None:
+    """Print a text."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """Print a sentence that is not part of the results."""
+    typer.secho(text, dim=True, err=True)
+
+
+def kept_free(wanted: bool) -> AbstractContextManager[Any]:
+    """Keep standard output free of what tasks print, where it is wanted for one JSON object."""
+    return redirect_stdout(sys.stderr) if wanted else nullcontext()
+
+
+def print_recipes(recipes: Mapping[str, Recipe]) -> None:
+    """Print every recipe: its name, what it does, and its settings."""
+    indent = max(map(len, recipes)) + 2
+    columns = min(shutil.get_terminal_size().columns, 120) - indent
+    for name, recipe in recipes.items():
+        first, *rest = textwrap.wrap(recipe.description, columns) or [""]
+        typer.echo(typer.style(name.ljust(indent), bold=True) + first)
+        settings = " ".join(map(str, recipe.parameters or ()))
+        for line in rest:
+            typer.echo(" " * indent + line)
+        for line in textwrap.wrap(settings, columns):
+            typer.secho(" " * indent + line, dim=True)
+    typer.echo("\nRun one with: treadle run NAME --set SETTING=VALUE")
+
+
+def print_outcome(outcome: "Outcome", as_json: bool) -> None:
+    """Print how a run ended: its last and best values, and where its files are."""
+    files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
+    last = _numbers(outcome.history.last)
+    best = _best(outcome.history.epochs)
+    if as_json:
+        facts = outcome.facts
+        _print_json(
+            {
+                "directory": str(outcome.directory),
+                "files": files,
+                "finished_before": outcome.before,
+                "backend": facts.get("backend"),
+                "plan": facts.get("plan"),
+                "reason": facts.get("reason"),
+                "progress": facts.get("progress"),
+                "last": last,
+                "best": {name: {"value": v, "epoch": epoch} for name, (v, epoch) in best.items()},
+            }
+        )
+        return
+    if outcome.before:
+        typer.echo(f"{outcome.directory} holds this run already, finished; nothing was to be done")
+    width = max(map(len, last), default=0)
+    for name, value in last.items():
+        line = f"{name.ljust(width)}  {value:.6g}"
+        if name in best:
+            line += f"  (best {best[name][0]:.6g} in epoch {best[name][1]})"
+        typer.echo(line)
+    typer.echo(f"{outcome.directory}: {', '.join(files)}")
+
+
+def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
+    """Print what was measured on each set."""
+    if as_json:
+        _print_json(results)
+        return
+    for name, values in results.items():
+        numbers = "  ".join(f"{key} {value:.6g}" for key, value in values.items())
+        typer.echo(f"{name}: {numbers}")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in JSON's terms, which have no NaN and no infinity: they become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def _best(epochs: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Return the best value of each name and its epoch, where a name says what is better."""
+    best: dict[str, tuple[float, int]] = {}
+    for number, values in enumerate(epochs, 1):
+        for name, value in _numbers(values).items():
+            kind = name.rpartition("_")[2].lower()
+            if not math.isfinite(value) or kind not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
+                continue
+            sign = 1 if kind in HIGHER_IS_BETTER else -1
+            if name not in best or sign * value > sign * best[name][0]:
+                best[name] = value, number
+    return best

@@ -1,0 +1,205 @@
+"""What `run` and `evaluate` do, in terms of the public interface."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import treadle
+
+from ..directory import read_run
+from ..errors import ConfigurationError, DirectoryError
+from ..options import Options
+from ..recipes import Recipe, resolve
+from ..when import Span
+from . import environment, output
+
+if TYPE_CHECKING:  # importing it would import NumPy
+    from ..logs import History
+
+RUNS = Path("runs")
+STATE = "state.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A run as it was asked for; see `treadle run --help`."""
+
+    recipe: Recipe
+    settings: Mapping[str, Any]
+    epochs: int | None
+    steps: int | None
+    until: str | None
+    backend: str | None
+    precision: str | None
+    seed: int
+    options: Options
+    directory: Path | None
+    data_dir: Path | None
+    fresh: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has come to its end.
+
+    Attributes:
+        directory: Where its files are.
+        before: It had been finished before, and nothing ran now.
+        facts: What `run.json` holds.
+        history: All that it logged.
+    """
+
+    directory: Path
+    before: bool
+    facts: Mapping[str, Any]
+    history: "History"
+
+
+def train(request: Request) -> Outcome:
+    """Train a task; this imports Keras, after all arguments have been checked.
+
+    Raises:
+        TreadleError: Something that was asked for cannot be, or training failed.
+    """
+    if request.until is not None and Span.parse(request.until).of != "seconds":
+        raise ConfigurationError(
+            f"--until takes a time, as '30 min', not {request.until!r}: for counts there are "
+            "--epochs and --steps"
+        )
+    note = environment.prepare(
+        request.backend,
+        request.recipe.backend,
+        request.data_dir,
+        request.seed,
+        request.precision,
+    )
+    if note:
+        output.note(note)
+    made = request.recipe.make(request.settings)
+    asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
+    lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
+    if not lasts:
+        raise ConfigurationError(
+            f"{request.recipe.name} does not say how long it trains: add --epochs, --steps or "
+            "--until, or give the class an attribute, as `epochs = 10`"
+        )
+    if not request.quiet and (description := made.describe()):
+        output.say(description)
+    with _directory(request.directory, request.recipe.name) as directory:
+        loop = treadle.Loop(
+            made.task,
+            directory,
+            hooks=made.hooks(),
+            options=request.options,
+            configuration=_configuration(request, lasts),
+            fresh=request.fresh,
+            console=not request.quiet,
+        )
+        with loop:
+            data = made.datasets()
+            history = loop.fit(data.train, data.validation, **lasts)
+    return Outcome(directory, loop.progress.step == 0, read_run(directory), history)
+
+
+def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, float]]:
+    """Make the task of a finished run again, with what it learned, and measure it.
+
+    Only the task's own file, which the run names, is executed; its arrays are plain data.
+
+    Returns:
+        The results on every set: `validation` (or `validation/<name>` where sets have names) and
+        `test`, of those that the task has.
+
+    Raises:
+        TreadleError: The directory holds no finished run, its task cannot be made again, or there
+            is nothing to measure it on.
+    """
+    configuration = _recorded(directory)
+    try:
+        recipe = resolve(configuration["recipe"])
+    except ConfigurationError as error:
+        raise DirectoryError(f"the task of {directory} cannot be made again: {error}") from error
+    recorded = configuration.get("data_dir")
+    folder = data_dir or (Path(recorded) if recorded else None)
+    environment.prepare(
+        configuration["backend"],
+        recipe.backend,
+        folder,
+        configuration["seed"],
+        configuration["precision"],
+    )
+    made = recipe.make(configuration["settings"])
+    data = made.datasets()
+    named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
+    sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
+    sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
+    if not sets:
+        raise ConfigurationError(f"{recipe.name} has neither validation nor test data")
+    from ..hooks.final import read_arrays  # late, as is all that imports NumPy
+
+    options = Options(execution=configuration["execution"])
+    with treadle.Loop(made.task, options=options, console=False) as loop:
+        loop.prepare(data.train)
+        loop.state.assign(read_arrays(directory / STATE))
+        return {name: loop.evaluate(part) for name, part in sets.items()}
+
+
+def _recorded(directory: Path) -> dict[str, Any]:
+    """Return the configuration of a finished run that a command made."""
+    record = read_run(directory)
+    configuration = record["configuration"]
+    if "recipe" not in configuration:
+        raise DirectoryError(
+            f"{directory} holds a run of a script, which `treadle evaluate` cannot make again: "
+            "call loop.evaluate in the script"
+        )
+    if not record.get("finished") or not (directory / STATE).is_file():
+        raise DirectoryError(
+            f"{directory} holds a run that did not finish: there is no {STATE} to evaluate"
+        )
+    return configuration
+
+
+def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that makes this run what it is, as it is compared and recorded."""
+    import keras  # by now with its backend
+
+    return {
+        "recipe": request.recipe.source,
+        "settings": dict(request.settings),
+        **lasts,
+        "seed": request.seed,
+        "backend": keras.config.backend(),
+        "precision": keras.config.dtype_policy().name,
+        "execution": request.options.execution,
+        "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
+    }
+
+
+@contextmanager
+def _directory(asked: Path | None, name: str) -> Generator[Path]:
+    """Give the run directory that was asked for, or a new one, which does not stay empty."""
+    if asked is not None:
+        yield asked
+        return
+    number = 1
+    while True:
+        directory = RUNS / f"{name}-{number}"
+        try:
+            directory.mkdir(parents=True)
+            break
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise DirectoryError(
+                f"cannot make the run directory {directory}: {error.strerror or error}. Name "
+                "another with --directory"
+            ) from error
+    try:
+        yield directory
+    finally:
+        with suppress(OSError):  # it is not empty once the run has begun
+            directory.rmdir()

@@ -1,0 +1,91 @@
+"""Sources that are functions: synthetic data that seeks, and batches that depend on the run."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..hook import LoopView
+from .order import hashed
+from .reader import BatchSource, Reading
+
+PURPOSE = 1
+"""Tells these hashes from those of `random_states`, which are of as many numbers."""
+
+
+def from_function(
+    fn: Callable[[np.random.Generator], Any], length: int, seed: int | None = None
+) -> BatchSource:
+    """Make every batch by a function of a random generator.
+
+    The generator (Philox) is keyed by seed, epoch and the batch's number in the epoch, so that any
+    batch can be made again without those before it. `fn` must draw from nothing else that changes.
+
+    Args:
+        fn: Given a `numpy.random.Generator`, returns one batch: any structure of arrays.
+        length: Batches in an epoch.
+        seed: Seed of the generators; None derives it from the run's.
+
+    Raises:
+        DataError: A length below 1, or a seed below 0.
+
+    Example:
+        >>> source = from_function(lambda rng: rng.normal(size=(8, 2)), length=100)
+        >>> source.read(epoch=0).take(4).batches.shape
+        (4, 8, 2)
+    """
+    _check_length(length)
+    if seed is not None and seed < 0:
+        raise DataError(f"seed must be a whole number from 0, not {seed}")
+
+    def batches(reading: Reading) -> Iterator[Any]:
+        for index in range(reading.start, length):
+            key = hashed(PURPOSE, reading.seed, reading.epoch, index)
+            yield fn(np.random.Generator(np.random.Philox(key=key)))
+
+    return BatchSource(batches, length, seed=seed)
+
+
+def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSource:
+    """Ask for every batch when it is needed, after the step before it: never ahead.
+
+    For environments, replay buffers and curricula, whose next batch depends on what was learned.
+    Each step is then a window of its own, since the next batch needs the weights after it.
+
+    Args:
+        fn: Given the running loop, returns one batch: any structure of arrays.
+        length: Batches in an epoch; None for an epoch without end.
+
+    Raises:
+        DataError: A length below 1; on reading, that no loop is running.
+
+    Example:
+        >>> source = closed(lambda loop: np.array([loop.progress.step]), length=10)
+        >>> source.length
+        10
+    """
+    if length is not None:
+        _check_length(length)
+
+    def batches(reading: Reading) -> Iterator[Any]:
+        if reading.loop is None:
+            raise DataError("a closed source asks its function with the running loop: none runs")
+        index = reading.start
+        while length is None or index < length:
+            yield fn(reading.loop)
+            index += 1
+
+    return BatchSource(
+        batches,
+        length,
+        endless=length is None,
+        inexact="what a closed source gives depends on what its function keeps, and a checkpoint "
+        "holds only the position",
+        at_once=1,
+    )
+
+
+def _check_length(length: int) -> None:
+    if length < 1:
+        raise DataError(f"length must be at least 1 batch, not {length}")

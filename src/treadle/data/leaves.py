@@ -1,0 +1,105 @@
+"""The leaves of a batch: named by their path, as NumPy arrays of numbers; None stays None."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends.window import Window
+from ..errors import DataError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Path = tuple[Any, ...]
+
+NO_NUMBERS = "OUSMmT"
+"""NumPy's kinds of dtypes that no backend computes with: objects, texts, bytes, dates."""
+
+
+def flattened(structure: Any) -> list[tuple[Path, Any]]:
+    """Return `(path, leaf)` of every leaf, None leaves too, in the order of `keras.tree`."""
+    from keras import tree
+
+    return tree.flatten_with_path(structure)
+
+
+def packed(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Return `structure` with its leaves, in the order of `flattened`, replaced by `leaves`."""
+    from keras import tree
+
+    return tree.pack_sequence_as(structure, leaves)
+
+
+def mapped(function: Callable[[Array], Any], structure: Any) -> Any:
+    """Return `structure` with `function` applied to every leaf but None."""
+    from keras import tree
+
+    return tree.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
+
+
+def named(path: Path) -> str:
+    """Return how messages call a leaf: `leaf 0/image`, or `the batch` where it is the whole."""
+    return f"leaf {'/'.join(map(str, path))}" if path else "the batch"
+
+
+def as_array(path: Path, leaf: Any) -> Array | None:
+    """Return a leaf as a NumPy array of its own dtype, without a copy where its memory allows.
+
+    Args:
+        path: Where the leaf stands, for messages.
+        leaf: A NumPy, TensorFlow, JAX or PyTorch array, a number, or None.
+
+    Raises:
+        DataError: The leaf holds something else than numbers, or is a sparse tensor.
+    """
+    if leaf is None:
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        array = _from_torch(path, leaf)
+    else:
+        array = np.asarray(leaf)
+    if array.dtype.kind in NO_NUMBERS or array.dtype.names is not None:
+        raise DataError(
+            f"{named(path)} is a {type(leaf).__name__} of dtype {array.dtype}: batches are arrays "
+            f"of numbers or booleans. Encode texts and categories as numbers, pad what is ragged, "
+            f"make what is sparse dense"
+        )
+    return array
+
+
+def _from_torch(path: Path, tensor: Any) -> Array:
+    import ml_dtypes  # NumPy's name for bfloat16; comes with Keras
+
+    if str(tensor.layout) != "torch.strided":
+        raise DataError(f"{named(path)} is a torch tensor of layout {tensor.layout}: make it dense")
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def examples_in(leaves: Sequence[Array | None]) -> int:
+    """Return the first leaf's leading dimension, 1 for scalars and where there is no leaf."""
+    first = next((leaf for leaf in leaves if leaf is not None), None)
+    return 1 if first is None or first.ndim == 0 else first.shape[0]
+
+
+def window_of(batches: Any, count: int) -> Window:
+    """Return stacked batches, each leaf an array of shape (count, …), as a window."""
+    first = next((leaf for _, leaf in flattened(batches) if leaf is not None), None)
+    return Window(batches, count, 1 if first is None or first.ndim == 1 else first.shape[1])
+
+
+def sliced(batches: Any, part: slice | int) -> Any:
+    """Return a part of stacked batches, as views of their arrays."""
+    return mapped(lambda leaf: leaf[part], batches)
+
+
+def split(window: Window, count: int) -> tuple[Window, Window]:
+    """Return the first `count` batches of a window and the rest, as views of its arrays."""
+    first, rest = slice(None, count), slice(count, None)
+    return (
+        Window(sliced(window.batches, first), count, window.examples),
+        Window(sliced(window.batches, rest), window.count - count, window.examples),
+    )

@@ -1,0 +1,201 @@
+"""The loaders: where each data set is looked for, and what a file has to hold.
+
+Files are NumPy `.npz` archives with the keys x_train, y_train, x_test and y_test. They are data
+only: pickled arrays are refused, so that a file from anywhere can be opened.
+"""
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+
+_CLASSES = 10
+_Splits = tuple[tuple[Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """A labelled data set that is already divided into training and test rows.
+
+    Attributes:
+        x_train: uint8 images, (n, height, width) or (n, height, width, channels).
+        y_train: int64 class labels 0 to 9, (n,).
+        x_test: uint8 images, (m, …), shaped like those of `x_train`.
+        y_test: int64 class labels 0 to 9, (m,).
+    """
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
+def digits() -> Arrays:
+    """Return 1,797 handwritten digits of 8×8 pixels, without any network: they are in the package.
+
+    They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
+    C. Kaynak (https://doi.org/10.24432/C50P49, licence CC BY 4.0). Test rows are the first 360 of
+    `numpy.random.RandomState(0).permutation(1797)`, training rows the other 1,437 in that order:
+    the rows of scikit-learn's `train_test_split(…, test_size=0.2, random_state=0)`. Both splits
+    hold digits of the same 13 writers.
+
+    Returns:
+        Images uint8 (1437, 8, 8) and (360, 8, 8), pixels 0 to 16; labels int64 (1437,) and (360,).
+
+    Example:
+        >>> data = digits()
+        >>> data.x_train.shape, data.x_test.shape, int(data.x_train.max())
+        ((1437, 8, 8), (360, 8, 8), 16)
+    """
+    return _read(Path(__file__).with_name("digits.npz"), (8, 8))
+
+
+def mnist(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
+    """Return MNIST: 70,000 handwritten digits of 28×28 pixels.
+
+    Looks for `mnist.npz` in `data_dir`, else in the folder that the environment variable
+    TREADLE_DATA names, else in Keras' cache, into which Keras downloads it (11 MB).
+
+    Args:
+        data_dir: The folder that holds `mnist.npz`. Where one is named, nothing else is tried.
+
+    Returns:
+        Images uint8 (60000, 28, 28) and (10000, 28, 28), pixels 0 to 255; labels int64 (60000,)
+        and (10000,).
+
+    Raises:
+        DataError: There is no such file and no download, or it does not hold MNIST.
+
+    Example:
+        >>> data = mnist("~/data")  # doctest: +SKIP
+        >>> data.x_train.shape  # doctest: +SKIP
+        (60000, 28, 28)
+    """
+
+    def download() -> _Splits:
+        from keras.datasets import mnist as source
+
+        return source.load_data()
+
+    return _find("mnist", (28, 28), download, data_dir)
+
+
+def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
+    """Return CIFAR-10: 60,000 colour photographs of 32×32 pixels in ten classes.
+
+    Looks for `cifar10.npz` in `data_dir`, else in the folder that the environment variable
+    TREADLE_DATA names, else in Keras' cache, into which Keras downloads it (170 MB).
+
+    Args:
+        data_dir: The folder that holds `cifar10.npz`. Where one is named, nothing else is tried.
+
+    Returns:
+        Images uint8 (50000, 32, 32, 3) and (10000, 32, 32, 3), pixels 0 to 255; labels int64
+        (50000,) and (10000,), also where the file has them as a column.
+
+    Raises:
+        DataError: There is no such file and no download, or it does not hold CIFAR-10.
+
+    Example:
+        >>> data = cifar10("~/data")  # doctest: +SKIP
+        >>> data.x_train.shape  # doctest: +SKIP
+        (50000, 32, 32, 3)
+    """
+
+    def download() -> _Splits:
+        from keras.datasets import cifar10 as source
+
+        return source.load_data()
+
+    return _find("cifar10", (32, 32, 3), download, data_dir)
+
+
+def _find(
+    name: str,
+    image: tuple[int, ...],
+    download: Callable[[], _Splits],
+    data_dir: str | os.PathLike[str] | None,
+) -> Arrays:
+    tried: list[str] = []
+    for source, folder in (
+        ("the folder that was named", data_dir),
+        ("TREADLE_DATA", os.environ.get("TREADLE_DATA") or None),
+    ):
+        if folder is None:
+            continue
+        path = Path(folder).expanduser() / f"{name}.npz"
+        if path.is_file():
+            return _read(path, image)
+        tried.append(f"{source}: {path} {'is no file' if path.exists() else 'does not exist'}")
+        if data_dir is not None:
+            raise _not_found(name, tried)
+    try:
+        (x_train, y_train), (x_test, y_test) = download()
+    except Exception as error:  # Keras raises a bare Exception where a download fails
+        tried.append(f"Keras' cache and download: {error or type(error).__name__}")
+        raise _not_found(name, tried) from error
+    arrays = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    return _checked(arrays, image, "what Keras downloaded")
+
+
+def _not_found(name: str, tried: list[str]) -> DataError:
+    return DataError(
+        f"{name} was not found. Tried\n"
+        + "".join(f"  - {attempt}\n" for attempt in tried)
+        + f"Name a folder that holds {name}.npz with --data-dir FOLDER (data_dir= in Python) or in "
+        "the environment variable TREADLE_DATA, or run once with a connection: Keras then "
+        "downloads it into its cache."
+    )
+
+
+def _read(path: Path, image: tuple[int, ...]) -> Arrays:
+    try:
+        # The file is opened here and not by NumPy, which leaves it open where it is no archive.
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is one array, not an .npz archive of four.")
+            arrays = {key: content[key] for key in content.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} cannot be read as an .npz archive of plain arrays: {error}"
+        ) from error
+    return _checked(arrays, image, str(path))
+
+
+def _checked(arrays: Mapping[str, np.ndarray], image: tuple[int, ...], origin: str) -> Arrays:
+    """Return the arrays with int64 label vectors, or say which of them is not as expected."""
+    expected = [field.name for field in fields(Arrays)]
+    missing = [key for key in expected if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{origin}: no array {', '.join(missing)}. "
+            f"Expected {', '.join(expected)}; found {', '.join(arrays) or 'none'}."
+        )
+    labels: dict[str, np.ndarray] = {}
+    for split in ("train", "test"):
+        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        if x.dtype != np.uint8 or x.shape[1:] != image or len(x) == 0:
+            shape = ", ".join(map(str, ("n", *image)))
+            raise DataError(
+                f"{origin}: x_{split} is {x.dtype} {x.shape}; expected uint8 ({shape})."
+            )
+        if y.dtype.kind not in "iu" or y.shape not in ((len(x),), (len(x), 1)):
+            raise DataError(
+                f"{origin}: y_{split} is {y.dtype} {y.shape}; expected integers ({len(x)},), one "
+                f"label for each image of x_{split}."
+            )
+        if y.min() < 0 or y.max() >= _CLASSES:
+            raise DataError(
+                f"{origin}: y_{split} holds labels {y.min()} to {y.max()}; expected 0 to "
+                f"{_CLASSES - 1}."
+            )
+        labels[split] = y.reshape(-1).astype(np.int64)
+    return Arrays(arrays["x_train"], labels["train"], arrays["x_test"], labels["test"])

@@ -1,0 +1,156 @@
+"""The directory of a run: what it was configured as, and whether it is finished.
+
+`run.json` tells; the files beside it are written by hooks.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .errors import DirectoryError
+
+RUN = "run.json"
+LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", "state.npz", "curves.png")
+PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
+
+
+class RunDirectory:
+    """A directory that belongs to one run.
+
+    Args:
+        path: Made where it does not exist.
+        configuration: What the run is, in JSON's types; another one in the same place is an error.
+        fresh: Remove what an earlier run left.
+
+    Attributes:
+        path: The directory.
+        record: What `run.json` holds.
+
+    Raises:
+        DirectoryError: It cannot be written to, holds a run of another configuration (the message
+            shows the difference) or one that did not finish.
+    """
+
+    def __init__(self, path: Path, configuration: Mapping[str, Any], fresh: bool = False) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise DirectoryError(
+                f"cannot write to the run directory {path}: {error.strerror or error}. Choose "
+                "another directory"
+            ) from error
+        if fresh:
+            for name in [*LEFT_BEHIND, *(p.name for p in path.glob("*.keras"))]:
+                (path / name).unlink(missing_ok=True)
+        wanted: dict[str, Any] = json.loads(json.dumps(dict(configuration), default=str))
+        self.record: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
+        self._from_before = bool(self.record)
+        if self.record:
+            self._compare(wanted)
+        self.record.setdefault("format", 1)
+        self.record["configuration"] = wanted
+
+    @property
+    def finished(self) -> bool:
+        """Say whether the run that this directory holds came to its end."""
+        return bool(self.record.get("finished"))
+
+    def is_done(self, asked: Mapping[str, Any]) -> bool:
+        """Say whether this call of `fit` was finished by an earlier process, and note it if not.
+
+        Raises:
+            DirectoryError: Another call of `fit` was.
+        """
+        if not self._from_before:
+            self.record["fit"] = dict(asked)
+            return False
+        differences = _differences(self.record.get("fit", {}), asked)
+        if differences:
+            raise DirectoryError(
+                f"{self.path} holds a finished run that cannot be continued: "
+                f"{'; '.join(differences)}. Choose another directory, or start anew there with "
+                "fresh=True (--fresh)"
+            )
+        return True
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Write down that a run has started, and how it runs."""
+        versions: dict[str, str] = {"python": platform.python_version()}
+        for package in PACKAGES:
+            try:
+                versions[package] = version(package)
+            except PackageNotFoundError:
+                continue
+        self.record |= {"versions": versions, "started": _now(), "finished": None, **facts}
+        self._write()
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Write down that the run came to its end."""
+        self.record |= {"finished": _now(), **facts}
+        self._write()
+
+    def _compare(self, wanted: Mapping[str, Any]) -> None:
+        differences = _differences(self.record.get("configuration", {}), wanted)
+        if differences:
+            raise DirectoryError(
+                f"{self.path} holds a run of another configuration: {'; '.join(differences)}. "
+                "Choose another directory, or start anew there with fresh=True (--fresh)"
+            )
+        if not self.finished:
+            raise DirectoryError(
+                f"{self.path} holds a run that did not finish, and it cannot be continued: choose "
+                "another directory, or start anew there with fresh=True (--fresh)"
+            )
+
+    def _write(self) -> None:
+        temporary = self.path / f"{RUN}.partial"
+        temporary.write_text(json.dumps(self.record, indent=2, default=str) + "\n")
+        os.replace(temporary, self.path / RUN)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return what a run directory's `run.json` holds.
+
+    Raises:
+        DirectoryError: There is none, or it cannot be read.
+    """
+    file = path / RUN
+    try:
+        record = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise DirectoryError(f"{path} holds no run: there is no {RUN} in it") from error
+    except (OSError, ValueError) as error:
+        raise DirectoryError(f"cannot read {file}: {error}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("configuration"), dict):
+        raise DirectoryError(f"{file} is not the record of a run")
+    return record  # type: ignore[return-value]
+
+
+def described(task: Any) -> dict[str, Any]:
+    """Return what a task says of itself: its class and its plain attributes."""
+    plain = {k: v for k, v in vars(task).items() if isinstance(v, (bool, int, float, str))}
+    return {"task": type(task).__qualname__, "settings": plain}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += _differences(before, after, f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif before != after:
+            found.append(f"{prefix}{key} was {before!r}, now {after!r}")
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,78 @@
+"""Every error that Treadle raises on purpose: one tree, so that `except TreadleError` catches it.
+
+A message names the culprit by its path, shows what was expected and what was found, and says what
+to do next.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+from .progress import Progress
+
+
+class TreadleError(Exception):
+    """The root of all errors that Treadle raises on purpose."""
+
+
+class ConfigurationError(TreadleError):
+    """A setting, an option or an argument that cannot be meant."""
+
+
+class BackendError(TreadleError):
+    """The Keras backend is missing, unknown, or another one than was asked for."""
+
+
+class DataError(TreadleError):
+    """A data set that is missing, empty or of the wrong form."""
+
+
+class StateError(TreadleError):
+    """A variable that no attribute reaches, or a value that does not fit its variable."""
+
+
+class StepError(TreadleError):
+    """A step that returned or did what a step must not."""
+
+
+class GradientError(StepError):
+    """No variables to differentiate, a loss that is no scalar, or a loss that misses a variable."""
+
+
+class OwnershipError(StepError):
+    """A phase changed a variable that it does not own."""
+
+
+class NonFiniteError(TreadleError):
+    """A loss became NaN or infinite."""
+
+
+class DirectoryError(TreadleError):
+    """A run directory that holds another run, or cannot be used."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean 'x'?` for the nearest known name, or the names themselves.
+
+    Example:
+        >>> did_you_mean("unit", ["units", "learning_rate"])
+        " Did you mean 'units'? Known: units, learning_rate."
+    """
+    known = list(known)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f" Did you mean '{close[0]}'?" if close else ""
+    return f"{guess} Known: {', '.join(known) or 'none'}."
+
+
+@contextmanager
+def noting(what: str, progress: Progress) -> Generator[None]:
+    """Add to an exception that passes through where the run stood; the innermost note stays."""
+    try:
+        yield
+    except Exception as error:
+        if not any(note.endswith(AT_THAT_STEP) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"in {what}, after {progress}{AT_THAT_STEP}")
+        raise
+
+
+AT_THAT_STEP = "; the weights are those of that step"

@@ -1,0 +1,186 @@
+"""Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from .backends.base import active
+from .backends.window import row
+from .data import as_source
+from .data.source import Source
+from .errors import ConfigurationError, DataError
+from .hook import LoopView
+from .logs import Means
+from .options import Options, run_seed
+from .programs import Prepared, joined, program_of
+from .progress import Progress
+from .state import State, build
+from .tasks import has_eval_step
+from .when import Span, When
+
+
+class Evaluation:
+    """Runs a task's `eval_step`, `predict_step` and other methods, compiled.
+
+    Args:
+        task: The task.
+        options: How steps are executed.
+    """
+
+    def __init__(self, task: Any, options: Options) -> None:
+        self._task, self._options = task, options
+        self._prepared: Prepared | None = None
+        self._callers: dict[Any, Callable[[Any, int], Any]] = {}
+        self._calls = 0
+
+    def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
+        """Return the means of what `eval_step` returned and the metrics that it updated.
+
+        Metrics start from zero and are put back afterwards, as is whatever else the step changes:
+        training goes on as if it had not run.
+        """
+        if not has_eval_step(self._task):
+            raise ConfigurationError(
+                f"{type(self._task).__name__} has no eval_step: write one to evaluate or validate"
+            )
+        means = Means()
+        opened = as_source(source)
+        reader = opened.read(0, seed=run_seed(), loop=loop)
+        try:
+            window = reader.take(1)
+            if window is None:
+                raise DataError("the source to evaluate on gave no batch")
+            if self._prepared is None:
+                self._prepared = Prepared(
+                    self._task,
+                    self._task.eval_step,
+                    row(window.batches, 0),
+                    self._options,
+                    "eval_step",
+                )
+            prepared = self._prepared
+            state = prepared.state
+            metrics = [state.metrics[name] for name in prepared.metrics]
+            changed = {id(v) for m in metrics for v in m.variables}
+            paths = [
+                p for p, v in state.variables.items() if id(v) in changed or p in prepared.written
+            ]
+            kept = state.keep(paths)
+            try:
+                with active().own_random():
+                    for metric in metrics:
+                        metric.reset_state()
+                    step = 0
+                    while window is not None:
+                        values, weights, _ = prepared.executor.run(window, step).fetch()
+                        examples = np.full(window.count, float(window.examples))
+                        means.add(values, {n: weights.get(n, examples) for n in values})
+                        step += window.count
+                        window = reader.take(prepared.executor.largest)
+                    results = metric_results(state, prepared.metrics)
+            finally:
+                state.put_back(kept)
+        finally:
+            reader.close()
+        return joined(means.result(), results, "eval_step")
+
+    def predict(self, source: Any, loop: LoopView) -> Any:
+        """Return what `predict_step` returned for every batch, joined on the first axis."""
+        outputs: list[Any] = []
+        reader = as_source(source).read(0, seed=run_seed(), loop=loop, ordered=True)
+        try:
+            while (window := reader.take(1)) is not None:
+                batch = row(window.batches, 0)
+                outputs.append(self._run(self._task.predict_step, (batch,), stream=0))
+        finally:
+            reader.close()
+        if not outputs:
+            raise DataError("the source to predict on gave no batch")
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a function compiled and return NumPy arrays; each call draws other random numbers."""
+        self._calls += 1
+        return self._run(function, inputs, self._calls)
+
+    def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
+        """Compile once per function, shapes and Python arguments (which are constants)."""
+        constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
+        arrays = [
+            None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
+            for x in inputs
+        ]
+
+        def bound(arrays: Any) -> Any:
+            return function(
+                *(a if c is None else c for a, c in zip(arrays, constants, strict=True))
+            )
+
+        of = getattr(function, "__func__", function)
+        key = (of, id(getattr(function, "__self__", None)), constants)
+        if key not in self._callers:
+            name = getattr(function, "__name__", "the function")
+            preflight = self._options.preflight
+            state, _ = build(self._task, bound, arrays, name, preflight)
+            program = program_of(state, bound, self._options, name, native=False)
+            self._callers[key] = active().caller(program)
+        return self._callers[key](arrays, stream)
+
+
+class Validation:
+    """Which sets are evaluated while training, and when.
+
+    Attributes:
+        when: The moments.
+    """
+
+    def __init__(self, when: When, sets: Mapping[str, Source]) -> None:
+        self.when = when
+        self._sets = sets
+        self._last: tuple[int, dict[str, float]] = (-1, {})
+
+    @classmethod
+    def of(cls, validation: Any, every: str) -> "Validation | None":
+        """Read what `fit` was given: a source, a dict of named ones, or nothing."""
+        named = validation if isinstance(validation, dict) else {"": validation}
+        sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
+        return cls(When(Span.parse(every)), sets) if sets else None
+
+    def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
+        """Say whether it became due between two moments."""
+        return self.when.due(before, after, epoch_ended)
+
+    def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
+        """Evaluate every set; the names become `val_loss`, or `val_<set>_loss`."""
+        results: dict[str, float] = {}
+        for name, source in self._sets.items():
+            prefix = f"val_{name}_" if name else "val_"
+            results |= {f"{prefix}{key}": value for key, value in evaluate(source).items()}
+        self._last = at.step, results
+        return results
+
+    def results_of(self, step: int) -> dict[str, float]:
+        """Return the results of this step; empty where none were made."""
+        return self._last[1] if self._last[0] == step else {}
+
+
+def metric_results(state: State, names: list[str]) -> dict[str, float]:
+    """Return the results of metrics by name; a dict or a vector becomes several names."""
+    results: dict[str, float] = {}
+    for name in names:
+        result = state.metrics[name].result()
+        parts: Mapping[str, Any] = result if isinstance(result, Mapping) else {"": result}
+        for part, tensor in parts.items():
+            values = active().to_numpy(tensor)
+            label = f"{name}_{part}" if part else name
+            if values.ndim == 0:
+                results[label] = float(values)
+            else:
+                results |= {f"{label}_{i}": float(v) for i, v in enumerate(values.ravel())}
+    return results
+
+
+def _array(value: Any) -> Any:
+    return None if value is None else active().to_numpy(value)

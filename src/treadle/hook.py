@@ -1,0 +1,143 @@
+"""What can watch and steer a run, and what it sees of it.
+
+A hook is a function `fn(loop)` with a moment (`every`, `at`, `after`), or an object with some of
+the methods of `Hook`. Both know the loop only through `LoopView`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .logs import History, Record, StepLogs
+from .options import Options
+from .progress import Progress
+
+if TYPE_CHECKING:  # importing it would import Keras
+    from .state import State
+
+
+class LoopView(Protocol):
+    """What a hook sees of the loop: where it stands, what it holds, and how to steer it."""
+
+    @property
+    def task(self) -> Any:
+        """The task being trained."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """All that was logged so far."""
+        ...
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory, or None."""
+        ...
+
+    @property
+    def options(self) -> Options:
+        """How the run is executed."""
+        ...
+
+    @property
+    def plan(self) -> str:
+        """How steps are executed, in one line; empty before the first step."""
+        ...
+
+    @property
+    def epochs_planned(self) -> int | None:
+        """How many epochs this call of `fit` runs to in all, or None where it is not by epochs."""
+        ...
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The step at which this call of `fit` ends, or None where that is not known."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches in an epoch, or None where the source cannot say."""
+        ...
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run was asked to stop, or None."""
+        ...
+
+    @property
+    def state(self) -> "State":
+        """All variables of the task by path; exact at window boundaries."""
+        ...
+
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
+        ...
+
+    def stop(self, why: str) -> None:
+        """End training at this boundary; `why` is told and recorded."""
+        ...
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record values of the user's own at this moment."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the training means and metric results since they were last reset."""
+        ...
+
+    def snapshot(self) -> Any:
+        """Return a copy of every variable's value, to be handed to `restore`."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Set every variable to the value it had when `snapshot` was taken."""
+        ...
+
+    def evaluate(self, source: Any) -> dict[str, float]:
+        """Run `eval_step` over a source and return its means and metrics."""
+        ...
+
+    def predict(self, source: Any) -> Any:
+        """Run the prediction step over a source and return all outputs as NumPy arrays."""
+        ...
+
+    def call(self, function: Any, *inputs: Any) -> Any:
+        """Run a method compiled; state changes are discarded."""
+        ...
+
+
+class Hook:
+    """Something that watches a run; override what you need.
+
+    A hook may also have `when`, a `treadle.when.When`: windows then end at these moments, so that
+    the state it sees there is exactly of that step.
+
+    Example:
+        >>> class Loud(Hook):
+        ...     def record(self, loop, record):
+        ...         print(record.kind, dict(record.values))
+    """
+
+    def start(self, loop: LoopView) -> None:
+        """Called before the first step of a call that trains."""
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Called after each window with every step's values; cheap work only."""
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Called with each record: the end of an epoch, a validation, or a log of the user's."""
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Called when training ends in whatever way; `error` is what ended it, if anything."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what must survive a restart: numbers, texts, arrays."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned."""

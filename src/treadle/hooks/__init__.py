@@ -1,0 +1,75 @@
+"""Ready hooks: what shows, records, guards and ends a run.
+
+Importing this imports neither Keras nor rich: a module is imported when its first name is asked
+for.
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..hook import Hook
+
+if TYPE_CHECKING:
+    from .console import Console
+    from .curves import LearningCurve
+    from .final import FinalModel
+    from .lines import CSV, JSONLines
+    from .nonfinite import NonFinite
+    from .stopping import EarlyStopping
+
+_PUBLIC = {
+    "Console": "console",
+    "JSONLines": "lines",
+    "CSV": "lines",
+    "EarlyStopping": "stopping",
+    "NonFinite": "nonfinite",
+    "FinalModel": "final",
+    "LearningCurve": "curves",
+}
+
+__all__ = [
+    "CSV",
+    "Console",
+    "EarlyStopping",
+    "FinalModel",
+    "JSONLines",
+    "LearningCurve",
+    "NonFinite",
+    "defaults",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"treadle.hooks.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'treadle.hooks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])
+
+
+def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
+    """Return the hooks that every run has, in the order in which they are told.
+
+    `NonFinite` comes after those that write, so that the log holds the value that ended the run.
+
+    Args:
+        directory: The run directory; without one nothing is written.
+        quiet: Show nothing.
+
+    Example:
+        >>> [type(hook).__name__ for hook in defaults(None, quiet=False)]
+        ['Console', 'NonFinite']
+    """
+    from .console import Console
+    from .curves import LearningCurve
+    from .final import FinalModel
+    from .lines import CSV, JSONLines
+    from .nonfinite import NonFinite
+
+    hooks: list[Hook] = [] if quiet else [Console()]
+    if directory is None:
+        return [*hooks, NonFinite()]
+    return [*hooks, JSONLines(), CSV(), NonFinite(), FinalModel(), LearningCurve()]

@@ -1,0 +1,196 @@
+"""What a run shows of itself: live bars on a terminal, plain lines elsewhere."""
+
+import importlib.util
+from collections.abc import Mapping
+from time import monotonic
+
+import rich
+import rich.console
+from rich.live import Live
+from rich.text import Text
+
+from ..hook import Hook, LoopView
+from ..logs import Record, StepLogs
+from .display import Display, Pace, Position, Table, notes, progress_line
+from .values import clock, line
+
+# Seconds between two looks.
+ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
+# A refresh is followed by this many times what it took without one: a slow terminal slows no run.
+REST = 50
+
+
+class Console(Hook):
+    """Shows how a run goes.
+
+    On a terminal: two bars and the newest values, below a table of the finished epochs. In a
+    notebook the same, where ipywidgets are installed. Elsewhere plain lines: one for each epoch and
+    validation, and one every ten seconds between them.
+
+    It shows what the loop has fetched anyway. Running metrics, for which the device must be waited
+    for, are asked for once a second at most.
+
+    Args:
+        quiet: Show nothing.
+        to: Where to; rich's own console, on the standard output, if not given.
+
+    Example:
+        >>> import treadle
+        >>> loop = treadle.Loop(task, hooks=[Console(to=rich.console.Console(stderr=True))])
+    """
+
+    def __init__(self, quiet: bool = False, to: rich.console.Console | None = None) -> None:
+        self._quiet = quiet
+        self._to = to
+        self._call: _Call | None = None
+
+    def start(self, loop: LoopView) -> None:
+        """Show the bars; say where the run goes on, if it does."""
+        if not self._quiet:
+            self._call = _Call(self._to or rich.get_console(), loop)
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Show the newest values, where the last look is long enough ago."""
+        call, now = self._call, monotonic()
+        if call is not None:
+            if now >= call.due or call.waiting is not None:
+                call.look(loop, logs, now)
+            call.last = now
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Print a line that stays."""
+        if self._call is not None:
+            self._call.record(loop, record)
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Remove the bars, and say why the run ended."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.close(loop, error)
+
+
+class _Call:
+    """One call of the loop, shown.
+
+    Attributes:
+        due: The moment of the next look.
+        last: The moment after the last window.
+        waiting: A validation that is not shown yet: an epoch's line may be about to tell the same.
+    """
+
+    def __init__(self, console: rich.console.Console, loop: LoopView) -> None:
+        self._console = console
+        self._began = self._epoch_began = now = monotonic()
+        self._first_step = loop.progress.step
+        self._pace, self._table = Pace(), Table()
+        self._means: Mapping[str, float] = {}
+        self._means_due = now + METRICS
+        self._looked, self._plan = False, ""
+        self._display: Display | None = None
+        self._live: Live | None = None
+        self._interval = IN_PLAIN_TEXT
+        self.due = self.last = now
+        self.waiting: Record | None = None
+        if self._first_step > 0:
+            self._print(f"going on after {loop.progress}", "dim")
+        self._tell_plan(loop)
+        widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        if widgets or console.is_interactive:
+            self._interval = IN_NOTEBOOK if widgets else ON_TERMINAL
+            position = Position(loop, loop.progress, self._first_step)
+            self._display = Display(position, "" if loop.plan else "compiling the first step")
+            # No thread draws: it would take the interpreter from the loop at odd moments.
+            self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
+            self._live.start(refresh=True)
+
+    def look(self, loop: LoopView, logs: StepLogs, now: float) -> None:
+        """Show a validation that waits, and, where it is due, how far the run is."""
+        self._show_waiting()
+        if now < self.due:
+            return
+        self.due = now + self._interval
+        self._pace.look(now, logs.progress)
+        if not self._looked:
+            self._looked = True
+            self._tell_plan(loop)
+            if self._display is None:  # plain text begins with what is known after ten seconds
+                return
+        if now >= self._means_due:
+            self._means, self._means_due = loop.metrics(), now + METRICS
+        newest = {name: array[-1] for name, array in logs.values.items()}
+        position = Position(loop, logs.progress, self._first_step)
+        extra = notes(position, self._pace, now - self._began)
+        if self._display is None or self._live is None:
+            self._print(progress_line(position, {**newest, **self._means}, extra))
+            return
+        display = self._display
+        display.position, display.notes = position, extra
+        display.newest, display.means = newest, self._means
+        self._live.refresh()
+        self.due = max(self.due, now + REST * (monotonic() - now))
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Print the line of an epoch or of a log; keep that of a validation for a moment."""
+        now = monotonic()
+        self._pace.lose(now - self.last)  # validation, or whatever led to this record
+        self.last = now
+        if record.kind == "epoch":
+            self._show_epoch(loop, record, now)
+            self._means = {}
+        elif record.kind == "validation":
+            self._show_waiting()
+            self.waiting = record
+        else:
+            self._show_waiting()
+            self._print_values(record)
+
+    def close(self, loop: LoopView, error: BaseException | None) -> None:
+        """Remove the bars and print the last line."""
+        try:
+            self._show_waiting()
+        finally:
+            if self._live is not None:
+                self._live.stop()
+        steps, seconds = loop.progress.step - self._first_step, monotonic() - self._began
+        time = f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+        ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}"
+        if error is not None:
+            how = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self._print(f"{how} after {loop.progress}; {ran}", "bold red")
+        elif loop.reason is not None:
+            self._print(f"stopped after {loop.progress}: {loop.reason}; {ran}", "bold yellow")
+        else:
+            self._print(f"finished: {ran}", "bold green")
+
+    def _tell_plan(self, loop: LoopView) -> None:
+        if loop.plan and loop.plan != self._plan:
+            self._plan = loop.plan
+            self._print(f"plan: {loop.plan}", "dim")
+
+    def _show_epoch(self, loop: LoopView, record: Record, now: float) -> None:
+        values = dict(record.values)
+        if self.waiting is not None and self.waiting.progress.step == record.progress.step:
+            values, self.waiting = {**self.waiting.values, **values}, None
+        self._show_waiting()
+        number, of = record.progress.epoch + 1, loop.epochs_planned
+        epoch = f"{number:>{len(str(of))}}/{of}" if of is not None else f"{number}"
+        seconds, self._epoch_began = now - self._epoch_began, now
+        rows = self._table.rows(epoch, seconds, values)
+        if self._live is None or len(rows[-1]) > self._console.width:
+            self._print(f"epoch {epoch.strip()}  {seconds:,.1f} s  {line(values)}")
+            return
+        for header in rows[:-1]:
+            self._print(header, "bold")
+        self._print(rows[-1])
+
+    def _show_waiting(self) -> None:
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            self._print_values(waiting)
+
+    def _print_values(self, record: Record) -> None:
+        self._print(f"step {record.progress.step:,}  {line(record.values)}")
+
+    def _print(self, text: str, style: str = "") -> None:
+        # Soft-wrapped: rich would break a line of a file at 80 characters.
+        self._console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,205 @@
+"""A picture of how a run went; drawn with Matplotlib where it is installed."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..hook import Hook, LoopView
+from ..logs import Array, History
+from .values import plain
+
+TRAINING = "#2563a8"
+VALIDATION = ("#d9730d", "#2e8b57", "#8e44ad", "#b03a5b", "#7a6a3a")
+MOST_POINTS = 4000  # of a noisy line; more cannot be told apart
+SMOOTHED_OVER = 40  # a point of the smoothed line is the mean of a fortieth of the steps
+LOG_SCALE_FROM = 100.0  # two decades
+
+Line = tuple[Array, Array]
+
+
+class LearningCurve(Hook):
+    """Draws `curves.png` in the run directory when training ends, in whatever way.
+
+    Where Matplotlib is not installed (`treadle[report]` brings it) nothing is drawn, and nothing is
+    said.
+
+    Example:
+        >>> import treadle
+        >>> loop = treadle.Loop(task, directory="runs/digits", hooks=[LearningCurve()])
+    """
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Draw what the history holds."""
+        installed = importlib.util.find_spec("matplotlib") is not None
+        if installed and loop.directory is not None:
+            draw(loop.history, loop.directory / "curves.png")
+
+
+def draw(history: History, path: str | Path) -> bool:
+    """Draw the loss and every metric of a history, training beside validation, over the steps.
+
+    What steps returned is drawn as a faint line with a smoothed one on it; what only epochs and
+    validations know, as points. A loss that spans more than two decades has a logarithmic scale.
+
+    Args:
+        history: What a run logged.
+        path: The picture; its ending says of what kind.
+
+    Returns:
+        False where there was nothing to draw, and nothing was written.
+
+    Raises:
+        ImportError: Matplotlib is not installed.
+
+    Example:
+        >>> draw(loop.history, "curves.png")
+        True
+    """
+    panels = _panels(history)
+    if not panels:
+        return False
+    # Without pyplot: that would choose a backend and keep the figure for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import TightLayoutEngine
+
+    columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    layout = TightLayoutEngine(w_pad=2.5, h_pad=2.0)
+    figure = Figure(figsize=(5.0 * columns + 0.6, 3.6 * rows), layout=layout)
+    FigureCanvasAgg(figure)
+    axes: Any = None
+    for position, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, position, sharex=axes)
+        _draw_panel(axes, panel)
+    figure.savefig(path, dpi=150)
+    return True
+
+
+@dataclass
+class _Panel:
+    """What is known of one value.
+
+    Attributes:
+        name: The value.
+        noisy: Steps and their values; empty where steps do not return it.
+        points: Per label the steps and values of epochs or validations.
+    """
+
+    name: str
+    noisy: Line
+    points: dict[str, dict[int, float]] = field(default_factory=lambda: {})
+
+    @property
+    def smooth(self) -> Line:
+        """The moving mean of what steps returned."""
+        steps, values = self.noisy
+        width = max(1, len(values) // SMOOTHED_OVER)
+        if width == 1:
+            return steps, values
+        sums = np.cumsum(np.concatenate([[0.0], values]))
+        middles = steps[width // 2 :][: len(values) - width + 1]
+        return middles, (sums[width:] - sums[:-width]) / width
+
+    def shown(self) -> Array:
+        """Return the values that decide on the scale; single steps far outside do not."""
+        points = [value for line in self.points.values() for value in line.values()]
+        parts = [self.smooth[1], np.asarray(points, float)]
+        if len(self.noisy[1]):
+            parts.append(np.percentile(self.noisy[1], [0.5, 99.5]))
+        values = np.concatenate(parts)
+        return values[np.isfinite(values)]
+
+
+def _panels(history: History) -> list[_Panel]:
+    """Sort what a history holds by what it measures; the loss comes first."""
+    records = [record for record in history.records if record.kind in ("epoch", "validation")]
+    names = list(dict.fromkeys(name for record in records for name in record.values))
+    training = [name for name in names if not name.startswith("val_")]
+    by_epoch = any(record.kind == "epoch" for record in records)
+    last = max((record.progress.step for record in records), default=0)
+    panels: dict[str, _Panel] = {}
+    for name in ["loss", *names]:
+        base, _ = _split(name, training)
+        if base not in panels:
+            panels[base] = _Panel(base, _every_step(history, base, last))
+    for record in records:
+        for name, value in record.values.items():
+            base, label = _split(name, training)
+            number = plain(value)
+            # Within an epoch a validation knows means of a part of it.
+            partial = label == "training" and by_epoch and record.kind == "validation"
+            if not partial and isinstance(number, (int, float)):
+                panels[base].points.setdefault(label, {})[record.progress.step] = float(number)
+    for panel in panels.values():
+        if len(panel.noisy[0]):
+            panel.points.pop("training", None)  # the smoothed line says the same
+    return [panel for panel in panels.values() if len(panel.shown())]
+
+
+def _split(name: str, training: Sequence[str]) -> tuple[str, str]:
+    """Return what a name measures, and on what: `val_extra_loss` is the loss on `extra`."""
+    if not name.startswith("val_"):
+        return name, "training"
+    rest = name.removeprefix("val_")
+    if rest not in training:
+        for base in sorted(training, key=len, reverse=True):
+            if rest.endswith(f"_{base}"):
+                return base, f"validation, {rest.removesuffix(f'_{base}')}"
+    return rest, "validation"
+
+
+def _every_step(history: History, name: str, last: int) -> Line:
+    """Return the steps that returned a finite value of this name, and the values."""
+    try:
+        values = np.asarray(history.steps(name), float)
+    except KeyError:
+        return np.empty(0), np.empty(0)
+    # A resumed run's first step is not 1; its history ends with a record, but for an error's.
+    steps = max(1, last - len(values) + 1) + np.arange(len(values))
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def _draw_panel(axes: Any, panel: _Panel) -> None:
+    steps, values = panel.noisy
+    if len(steps):
+        every = -(-len(steps) // MOST_POINTS)
+        noisy = len(steps) // SMOOTHED_OVER > 1
+        if noisy:
+            axes.plot(steps[::every], values[::every], color=TRAINING, alpha=0.2, linewidth=0.8)
+        axes.plot(*panel.smooth, color=TRAINING, linewidth=1.8, label="training")
+    colors = iter(VALIDATION * len(panel.points))
+    for label, line in panel.points.items():
+        axes.plot(
+            list(line),
+            list(line.values()),
+            color=TRAINING if label == "training" else next(colors),
+            linewidth=1.8,
+            marker="o",
+            markersize=4 if len(line) <= 30 else 0,
+            label=label,
+        )
+    _scale(axes, panel)
+    axes.set_title(panel.name, loc="left", fontweight="bold", fontsize=12)
+    axes.set_xlabel("step")
+    axes.set_ylabel(panel.name)
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+    axes.grid(True, which="major", color="0.88", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def _scale(axes: Any, panel: _Panel) -> None:
+    shown = panel.shown()
+    low, high = float(shown.min()), float(shown.max())
+    if "loss" in panel.name and low > 0 and high / low > LOG_SCALE_FROM:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.3, high * 1.3)
+    elif high > low:
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))

@@ -1,0 +1,263 @@
+"""A run's log as text files: every step and record as a line of JSON, every epoch as a row of CSV.
+
+Both go on where the run goes on: lines of later steps than the one it starts from are cut, so that
+no step is there twice. Epochs are counted from 1, as messages do. A value called like one of the
+log's own columns gets an underscore at its end; what is neither a number nor a text is left out.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from math import inf, isfinite, isnan, nan
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..errors import ConfigurationError, DataError
+from ..hook import Hook, LoopView
+from ..logs import Array, Record, StepLogs
+from .values import Plain, plain
+
+OWN = ("kind", "epoch", "step", "seconds")
+NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+
+
+class JSONLines(Hook):
+    """Writes every step's values and every record, a line of strict JSON each.
+
+    A step: `{"step": 12, "loss": 0.5}`. A record: `{"kind": "epoch", "epoch": 1, "step": 12,
+    "seconds": 0.8, "loss": 0.7}`. Numbers are read back exactly as they were; NaN and infinity,
+    which JSON does not have, are written as the texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
+    Each window is one write, and is with the operating system before the next one runs.
+
+    Args:
+        path: The file; `log.jsonl` in the run directory if not given.
+
+    Raises:
+        ConfigurationError: At the start, without a path in a run that has no directory.
+
+    Example:
+        >>> import treadle
+        >>> loop = treadle.Loop(task, hooks=[JSONLines("log.jsonl")])
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def start(self, loop: LoopView) -> None:
+        """Open the file, without what it holds of later steps."""
+        path = _resolved(self._path, loop, "log.jsonl", self)
+        _cut(path, loop.progress.step)
+        self._file = path.open("ab")
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Write a window."""
+        # Written by a template: json.dumps for each step would take four times as long.
+        keys = [json.dumps(_own(name)).replace("%", "%%") for name in logs.values]
+        template = '{"step": %d' + "".join(f", {key}: %s" for key in keys) + "}\n"
+        numbers = range(logs.first_step, logs.first_step + logs.steps)
+        columns = [_texts(array) for array in logs.values.values()]
+        self._write("".join(map(template.__mod__, zip(numbers, *columns, strict=True))))
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Write a record."""
+        values = {name: _strict(value) for name, value in _plain_values(record.values).items()}
+        at = record.progress
+        head = {"kind": record.kind, "epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
+        self._write(json.dumps(head | values, allow_nan=False) + "\n")
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, text: str) -> None:
+        if self._file is not None:
+            self._file.write(text.encode())
+            self._file.flush()
+
+
+class CSV(Hook):
+    """Writes a row for every epoch: its number, its last step, the seconds so far, its values.
+
+    The first epoch decides on the columns. A value that comes later adds a column, for which the
+    file is written anew; rows without it stay empty there.
+
+    Args:
+        path: The file; `epochs.csv` in the run directory if not given.
+
+    Raises:
+        ConfigurationError: At the start: without a path in a run that has no directory, or where
+            the file is another table.
+
+    Example:
+        >>> import treadle
+        >>> loop = treadle.Loop(task, hooks=[CSV("epochs.csv")])
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._given = path
+        self._path: Path | None = None
+        self._rows: list[dict[str, str]] = []
+        self._columns: list[str] = []
+
+    def start(self, loop: LoopView) -> None:
+        """Read what the file holds of earlier epochs."""
+        self._path = _resolved(self._given, loop, "epochs.csv", self)
+        self._rows, self._columns = [], []
+        if self._path.exists():
+            self._read(self._path, loop.progress.step)
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Write an epoch's row."""
+        if record.kind != "epoch" or self._path is None:
+            return
+        at = record.progress
+        head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
+        row = {name: str(value) for name, value in (head | _plain_values(record.values)).items()}
+        self._rows.append(row)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite(self._path)
+        else:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_csv([row], self._columns))
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Forget the rows; they are in the file."""
+        self._path = None
+
+    def _read(self, path: Path, step: int) -> None:
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a row
+        reader = csv.DictReader(io.StringIO(whole, newline=""))
+        columns = list(reader.fieldnames or [])
+        if whole and columns[:3] != ["epoch", "step", "seconds"]:
+            first = whole.splitlines()[0][:80]
+            raise ConfigurationError(
+                f"{path} is not a table of epochs: its first line is {first!r}. Choose another "
+                "path, or move it away"
+            )
+        rows = list(reader)
+        self._rows = [row for row in rows if int(row["step"]) <= step]
+        if not self._rows:
+            path.unlink()
+            return
+        self._columns = columns
+        if whole != text or len(self._rows) < len(rows):
+            self._rewrite(path)
+
+    def _rewrite(self, path: Path) -> None:
+        header = dict(zip(self._columns, self._columns, strict=True))
+        temporary = path.with_name(f"{path.name}.partial")
+        temporary.write_text(_csv([header, *self._rows], self._columns), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def read_log(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Read what `JSONLines` wrote.
+
+    Args:
+        path: The file. A last line that a killed process left torn is passed over.
+
+    Returns:
+        Steps and records, in order; `"NaN"` and `"Infinity"` are numbers again.
+
+    Raises:
+        DataError: Another line than the last is not of a log.
+
+    Example:
+        >>> steps, records = read_log("runs/digits/log.jsonl")
+        >>> [step["loss"] for step in steps]
+    """
+    steps: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    lines = Path(path).read_bytes().splitlines()
+    for number, text in enumerate(lines, start=1):
+        parsed = _parsed(text)
+        if parsed is None and number < len(lines):
+            shown = text[:80].decode(errors="replace")
+            raise DataError(f"line {number} of {path} is not of a log: {shown!r}")
+        if parsed is not None:
+            values = {
+                name: NON_FINITE.get(value, value) if isinstance(value, str) else value
+                for name, value in parsed.items()
+            }
+            (records if "kind" in parsed else steps).append(values)
+    return steps, records
+
+
+def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
+    if path is None and loop.directory is None:
+        kind = type(hook).__name__
+        raise ConfigurationError(
+            f"{kind}() writes {default} into the run directory, but this run has none: pass "
+            f"{kind}('{default}'), or a directory to the loop"
+        )
+    resolved = Path(path) if path is not None else Path(loop.directory or "") / default
+    resolved.parent.mkdir(parents=True, exist_ok=True)
+    return resolved
+
+
+def _cut(path: Path, step: int) -> None:
+    """Remove lines of later steps than this, and a torn last line."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    end = len(content)
+    # From the back: steps only grow, so that the first line to keep ends the search.
+    while end > 0:
+        begin = content.rfind(b"\n", 0, end - 1) + 1
+        parsed = _parsed(content[begin:end])
+        if parsed is not None and parsed.get("step", 0) <= step:
+            break
+        end = begin
+    if end < len(content):
+        os.truncate(path, end)
+    if end > 0 and content[end - 1 : end] != b"\n":
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """Return a line's object; None for a line that is torn or is something else."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:  # that text is no UTF-8 is one, too
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _own(name: str) -> str:
+    return f"{name}_" if name in OWN else name
+
+
+def _texts(array: Array) -> list[str]:
+    """Write each number in strict JSON."""
+    if array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
+        return list(map(repr, array.tolist()))
+    return [json.dumps(_strict(value)) for value in array.tolist()]
+
+
+def _strict(value: Plain) -> Plain:
+    if not isinstance(value, float) or isfinite(value):
+        return value
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Plain]:
+    found = {_own(name): plain(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _csv(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
+    return text.getvalue()

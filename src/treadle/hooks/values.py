@@ -1,0 +1,90 @@
+"""What steps and records hold: as plain Python values for files, and short for people."""
+
+from collections.abc import Mapping
+from math import floor, isfinite, log10
+from typing import Any
+
+import numpy as np
+
+Plain = bool | int | float | str
+
+
+def plain(value: Any) -> Plain | None:
+    """Return a scalar of any library as Python's own; None for what is no number and no text.
+
+    Example:
+        >>> plain(np.float32(0.5)), plain("a text"), plain(np.zeros((8, 8)))
+        (0.5, 'a text', None)
+    """
+    if type(value) in (bool, int, float, str):
+        return value
+    if not isinstance(value, (bool, int, float, str)):
+        shape = getattr(value, "shape", None)
+        if shape is None or len(shape) != 0:
+            return None
+    array = np.asarray(value)
+    if array.dtype.kind == "b":
+        return bool(array)
+    if array.dtype.kind in "iu":
+        return int(array)
+    if array.dtype.kind in "fV":  # V: bfloat16 and the other narrow floats
+        return float(array)
+    return str(value) if array.dtype.kind == "U" else None
+
+
+def short(value: Any, fixed: bool = False) -> str:
+    """Write a value with about four digits, for people.
+
+    Args:
+        value: Anything; what is neither a number nor a text is only named.
+        fixed: Keep zeros at the end, so that columns of numbers line up.
+
+    Example:
+        >>> short(0.512), short(0.512, fixed=True), short(12800), short(1.5e-7), short(1234.5)
+        ('0.512', '0.5120', '12,800', '1.5e-07', '1,234')
+    """
+    number = plain(value)
+    if number is None:
+        shape = getattr(value, "shape", None)
+        of = f" {'x'.join(map(str, shape))}" if shape is not None else ""
+        return f"<{type(value).__name__}{of}>"
+    if isinstance(number, (bool, str)):
+        return str(number)
+    if isinstance(number, int):
+        return f"{number:,}"
+    return _short_float(number, fixed)
+
+
+def _short_float(number: float, fixed: bool) -> str:
+    if not isfinite(number):
+        return str(number)
+    size = abs(number)
+    if size != 0 and not 1e-4 <= size < 1e9:
+        return f"{number:.3e}" if fixed else f"{number:.4g}"
+    decimals = 3 - floor(log10(size)) if size != 0 else 3
+    text = f"{number:,.{max(0, decimals)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text and not fixed else text
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """Write named values in a row: `loss 0.512  samples 12,800`; texts come after a colon."""
+    parts: list[str] = []
+    for name, value in values.items():
+        text = short(value)
+        if not isinstance(value, str):
+            parts.append(f"{name} {text}")
+        else:
+            parts.append(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as `1:02:03` or `2:03`.
+
+    Example:
+        >>> clock(3723.4), clock(123)
+        ('1:02:03', '2:03')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,210 @@
+"""What steps returned: every step's values, their weighted means, and the history of a run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .progress import Progress
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogs:
+    """What the steps of one window returned, fetched from the device in one go.
+
+    Attributes:
+        first_step: The number of the window's first step; the first step of a run is step 1.
+        values: Per name an array of shape (steps,).
+        weights: Per name an array of shape (steps,): by what each value counts in a mean.
+        examples: Examples in each batch of the window.
+        progress: Where the run stands after the window.
+    """
+
+    first_step: int
+    values: Mapping[str, Array]
+    weights: Mapping[str, Array]
+    examples: int
+    progress: Progress
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in the window."""
+        return self.progress.step - self.first_step + 1
+
+    def rows(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield `(step, {name: value})` for every step of the window."""
+        columns = {name: array.tolist() for name, array in self.values.items()}
+        for offset in range(self.steps):
+            yield self.first_step + offset, {n: column[offset] for n, column in columns.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of the log: what is known at one moment of the run.
+
+    Attributes:
+        kind: `"epoch"`, `"validation"` or `"log"` (the user's own).
+        progress: Where the run stood.
+        values: Name to number, text or image.
+    """
+
+    kind: str
+    progress: Progress
+    values: Mapping[str, Any]
+
+
+class Logs(dict[str, float]):
+    """What a user's own `for` gets: means of what the step returned since it last looked.
+
+    Metrics are there too; they are computed when asked for, since that waits for the device.
+
+    Attributes:
+        progress: Where the run stands.
+        step: The step that the state is exactly at.
+
+    Example:
+        >>> logs = Logs({"loss": 0.5}, Progress(step=3), lambda: {"accuracy": 0.9})
+        >>> logs["loss"], logs["accuracy"], logs.step
+        (0.5, 0.9, 3)
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, float],
+        progress: Progress,
+        metrics: Callable[[], Mapping[str, float]],
+    ) -> None:
+        super().__init__(values)
+        self.progress = progress
+        self._metrics = metrics
+
+    @property
+    def step(self) -> int:
+        """The step that the state is exactly at."""
+        return self.progress.step
+
+    def __missing__(self, name: str) -> float:
+        """Compute the metrics when one of them is asked for."""
+        for key, value in self._metrics().items():
+            self.setdefault(key, value)
+        if name not in self:
+            raise KeyError(f"no {name!r} in the logs; there are: {', '.join(self) or 'none'}")
+        return self[name]
+
+
+class Means:
+    """Running means of a step's values, weighted by examples unless the step says otherwise.
+
+    Sums are kept in float64 in the order of the steps, so that a mean does not depend on how many
+    steps ran in one compiled call.
+
+    Example:
+        >>> means = Means()
+        >>> means.add({"loss": np.array([1.0, 4.0])}, {"loss": np.array([2.0, 1.0])})
+        >>> means.result()
+        {'loss': 2.0}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, values: Mapping[str, Array], weights: Mapping[str, Array]) -> None:
+        """Add the values of some steps, each array of shape (steps,)."""
+        for name, array in values.items():
+            total, weight = self._sums.get(name, (0.0, 0.0))
+            for value, by in zip(array.tolist(), weights[name].tolist(), strict=True):
+                total += value * by
+                weight += by
+            self._sums[name] = total, weight
+
+    def result(self) -> dict[str, float]:
+        """Return the means so far; a name whose weights are all zero has none."""
+        return {name: total / weight for name, (total, weight) in self._sums.items() if weight}
+
+
+@dataclass
+class History:
+    """All that a run has logged.
+
+    Attributes:
+        records: The records of epochs, validations and user logs, in order.
+
+    Example:
+        >>> history = History()
+        >>> history.add(Record("epoch", Progress(step=2), {"loss": 0.5}))
+        >>> history["loss"]
+        [0.5]
+    """
+
+    records: list[Record] = field(default_factory=lambda: list[Record]())
+    _chunks: list[StepLogs] = field(default_factory=lambda: list[StepLogs](), repr=False)
+
+    def add(self, record: Record) -> None:
+        """Append a record."""
+        self.records.append(record)
+
+    def add_steps(self, logs: StepLogs) -> None:
+        """Append every step's values of a window."""
+        self._chunks.append(logs)
+        if len(self._chunks) >= 512:  # merged now and then: a long run is some arrays, not a list
+            self._merge()
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the values that records hold under `name`, in order.
+
+        Raises:
+            KeyError: No record holds this name; the message lists those that exist.
+        """
+        found = [record.values[name] for record in self.records if name in record.values]
+        if not found:
+            raise KeyError(
+                f"no record holds {name!r}; there are: {', '.join(self.names()) or 'none'}"
+            )
+        return found
+
+    def names(self) -> list[str]:
+        """Return every name that some record holds, in order of appearance."""
+        return list(dict.fromkeys(name for record in self.records for name in record.values))
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The values of each finished epoch, in order."""
+        return [dict(record.values) for record in self.records if record.kind == "epoch"]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest value under every name that was ever recorded."""
+        return {name: value for record in self.records for name, value in record.values.items()}
+
+    def steps(self, name: str) -> Array:
+        """Return every step's value of what it returned as `name`: an array of shape (steps,).
+
+        Raises:
+            KeyError: The step returned nothing of this name.
+        """
+        self._merge()
+        known = list(self._chunks[0].values) if self._chunks else []
+        if name not in known:
+            raise KeyError(
+                f"the step returned no {name!r}; it returned: {', '.join(known) or 'nothing'}"
+            )
+        return self._chunks[0].values[name]
+
+    def _merge(self) -> None:
+        if len(self._chunks) < 2:
+            return
+        first, last = self._chunks[0], self._chunks[-1]
+
+        def joined(which: str) -> dict[str, Array]:
+            return {
+                name: np.concatenate([getattr(chunk, which)[name] for chunk in self._chunks])
+                for name in first.values
+            }
+
+        merged = StepLogs(
+            first.first_step, joined("values"), joined("weights"), last.examples, last.progress
+        )
+        self._chunks[:] = [merged]

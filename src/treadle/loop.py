@@ -1,0 +1,383 @@
+"""The only training loop, and the parts it is made of.
+
+Everything that trains goes through `Loop._windows`, in one order:
+
+    plan      how many steps run until somebody looks: an event, the end of the call
+    read      that many batches
+    run       them as one compiled call; the state is then that after the last of them
+    account   progress: steps, batches, examples, seconds
+    log       every step's values, fetched at once, go to the history and the hooks
+    validate  where it is due
+    hooks     that are due
+    stop?     asked for, or at the end of the call
+
+At the end of an epoch come validation, hooks due by epochs, and the epoch's record, in this order.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from .backends.window import Window
+from .data import as_source
+from .data.source import Source
+from .directory import RunDirectory, described
+from .errors import noting
+from .evaluation import Evaluation, Validation
+from .feed import Feed
+from .hook import Hook
+from .logs import History, Logs, Record
+from .options import Options, run_seed
+from .plan import check_end
+from .progress import Progress
+from .state import State
+from .training import Training, stacked
+from .watchers import Watchers, recorded_history
+from .when import Scheduled, Span, When
+
+
+class Loop:
+    """Trains a task.
+
+    Args:
+        task: A `treadle.Task`.
+        directory: Where the run leaves its configuration, logs, final model and learning curve.
+        hooks: `treadle.every(…)` and the like, and `treadle.Hook` objects; they replace default
+            hooks of the same class.
+        options: How steps are executed.
+        configuration: What the run is, in JSON's types, recorded with it; the task's name and
+            Python attributes where it is not given.
+        fresh: Start anew in a directory that holds a run.
+        console: Show progress.
+
+    Attributes:
+        task: The task.
+        options: How steps are executed.
+        progress: Where the run stands.
+        history: All that was logged.
+        reason: Why it was asked to stop, or None.
+
+    Raises:
+        DirectoryError: The directory holds another run, or cannot be written to.
+        ConfigurationError: A hook is neither a `Hook` nor scheduled.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> task = treadle.Supervised(model, "mse", "sgd")
+        >>> data = treadle.data.from_arrays(np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
+        >>> with treadle.Loop(task, console=False) as loop:
+        ...     history = loop.fit(data, epochs=2)
+        >>> len(history["loss"]), loop.progress.step
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        directory: str | Path | None = None,
+        hooks: Sequence[Hook | Scheduled] = (),
+        options: Options | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+        console: bool = True,
+    ) -> None:
+        self.task = task
+        self.options = options or Options()
+        self.progress = Progress()
+        self.history = History()
+        self.reason: str | None = None
+        self.epochs_planned: int | None = None
+        self.steps_planned: int | None = None
+        self.steps_per_epoch: int | None = None
+        self.directory = Path(directory) if directory is not None else None
+        self._run_directory = (
+            RunDirectory(self.directory, configuration or described(task), fresh)
+            if self.directory is not None
+            else None
+        )
+        self._watchers = Watchers(hooks, self.directory, console)
+        self._training = Training(task, self.options)
+        self._evaluation = Evaluation(task, self.options)
+        self._feed = Feed()
+        self._validation: Validation | None = None
+        self._deadline: float | None = None
+        self._started, self._seconds_before, self._depth = 0.0, 0.0, 0
+        self._epoch_ended = self._in_epochs = False
+
+    def __enter__(self) -> "Loop":
+        """Return the loop."""
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Let go of the source; without an error the run is finished."""
+        self._feed.close()
+        if kind is None:
+            self._finish()
+
+    @property
+    def state(self) -> State:
+        """All variables of the task by path."""
+        prepared = self._training.prepared
+        return prepared.state if prepared else State.discover(self.task)
+
+    @property
+    def plan(self) -> str:
+        """How steps are executed, in one line; empty before the first step."""
+        return self._training.prepared.executor.plan if self._training.prepared else ""
+
+    def fit(
+        self,
+        train: Any,
+        validation: Any = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        until: str | None = None,
+        validate_every: str = "1 epoch",
+    ) -> History:
+        """Train; whichever of `epochs`, `steps` and `until` is reached first ends it.
+
+        Args:
+            train: A source of batches: `treadle.data`, tf.data, DataLoader, PyDataset, Grain, …
+            validation: A source, or a dict of named ones, logged as `val_…` and `val_<name>_…`.
+            epochs: Passes over `train` in this call.
+            steps: Steps in this call.
+            until: Time for this call, as `"30 min"`.
+            validate_every: When to validate: epochs, steps, examples or time.
+
+        Returns:
+            The history of the run.
+
+        Raises:
+            ConfigurationError: No end was given, or one that is not positive.
+        """
+        check_end(epochs=epochs, steps=steps, until=until)
+        asked = {"epochs": epochs, "steps": steps, "until": until}
+        if self._run_directory is not None and self._run_directory.is_done(asked):
+            self.history = recorded_history(self._run_directory.path)
+            self.reason = "it was finished before"
+            return self.history
+        source = as_source(train)
+        self._validation = Validation.of(validation, validate_every)
+        self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
+        self.steps_planned = None if steps is None else self.progress.step + steps
+        self.steps_per_epoch = source.length
+        try:
+            with self._run(epochs):
+                for _ in self.epochs(epochs):
+                    for _ in self.steps(source, every="auto"):
+                        pass
+                if self._validation and not self._validation.results_of(self.progress.step):
+                    self._record("validation", {**self.metrics(), **self._validate()})
+        finally:
+            self._validation = self._deadline = self.steps_planned = None
+        self._finish()
+        return self.history
+
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """Yield the number of each epoch; its record is made when the body is done.
+
+        Args:
+            count: Epochs in this call; None goes on until something stops it.
+
+        Example:
+            for epoch in loop.epochs(10):
+                for logs in loop.steps(train, every="200 steps"):
+                    print(logs.step, logs["loss"])
+        """
+        done, self._in_epochs = 0, True
+        try:
+            with self._run(count):
+                while (count is None or done < count) and not self._over():
+                    self._epoch_ended = True
+                    yield self.progress.epoch
+                    if self._epoch_ended:
+                        self._end_epoch()
+                    done += 1
+        finally:
+            self._in_epochs = False
+
+    def steps(self, source: Any, every: str = "1 step") -> Iterator[Logs]:
+        """Train through one epoch of a source, yielding every so often.
+
+        While the body runs, the state is exactly that after `logs.step`. Looking at every step
+        means one compiled call for each: `every="200 steps"` is faster.
+
+        Args:
+            source: A source of batches.
+            every: When to yield; `"auto"` yields when a window happens to end.
+        """
+        look = None if every == "auto" else When(Span.parse(every))
+        with self._run(None):
+            before = self.progress
+            for _ in self._windows(as_source(source), look):
+                if look is None or look.due(before, self.progress):
+                    before = self.progress
+                    yield Logs(self._training.look(), self.progress, self.metrics)
+        if self._epoch_ended and not self._in_epochs:
+            self._end_epoch()
+
+    def step(self, batch: Any) -> Logs:
+        """Train on one batch and return what the step returned."""
+        with self._run(None):
+            window = stacked(batch)
+            if self._training.prepared is None:
+                self._prepare(window)
+            self._train(window)
+        return Logs(self._training.look(), self.progress, self.metrics)
+
+    def evaluate(self, source: Any) -> dict[str, float]:
+        """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
+        with noting("evaluation", self.progress):
+            return self._evaluation.evaluate(source, self)
+
+    def predict(self, source: Any) -> Any:
+        """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
+        return self._evaluation.predict(source, self)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
+
+        Arrays are tensors inside; Python numbers and texts are constants. It draws from a random
+        stream of its own, another one in each call.
+        """
+        return self._evaluation.call(function, *inputs)
+
+    def metrics(self) -> dict[str, float]:
+        """Return training means and metric results since they were last reset."""
+        return self._training.metrics()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record values of the user's own at this moment."""
+        self._record("log", values)
+
+    def stop(self, why: str) -> None:
+        """End training at this boundary."""
+        self.reason = why
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of every variable's value, for `restore`."""
+        return self.state.keep()
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Set every variable to what it was when `snapshot` was taken."""
+        self.state.put_back(snapshot)
+
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
+        return self._training.batch_at(step)
+
+    def prepare(self, source: Any) -> None:
+        """Build and check `train_step` with the first batch of a source, without training."""
+        self._feed.open(as_source(source), self.progress, self)
+        window = self._feed.first(self.progress)
+        if window is not None:
+            self._prepare(window)
+
+    def _windows(self, source: Source, look: When | None) -> Iterator[None]:
+        """Train through the rest of an epoch; see the top of this file."""
+        self._epoch_ended = False
+        if self._over():
+            return
+        self._feed.open(source, self.progress, self)
+        first = self._feed.first(self.progress)
+        if first is not None and self._training.prepared is None:
+            self._prepare(first)
+        events = [*self._watchers.events(), *([look] if look else [])]
+        events += [self._validation.when] if self._validation else []
+        while not self._over():
+            before = self.progress
+            size = self._training.window_size(self.progress, events, self.steps_planned)
+            window = self._feed.take(size, self.progress)
+            if window is None:
+                self._epoch_ended = True
+                return
+            self._train(window)
+            if self._validation and self._validation.due(before, self.progress):
+                self._record("validation", {**self.metrics(), **self._validate()})
+                if source.endless:
+                    self._training.reset_metrics()
+            self._watchers.run_due(self, before)
+            yield
+        if self.progress.batch == source.length and not self._feed.take(1, self.progress):
+            self._epoch_ended = True  # the call ends where the epoch does
+
+    def _train(self, window: Window) -> None:
+        """Run one window, account for it, and log every step of it."""
+        note = self._training.recompiled(window)
+        if note:
+            self.log({"note": note})
+        with noting("train_step", self.progress):
+            logs = self._training.run(window, self.progress)
+        self.progress = logs.progress.after_seconds(self._clock())
+        self.history.add_steps(logs)
+        self._watchers.tell("steps", self, logs)
+
+    def _prepare(self, window: Window) -> None:
+        with noting("train_step", self.progress):
+            self._training.prepare(window)
+        if self._run_directory is not None:
+            self._run_directory.begin({"backend": keras.config.backend(), "seed": run_seed()})
+
+    def _end_epoch(self) -> None:
+        """Validate, run hooks that are due, and record the epoch."""
+        before, values = self.progress, self.metrics()
+        if self._validation:
+            due = self._validation.due(before, before, epoch_ended=True)
+            values |= self._validate() if due else self._validation.results_of(before.step)
+        self._watchers.run_due(self, before, epoch_ended=True)
+        self._record("epoch", values)
+        self.progress = self.progress.at_epoch(before.epoch + 1)
+        self._training.reset_metrics()
+
+    def _validate(self) -> dict[str, float]:
+        assert self._validation is not None
+        return self._validation.run(self.evaluate, self.progress)
+
+    def _record(self, kind: str, values: Mapping[str, Any]) -> None:
+        record = Record(kind, self.progress, dict(values))
+        self.history.add(record)
+        self._watchers.tell("record", self, record)
+
+    def _clock(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    def _over(self) -> bool:
+        """Say whether this call has come to its end."""
+        self.progress = self.progress.after_seconds(self._clock())
+        if self._deadline is not None and self.progress.seconds >= self._deadline:
+            self.reason = self.reason or "its time was up"
+        limit = self.steps_planned
+        return self.reason is not None or (limit is not None and self.progress.step >= limit)
+
+    @contextmanager
+    def _run(self, epochs: int | None) -> Generator[None]:
+        """Start hooks, and end them whatever happens; calls inside one another count once."""
+        self._depth += 1
+        error: BaseException | None = None
+        try:
+            if self._depth == 1:
+                self.reason = None
+                self.epochs_planned = None if epochs is None else self.progress.epoch + epochs
+                self._started, self._seconds_before = time.monotonic(), self.progress.seconds
+                self._watchers.tell("start", self)
+            yield
+        except GeneratorExit:  # the user's own `for` was left by a break
+            raise
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._watchers.end(self, error)
+
+    def _finish(self) -> None:
+        if self._run_directory is not None and self._training.prepared:
+            facts = {"plan": self.plan, "reason": self.reason, "progress": asdict(self.progress)}
+            self._run_directory.finish(facts)

@@ -1,0 +1,164 @@
+"""What is chosen before a run: `setup` for what layers need to know, `Options` for execution."""
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import BackendError, ConfigurationError, did_you_mean
+
+BACKENDS = ("tensorflow", "jax", "torch")
+PRECISIONS = ("float32", "float64", "bfloat16", "mixed_bfloat16")
+
+_run: dict[str, Any] = {"seed": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How steps are executed; frozen, and recorded with the run.
+
+    Attributes:
+        execution: `"compiled"`, `"eager"` (the readable reference, slow), or `"auto"`: compiled
+            wherever the backend can.
+        window: The most steps that run as one compiled call; None lets the plan decide. Results do
+            not depend on it.
+        jit: Compile with XLA where that is a choice (TensorFlow); None means the plan's rule: no.
+        preflight: Look for mistakes before the first step: variables that no attribute reaches,
+            losses that reach nothing, steps that return nothing.
+        checked: Check what each phase owns; costs a copy of what it does not.
+
+    Raises:
+        ConfigurationError: A value that is not known.
+
+    Example:
+        >>> Options(window=8).window
+        8
+    """
+
+    execution: Literal["auto", "compiled", "eager"] = "auto"
+    window: int | None = None
+    jit: bool | None = None
+    preflight: bool = True
+    checked: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if self.execution not in ("auto", "compiled", "eager"):
+            raise ConfigurationError(
+                f"unknown execution {self.execution!r}."
+                f"{did_you_mean(self.execution, ('auto', 'compiled', 'eager'))}"
+            )
+        if self.window is not None and self.window < 1:
+            raise ConfigurationError(f"window must be at least 1, not {self.window}")
+
+
+def setup(
+    seed: int | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    devices: Any = None,
+) -> None:
+    """Say what must be known before layers exist.
+
+    Thin over Keras' own settings (`keras.utils.set_random_seed`, `keras.config.set_dtype_policy`,
+    `KERAS_BACKEND`, `keras.distribution`), which work too.
+
+    Args:
+        seed: Seeds initial weights, dropout, the order of the data, and Python's and NumPy's own
+            generators; a whole number from 0.
+        precision: A Keras dtype policy: `"float32"`, `"mixed_bfloat16"` …
+        backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported.
+        devices: A `keras.distribution` object, set for all layers made afterwards.
+
+    Raises:
+        BackendError: The backend is unknown, not installed, or Keras already runs on another one.
+        ConfigurationError: Layers exist already and would not notice, or a value is not known.
+
+    Example:
+        >>> import treadle
+        >>> treadle.setup(seed=0)
+    """
+    if backend is not None:
+        choose_backend(backend)
+    if seed is not None and seed < 0:
+        raise ConfigurationError(f"seed must be a whole number from 0, not {seed!r}")
+    if precision is not None and precision not in PRECISIONS:
+        what = (
+            "mixed_float16 needs loss scaling, which Treadle does not have yet: use mixed_bfloat16"
+            if precision == "mixed_float16"
+            else f"unknown precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
+        )
+        raise ConfigurationError(what)
+    import keras
+
+    built = _names_of_what_exists()
+    for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
+        if value is not None and built:
+            raise ConfigurationError(
+                f"setup({name}=…) must come before anything is built: {built} exists already and "
+                f"would not notice. Move treadle.setup to the top of the script, or call "
+                f"keras.backend.clear_session() first"
+            )
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+        _run["seed"] = seed
+    if precision is not None:
+        keras.config.set_dtype_policy(precision)
+    if devices is not None:
+        keras.distribution.set_distribution(devices)
+
+
+def run_seed() -> int:
+    """Return the seed from which data orders derive: `setup`'s, else Keras' own, else 0."""
+    seed: int | None = _run["seed"]
+    if seed is None:
+        seed = global_random_seed()
+    return 0 if seed is None else seed
+
+
+def choose_backend(name: str) -> None:
+    """Make Keras use this backend; it must not be imported with another one yet.
+
+    Raises:
+        BackendError: Unknown, not installed, or Keras already runs on another one.
+    """
+    if name not in BACKENDS:
+        raise BackendError(f"unknown backend {name!r}.{did_you_mean(name, BACKENDS)}")
+    if importlib.util.find_spec(name) is None:
+        found = ", ".join(b for b in BACKENDS if importlib.util.find_spec(b)) or "none"
+        raise BackendError(
+            f"the backend {name!r} is not installed: pip install 'treadle[{name}]' "
+            f"(installed: {found})"
+        )
+    if "keras" in sys.modules:
+        import keras
+
+        current = keras.config.backend()
+        if current != name:
+            raise BackendError(
+                f"Keras already runs on {current!r}, and cannot change to {name!r} in this "
+                f"process: call treadle.setup(backend={name!r}) before importing keras, or set "
+                f"KERAS_BACKEND={name}"
+            )
+    os.environ["KERAS_BACKEND"] = name
+
+
+def global_random_seed() -> int | None:
+    """Return what `keras.utils.set_random_seed` was told, or None."""
+    from keras.src.utils.rng_utils import get_random_seed
+
+    return get_random_seed()
+
+
+def _names_of_what_exists() -> str:
+    """Return the name of some layer that was made already, or an empty text."""
+    from keras.src.backend.common import global_state
+
+    counters = global_state.get_global_attribute("object_name_uids", {}) or {}
+    made = [name for name, count in counters.items() if count and name not in NOT_BUILT]
+    return f"'{made[0]}'" if made else ""
+
+
+# What Keras itself makes on import or for `keras.random`: no layer has drawn its weights yet.
+NOT_BUILT = ("seed_generator", "variable")

@@ -1,0 +1,141 @@
+"""A task's step made ready to run: built, checked, and handed to the backend."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .backends.base import Executor, Program, StepContext, Variable, active
+from .errors import StepError
+from .options import Options
+from .state import State, build
+from .tasks import step_outputs
+
+
+class Prepared:
+    """A step over a state, ready to run.
+
+    Attributes:
+        state: All that the task reaches, after building.
+        executor: Runs windows of batches.
+        written: Paths of the variables that the step itself assigns (optimizers' work aside).
+        metrics: Names of the metrics that the step updates.
+    """
+
+    def __init__(
+        self, task: Any, step: Callable[[Any], Any], batch: Any, options: Options, name: str
+    ) -> None:
+        names: list[list[str]] = []
+
+        def function(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            values, weights = step_outputs(step(batch), name)
+            _same_names(names, list(values), name)
+            return values, weights
+
+        self.state, found = build(task, function, batch, name, options.preflight)
+        self._name = name
+        self._constants = self.state.constants()
+        self._settled = False
+        self.written = [p for p, v in self.state.variables.items() if id(v) in found.written]
+        self.metrics = [
+            name
+            for name, metric in self.state.metrics.items()
+            if any(id(v) in found.written for v in metric.variables)
+        ]
+        self.returns = names[0]
+        self.changes_something = bool(found.written or found.applied)
+        native = not found.differentiated
+        program = program_of(self.state, function, options, name, native)
+        self.executor: Executor = active().executor(program, options)
+
+    def require_results(self) -> None:
+        """Refuse a step of which nothing would be known.
+
+        Raises:
+            StepError: It returned nothing and updated no metric, or a name is both.
+        """
+        if not self.returns and not self.metrics:
+            raise StepError(
+                f"{self._name} returned nothing, and no metric of the task changed: return a dict "
+                "of scalars such as {'loss': loss}, or update a metric that the task holds"
+            )
+        joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
+
+    def changed_constants(self) -> list[str]:
+        """Return which Python values of the task changed since the step was built, and how."""
+        now = self.state.constants()
+        return [
+            f"{path} changed from {old!r} to {now[path]!r}"
+            for path, old in self._constants.items()
+            if now[path] != old
+        ]
+
+    def refuse_moving_constants(self) -> None:
+        """Refuse, after its first run, a step that changes Python values itself.
+
+        Raises:
+            StepError: It does: a compiled step would do so once and never again.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        changed = self.changed_constants()
+        if changed:
+            raise StepError(
+                f"{self._name} changes Python values ({'; '.join(changed)}), which a compiled step "
+                "does only while it is traced: keep what changes in a keras.Variable"
+            )
+
+
+def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) -> dict[str, float]:
+    """Return both under their names.
+
+    Raises:
+        StepError: A name stands for two things.
+    """
+    both = sorted(set(means) & set(metrics))
+    if both:
+        raise StepError(
+            f"{step} returns {both[0]!r}, and a metric of the task has this name as well: rename "
+            "one of them"
+        )
+    return {**means, **metrics}
+
+
+def program_of(
+    state: State, function: Callable[..., Any], options: Options, name: str, native: bool
+) -> Program:
+    """Return a function over a state as what backends compile."""
+    variables = list(state.variables.values())
+    nobodys = frozenset(
+        id(v) for v in [*state.seeds, *(v for m in state.metrics.values() for v in m.variables)]
+    )
+    paths: Mapping[str, Variable] = state.variables
+
+    def new_context(number: Any) -> StepContext:
+        return StepContext(
+            number=number,
+            layers=state.layers,
+            variables=paths,
+            path_of=state.path_of,
+            checked=options.checked,
+            owned_by_nobody=nobodys,
+        )
+
+    return Program(function, variables, state.seeds, new_context, name, native)
+
+
+def _same_names(seen: list[list[str]], names: list[str], step: str) -> None:
+    """Hold a step to the names that it returned first.
+
+    Raises:
+        StepError: It returned others.
+    """
+    if not seen:
+        seen.append(names)
+    elif set(seen[0]) != set(names):
+        missing = sorted(set(seen[0]) - set(names))
+        new = sorted(set(names) - set(seen[0]))
+        raise StepError(
+            f"{step} returned other names than before: "
+            f"{f'missing {missing}' if missing else ''}{', ' if missing and new else ''}"
+            f"{f'new {new}' if new else ''}. Return the same names from every step"
+        )

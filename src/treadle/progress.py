@@ -1,0 +1,49 @@
+"""Where a run stands: one small frozen value that everything else reads."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        step: Calls of `train_step` so far.
+        epoch: The epoch being run, from 0. While hooks run at the end of an epoch it is still that
+            epoch's number.
+        batch: Batches of this epoch trained on so far.
+        examples: Examples trained on so far, by the first leaf's leading dimension.
+        seconds: Seconds spent inside the loop so far, validation and hooks included.
+
+    Example:
+        >>> Progress(step=3).advanced(steps=2, examples=128).step
+        5
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+
+    def advanced(self, steps: int, examples: int) -> "Progress":
+        """Return the progress after `steps` more steps on `examples` more examples in all."""
+        return Progress(
+            self.step + steps,
+            self.epoch,
+            self.batch + steps,
+            self.examples + examples,
+            self.seconds,
+        )
+
+    def at_epoch(self, epoch: int) -> "Progress":
+        """Return the progress at the first batch of `epoch`."""
+        return Progress(self.step, epoch, 0, self.examples, self.seconds)
+
+    def after_seconds(self, seconds: float) -> "Progress":
+        """Return the same progress with its clock set to `seconds`."""
+        return Progress(self.step, self.epoch, self.batch, self.examples, seconds)
+
+    def __str__(self) -> str:
+        """Say it as messages do: `step 12, epoch 1, batch 4` (all counted from 1 but the step)."""
+        return f"step {self.step}, epoch {self.epoch + 1}, batch {self.batch}"

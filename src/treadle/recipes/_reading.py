@@ -1,0 +1,248 @@
+"""What tasks a file holds, found by reading its source: nothing is run, no framework imported."""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, did_you_mean
+from ._settings import Parameter, parameters_of, read_settings
+
+if TYPE_CHECKING:  # importing it would import Keras
+    from ._loading import Made
+
+BASES = ("Task", "Supervised")
+MAKERS = ("task", *BASES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A task in a file.
+
+    Attributes:
+        name: What it is called on the command line and in the names of directories.
+        description: The first line of its docstring.
+        path: The file.
+        target: The class, function or object in it.
+        parameters: What it takes; None where its file does not tell.
+        backend: The one backend that it runs on, or None.
+        offered: It is a task by the looks of it; other classes and functions count when named.
+        module: Its dotted name where it comes with Treadle.
+    """
+
+    name: str
+    description: str
+    path: Path
+    target: str
+    parameters: tuple[Parameter, ...] | None
+    backend: str | None
+    offered: bool = True
+    module: str | None = None
+
+    @property
+    def source(self) -> str:
+        """What `run` takes: the recipe's name, or `file.py:Task` with the whole path."""
+        return self.name if self.module else f"{self.path}:{self.target}"
+
+    def renamed(self, name: str, module: str) -> "Recipe":
+        """Return it as one that comes with Treadle."""
+        return replace(self, name=name, module=module)
+
+    def settings(self, given: Sequence[str]) -> dict[str, Any]:
+        """Return every setting of the task, of which some are given as `name=value`.
+
+        Raises:
+            ConfigurationError: Something given is unknown or of another type, or something that is
+                needed is missing.
+        """
+        return read_settings(given, self.parameters, self.name)
+
+    def make(self, settings: Mapping[str, Any]) -> "Made":
+        """Run the file and make the task; this imports Keras.
+
+        Raises:
+            BackendError: It runs on another backend than the one that is active.
+            ConfigurationError: What it names is no task.
+        """
+        from ._loading import make
+
+        return make(self, settings)
+
+
+def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Recipe:
+    """Return the task of this name, or the only one.
+
+    Raises:
+        ConfigurationError: There is none, or there are several and none is named.
+    """
+    offered = [name for name, recipe in recipes.items() if recipe.offered]
+    if target is not None:
+        if target not in recipes:
+            raise ConfigurationError(
+                f"{path} has no class, function or object {target!r}."
+                f"{did_you_mean(target, offered)}"
+            )
+        return recipes[target]
+    if not offered:
+        raise ConfigurationError(
+            f"{path} holds no task: write a class that inherits from treadle.Task, or name a "
+            f"function or object that makes one, as {path.name}:NAME"
+        )
+    if len(offered) > 1:
+        raise ConfigurationError(
+            f"{path} holds several tasks: name one, as {path.name}:{offered[0]} "
+            f"(there are {', '.join(offered)})"
+        )
+    return recipes[offered[0]]
+
+
+@lru_cache
+def read_file(path: Path) -> dict[str, Recipe]:
+    """Return all that a file defines and that may be a task, by name.
+
+    Raises:
+        ConfigurationError: The file is missing, unreadable or no Python.
+    """
+    tree = _parsed(path)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    module = _Module(path, tree, classes)
+    recipes: dict[str, Recipe] = {}
+    for i, node in enumerate(tree.body):
+        if isinstance(node, ast.ClassDef):
+            recipes[node.name] = Recipe(
+                name=node.name,
+                description=_first_line(node) or _first_line(tree),
+                path=path,
+                target=node.name,
+                parameters=module.parameters(node),
+                backend=_text(node.body, "backend") or _text(tree.body, "backend"),
+                offered=module.is_task(node) and not node.name.startswith("_"),
+            )
+        elif isinstance(node, ast.FunctionDef):
+            recipes[node.name] = Recipe(
+                name=node.name,
+                description=_first_line(node) or _first_line(tree),
+                path=path,
+                target=node.name,
+                parameters=parameters_of(node, method=False),
+                backend=_text(tree.body, "backend"),
+                offered=False,
+            )
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            following = tree.body[i + 1] if i + 1 < len(tree.body) else None
+            recipes[name] = Recipe(
+                name=name,
+                description=_string(following).partition("\n")[0] or _first_line(tree),
+                path=path,
+                target=name,
+                parameters=(),
+                backend=_text(tree.body, "backend"),
+                offered=isinstance(node.value, ast.Call) and _last(node.value.func) in MAKERS,
+            )
+    return recipes
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A parsed file, as far as classes and their bases go."""
+
+    path: Path
+    tree: ast.Module
+    classes: Mapping[str, ast.ClassDef]
+
+    def is_task(self, node: ast.ClassDef) -> bool:
+        """Say whether a class inherits from a task, as far as this file tells, or has its step."""
+        methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
+        if "train_step" in methods:
+            return True
+        for base in map(_last, node.bases):
+            inner = self.classes.get(base)
+            if base in BASES or (inner is not None and inner is not node and self.is_task(inner)):
+                return True
+        return False
+
+    def parameters(self, node: ast.ClassDef) -> tuple[Parameter, ...] | None:
+        """Return what `__init__` takes, be it inherited within reach; None where it is not."""
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                return parameters_of(part, method=True)
+        for base in map(_last, node.bases):
+            if base == "Task":
+                return ()
+            if base in self.classes and self.classes[base] is not node:
+                return self.parameters(self.classes[base])
+            elsewhere = self._imported(base)
+            if elsewhere is not None:
+                return elsewhere.parameters
+        return None
+
+    def _imported(self, name: str) -> Recipe | None:
+        """Find a base class in another recipe, or in a file beside this one."""
+        for node in self.tree.body:
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    path = self._file(node.module)
+                    return read_file(path).get(alias.name) if path else None
+        return None
+
+    def _file(self, module: str) -> Path | None:
+        if module.startswith("treadle.recipes."):
+            spec = find_spec(module)
+            return Path(spec.origin) if spec and spec.origin else None
+        beside = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
+        return beside if beside.is_file() else None
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"there is no file {path}") from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise ConfigurationError(f"{path} is no valid Python: {where}{error.msg}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no valid Python: {error}") from error
+
+
+def _first_line(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _text(body: Sequence[ast.stmt], name: str) -> str | None:
+    """Return the text that is assigned to `name`."""
+    for node in body:
+        targets: list[Any] = []
+        if isinstance(node, ast.Assign):
+            targets = list(node.targets)
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = node.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                return value.value
+    return None
+
+
+def _string(node: ast.stmt | None) -> str:
+    """Return a string that stands for itself, as docstrings of attributes do."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return node.value.value if isinstance(node.value.value, str) else ""
+    return ""
+
+
+def _last(node: ast.expr) -> str:
+    """Return the last name of a dotted expression: `Task` of `treadle.Task`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

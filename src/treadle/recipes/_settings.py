@@ -1,0 +1,180 @@
+"""Settings of a task as the command line gives them: texts, read by the types in its signature."""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigurationError, did_you_mean
+
+PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
+BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NONE = ("none", "null")
+UNKNOWN = object()
+"""A default that is computed: known only once the file has run."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One typed parameter of a task.
+
+    Attributes:
+        name: Its name.
+        kind: Its annotation as it is written; that of its default where there is none.
+        accepts: Types, and the values of a `Literal`, None included; empty where it cannot be given
+            as text.
+        default: Its default; `UNKNOWN` for one that is computed.
+        required: It has no default.
+    """
+
+    name: str
+    kind: str
+    accepts: tuple[Any, ...]
+    default: Any = UNKNOWN
+    required: bool = False
+
+    def __str__(self) -> str:
+        """Say it as on the command line: `units=64`."""
+        return f"{self.name}=" + ("…" if self.default is UNKNOWN else f"{self.default}")
+
+    def read(self, text: str) -> Any:
+        """Return the value that a text means.
+
+        Raises:
+            ConfigurationError: It does not fit the annotation.
+
+        Example:
+            >>> Parameter("rate", "float | None", (float, None)).read("1e-3")
+            0.001
+        """
+        if not self.accepts:
+            raise ConfigurationError(
+                f"{self.name} is of type {self.kind or 'unknown'}, which the command line cannot "
+                "set: give it one of int, float, bool, str, a Literal, or such a type | None"
+            )
+        if None in self.accepts and text.lower() in NONE:
+            return None
+        literals = [value for value in self.accepts if not isinstance(value, type)]
+        for value in literals:
+            if value is not None and str(value) == text:
+                return value
+        if bool in self.accepts and text.lower() in BOOLS:
+            return BOOLS[text.lower()]
+        for kind in (int, float, str):
+            if kind in self.accepts:
+                try:
+                    return kind(text)
+                except ValueError:
+                    continue
+        known = [str(value) for value in literals]
+        raise ConfigurationError(
+            f"{self.name}={text}: expected {self.kind}, found {text!r}."
+            f"{did_you_mean(text, known) if known else ''}"
+        )
+
+
+def read_settings(
+    given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
+) -> dict[str, Any]:
+    """Return every setting of a task: those that are given as `name=value`, and known defaults.
+
+    Args:
+        given: Texts; of two with one name the later wins.
+        parameters: What the task takes; None where reading its file did not tell.
+        owner: The task's name, for messages.
+
+    Raises:
+        ConfigurationError: A text without `=`, an unknown name, a value that does not fit its type,
+            or a parameter without a default that is not given.
+
+    Example:
+        >>> read_settings(["units=8"], [Parameter("units", "int", (int,), 64)], "Digits")
+        {'units': 8}
+    """
+    texts: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigurationError(f"cannot read the setting {text!r}: write it as name=value")
+        texts[name.strip()] = value.strip()
+    if parameters is None:
+        if texts:
+            raise ConfigurationError(
+                f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
+                "from elsewhere: give it one of its own, with typed parameters"
+            )
+        return {}
+    known = {parameter.name: parameter for parameter in parameters}
+    for name in texts:
+        if name not in known:
+            raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
+    values: dict[str, Any] = {}
+    for name, parameter in known.items():
+        if name in texts:
+            values[name] = parameter.read(texts[name])
+        elif parameter.required:
+            raise ConfigurationError(
+                f"{owner} needs a value for {name!r}, of type {parameter.kind or 'unknown'}: add "
+                f"--set {name}=…"
+            )
+        elif parameter.default is not UNKNOWN:
+            values[name] = parameter.default
+    return values
+
+
+def parameters_of(function: ast.FunctionDef, method: bool) -> tuple[Parameter, ...]:
+    """Return the parameters of a function definition that can be passed by name."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    blanks: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pairs = list(zip(positional, [*blanks, *arguments.defaults], strict=True))
+    pairs = pairs[1:] if method else pairs
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return tuple(_parameter(argument, default) for argument, default in pairs)
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+    value: Any = UNKNOWN
+    if default is not None:
+        try:
+            value = ast.literal_eval(default)
+        except ValueError:
+            value = UNKNOWN
+    annotation = argument.annotation
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
+    if annotation is None:
+        kind = type(value).__name__ if type(value) in PLAIN.values() else ""
+        accepts: tuple[Any, ...] | None = (PLAIN[kind],) if kind else ()
+    else:
+        kind, accepts = ast.unparse(annotation), _accepts(annotation)
+    return Parameter(argument.arg, kind, accepts or (), value, required=default is None)
+
+
+def _accepts(annotation: ast.expr) -> tuple[Any, ...] | None:
+    """Return the types and values of an annotation; None where some part is none of ours."""
+    match annotation:
+        case ast.Constant(value=None):
+            return (None,)
+        case ast.Name(id=name) if name in PLAIN:
+            return (PLAIN[name],)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _joined([left, right])
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            if name == "Optional":
+                return _joined([*parts, ast.Constant(None)])
+            if name == "Union":
+                return _joined(parts)
+            if name == "Literal":
+                return tuple(part.value for part in parts if isinstance(part, ast.Constant)) or None
+            return None
+        case _:
+            return None
+
+
+def _joined(parts: Sequence[ast.expr]) -> tuple[Any, ...] | None:
+    accepted = [_accepts(part) for part in parts]
+    if any(part is None for part in accepted):
+        return None
+    return tuple(value for part in accepted for value in part or ())

@@ -1,0 +1,335 @@
+"""Every variable of a task, found by walking its attributes, named by path, ordered, once each."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from .backends.base import Build, StepContext, Variable, active
+from .errors import StateError
+
+# Bookkeeping of Keras' own: what it lists is found under the attribute that the user wrote.
+BOOKKEEPING = frozenset(
+    """
+    _layers _metrics _trainable_variables _non_trainable_variables _seed_generators _functional
+    _operations _operations_by_depth _operations_by_name _nodes _nodes_by_depth _tracker
+    _inbound_nodes _outbound_nodes _trainable_weights _variables _loss_tracker _compile_metrics
+    _compile_loss _losses
+    """.split()  # noqa: SIM905 - a list of strings would take a page
+)
+LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
+MAX_BUILD_RUNS = 8
+
+
+class State:
+    """The variables that a task reaches.
+
+    Attributes:
+        variables: Path to variable, in the order of the attributes; optimizers come last.
+        layers: All layers met on the way.
+        optimizers: Path to optimizer.
+        metrics: Name to metric; the name is the metric's last attribute name.
+        seeds: The states of seed generators, Keras' global one included.
+
+    Example:
+        >>> import keras
+        >>> class Holder:
+        ...     pass
+        >>> task = Holder()
+        >>> task.scale = keras.Variable(1.0)
+        >>> list(State.discover(task).variables)
+        ['scale', 'random/keras']
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Variable] = {}
+        self.layers: list[Any] = []
+        self.optimizers: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.seeds: list[Variable] = []
+        self._paths: dict[int, str] = {}
+        self._seen: set[int] = set()
+        self._constants: dict[str, Callable[[], Any]] = {}
+        self._backend = active()
+
+    @classmethod
+    def discover(cls, task: Any) -> "State":
+        """Walk a task.
+
+        Raises:
+            StateError: An optimizer scales its own loss, which `gradients` would not know of.
+        """
+        state = cls()
+        state._walk_attributes(task, "")
+        for path, optimizer in state.optimizers.items():
+            state._add_optimizer(path, optimizer)
+        # `keras.random` without a seed draws from here.
+        generator = keras.src.random.seed_generator.global_seed_generator()
+        state._add("random/keras", generator.state)
+        state.seeds.append(generator.state)
+        return state
+
+    def path_of(self, variable: Variable) -> str:
+        """Return a variable's path; for one that is not part of the state, Keras' own name."""
+        return self._paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
+
+    def __contains__(self, variable: Variable) -> bool:
+        """Say whether a variable is part of the state."""
+        return id(variable) in self._paths
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return a copy of every value as a NumPy array."""
+        return {path: self._backend.read(v) for path, v in self.variables.items()}
+
+    def assign(self, arrays: Mapping[str, Any]) -> None:
+        """Set every variable; nothing is assigned before everything has been checked.
+
+        Raises:
+            StateError: Values are missing, left over, or of another shape or dtype; all are listed.
+        """
+        faults = [f"{path} has no value" for path in self.variables if path not in arrays]
+        faults += [f"{path} is not in this task" for path in arrays if path not in self.variables]
+        for path, variable in self.variables.items():
+            if path in arrays and tuple(arrays[path].shape) != tuple(variable.shape):
+                found, expected = tuple(arrays[path].shape), tuple(variable.shape)
+                faults.append(f"{path} has shape {found}, expected {expected}")
+        if faults:
+            raise StateError(
+                f"the values do not fit the task: {'; '.join(faults)}. Nothing was changed"
+            )
+        for path, variable in self.variables.items():
+            self._backend.write(variable, arrays[path])
+
+    def keep(self, paths: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return copies of values, on the device where that is cheap, for `put_back`."""
+        chosen = self.variables if paths is None else paths
+        return {path: self._backend.keep(self.variables[path]) for path in chosen}
+
+    def put_back(self, kept: Mapping[str, Any]) -> None:
+        """Set variables to what `keep` returned."""
+        for path, value in kept.items():
+            self._backend.write(self.variables[path], value)
+
+    def constants(self) -> dict[str, Any]:
+        """Return the Python values that a compiled step takes as they are now, by path."""
+        return {path: read() for path, read in self._constants.items()}
+
+    def _walk(self, thing: Any, path: str, constants: bool) -> None:
+        """Take in one value: a variable, something that holds some, or a Python constant."""
+        if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
+            self._add(path, thing)
+        elif isinstance(thing, (list, tuple, dict)):
+            pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            if self._first_visit(thing):
+                for key, part in pairs:
+                    self._walk(part, f"{path}/{key}", constants)
+        elif isinstance(thing, keras.random.SeedGenerator):
+            self._add(f"{path}/state", thing.state)
+            self.seeds.append(thing.state)
+        elif isinstance(thing, keras.optimizers.Optimizer):
+            if self._first_visit(thing):
+                self._refuse_scaling(path, thing)
+                self.optimizers[path] = thing
+        elif isinstance(thing, keras.metrics.Metric):
+            if self._first_visit(thing):
+                self._add_metric(path, thing)
+        elif isinstance(thing, keras.Layer):
+            if self._first_visit(thing):
+                self._add_layer(path, thing)
+        elif dataclasses.is_dataclass(thing) or getattr(thing, "holds_state", False):
+            if self._first_visit(thing):
+                self._walk_attributes(thing, path)
+        elif (children := self._backend.native_children(thing)) is not None:
+            if self._first_visit(thing):
+                for name, part in children.items():
+                    self._walk(part, f"{path}/{name}", constants=False)
+        elif constants and isinstance(thing, np.ndarray):
+            self._constants[path] = lambda: _array_mark(thing)
+
+    def _walk_attributes(self, holder: Any, path: str) -> None:
+        for name, value in list(vars(holder).items()):
+            inner = f"{path}/{name}" if path else name
+            if isinstance(value, (bool, int, float, str)) or value is None:
+                self._constants[inner] = lambda name=name: getattr(holder, name, None)
+            else:
+                self._walk(value, inner, constants=True)
+
+    def _add(self, path: str, variable: Variable) -> None:
+        if id(variable) in self._paths:
+            return
+        unique, suffix = path, 1
+        while unique in self.variables:
+            unique, suffix = f"{path}_{suffix}", suffix + 1
+        self.variables[unique] = variable
+        self._paths[id(variable)] = unique
+
+    def _first_visit(self, thing: Any) -> bool:
+        if id(thing) in self._seen:
+            return False
+        self._seen.add(id(thing))
+        return True
+
+    def _add_layer(self, path: str, layer: Any) -> None:
+        self.layers.append(layer)
+        self._constants[f"{path}/trainable"] = lambda: layer.trainable
+        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
+            if self._is_plain(layer, variable):
+                self._add(f"{path}/{variable.name}", variable)
+        if isinstance(layer, keras.Sequential) or hasattr(layer, "_operations"):
+            for i, part in enumerate(layer.layers):
+                self._walk(part, f"{path}/layers/{i}", constants=False)
+        for name, value in list(vars(layer).items()):
+            if name not in BOOKKEEPING:
+                self._walk(value, f"{path}/{name.lstrip('_')}", constants=False)
+        for kind in ("_layers", "_metrics", "_seed_generators"):  # whatever has no attribute
+            for i, part in enumerate(getattr(layer, kind)):
+                self._walk(part, f"{path}/{kind.strip('_')}/{i}", constants=False)
+
+    def _is_plain(self, layer: Any, variable: Variable) -> bool:
+        """A metric's or a generator's variable may be listed by the layer as well."""
+        return not any(
+            variable is generator.state for generator in layer._seed_generators
+        ) and not any(variable is v for metric in layer._metrics for v in metric.variables)
+
+    def _add_metric(self, path: str, metric: Any) -> None:
+        name, suffix = path.rsplit("/", 1)[-1], 1
+        while name in self.metrics:
+            name, suffix = f"{path.rsplit('/', 1)[-1]}_{suffix}", suffix + 1
+        self.metrics[name] = metric
+        for variable in metric.variables:
+            self._add(f"{path}/{variable.name}", variable)
+        for attribute, value in list(vars(metric).items()):
+            if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
+                self._walk(value, f"{path}/{attribute}", constants=False)
+
+    def _refuse_scaling(self, path: str, optimizer: Any) -> None:
+        scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if scaling or optimizer.loss_scale_factor is not None:
+            raise StateError(
+                f"{path} scales its loss itself ({type(optimizer).__name__}): gradients are always "
+                "unscaled here, so it would divide them once too often. Use the inner optimizer, "
+                "without loss_scale_factor"
+            )
+
+    def _add_optimizer(self, path: str, optimizer: Any) -> None:
+        """Add an optimizer's variables; a slot is named by the variable that it belongs to."""
+        owners = [self.path_of(v) for v in optimizer._trainable_variables]
+        for name, value in list(vars(optimizer).items()):
+            slot = f"{path}/{name.lstrip('_')}"
+            if isinstance(value, keras.Variable):
+                self._add(slot, value)
+            elif isinstance(value, list) and name not in ("_variables", "_trainable_variables"):
+                for i, variable in enumerate(value):
+                    if isinstance(variable, keras.Variable):
+                        self._add(f"{slot}/{owners[i] if i < len(owners) else i}", variable)
+        for variable in optimizer.variables:
+            self._add(f"{path}/{variable.name}", variable)
+
+
+def build(
+    task: Any, function: Callable[[Any], Any], batch: Any, name: str, check: bool = True
+) -> tuple[State, Build]:
+    """Run a step abstractly until no new variable appears; its updates are discarded.
+
+    Optimizers are built with the variables that their `apply` was given. On return the state holds
+    all that the step reads or changes.
+
+    Args:
+        task: What holds the state.
+        function: The step, a function of a batch.
+        batch: A real batch, of NumPy arrays.
+        name: The step's name, for messages.
+        check: Refuse variables and optimizers that no attribute reaches.
+
+    Raises:
+        StateError: The step uses a variable or an optimizer that no attribute of the task reaches,
+            or makes new variables every time.
+    """
+    backend = active()
+    known = -1
+    for _ in range(MAX_BUILD_RUNS):
+        state = State.discover(task)
+        found = Build()
+        step = StepContext(
+            build=found,
+            layers=state.layers,
+            variables=state.variables,
+            path_of=state.path_of,
+        )
+        before = len(state.variables)
+        try:
+            with _apply_builds(found):
+                scope = backend.abstract_run(function, batch, step)
+        except Exception:
+            # A native step may stumble over variables that it has only just made: once they exist
+            # it gets another run.
+            if len(State.discover(task).variables) == before:
+                raise
+            continue
+        found.read, found.written = dict(scope.foreign), dict(scope.assigned)
+        for optimizer, variables in found.applied:
+            if not optimizer.built and variables:
+                with keras.name_scope(optimizer.name):
+                    optimizer.build(variables)
+        state = State.discover(task)
+        used = {**found.read, **found.written}
+        if len(state.variables) + len(used) == known:
+            if check:
+                _check_reached(state, found, name)
+            return state, found
+        known = len(state.variables) + len(used)
+    raise StateError(
+        f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
+        "in __init__ and keep them as attributes"
+    )
+
+
+def _check_reached(state: State, found: Build, name: str) -> None:
+    reached = {id(optimizer) for optimizer in state.optimizers.values()}
+    for optimizer, _ in found.applied:
+        if id(optimizer) not in reached:
+            raise StateError(
+                f"{name} applies the optimizer {optimizer.name!r} ({type(optimizer).__name__}), "
+                "which no attribute of the task reaches, so it would be neither saved nor compiled "
+                "in: keep it as an attribute, or pass it to treadle.task(…, optimizer=optimizer)"
+            )
+    hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
+    if hidden:
+        names = ", ".join(str(v.path) for v in hidden[:5])
+        more = f" and {len(hidden) - 5} more" if len(hidden) > 5 else ""
+        raise StateError(
+            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
+            "step would never see it change: keep what holds it as an attribute, or pass it to "
+            "treadle.task(…, model=model)"
+        )
+
+
+@contextmanager
+def _apply_builds(found: Build) -> Generator[None]:
+    """Let `optimizer.apply` only take note of its variables: nothing is known of gradients yet."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        given = trainable_variables if trainable_variables is not None else []
+        found.applied.append((self, list(given)))
+
+    base: Any = keras.optimizers.Optimizer
+    own = base.__dict__.get("apply")
+    base.apply = apply
+    try:
+        yield
+    finally:
+        if own is None:
+            del base.apply
+        else:
+            base.apply = own
+
+
+def _array_mark(array: np.ndarray[Any, Any]) -> Any:
+    """Return what changes when an array does; large ones are known by identity alone."""
+    if array.nbytes > LARGE:
+        return id(array)
+    return array.shape, str(array.dtype), zlib.crc32(np.ascontiguousarray(array).tobytes())

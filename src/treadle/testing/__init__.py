@@ -1,0 +1,37 @@
+"""The conformance kit: checks that a task of your own keeps what Treadle promises.
+
+All are plain functions that raise `AssertionError`, for use in any test runner:
+
+- `fused_equals_unfused`: how many steps run as one compiled call changes no bit;
+- `compiled_equals_eager`: the compiled step computes what the readable one does;
+- `run_steps`, `save_trace`, `load_trace`, `agree`: the same task on another backend, in a process
+  of its own, computes the same from the same start.
+
+A task that is checked is made by a function without arguments (`make_task`), so that every check
+begins with a fresh one; random initial weights are seeded before each.
+
+Example:
+    >>> import keras, numpy as np, treadle
+    >>> from treadle.testing import compiled_equals_eager, fused_equals_unfused
+    >>> def make_task():
+    ...     model = keras.Sequential([keras.layers.Dense(2)])
+    ...     return treadle.Supervised(model, "mean_squared_error", "sgd")
+    >>> batches = [(np.full((4, 3), i, "float32"), np.ones((4, 2), "float32")) for i in range(3)]
+    >>> fused_equals_unfused(make_task, batches)
+    >>> compiled_equals_eager(make_task, batches)
+"""
+
+from .checks import compiled_equals_eager, fused_equals_unfused
+from .running import run_steps, same_start
+from .trace import Trace, agree, load_trace, save_trace
+
+__all__ = [
+    "Trace",
+    "agree",
+    "compiled_equals_eager",
+    "fused_equals_unfused",
+    "load_trace",
+    "run_steps",
+    "same_start",
+    "save_trace",
+]

@@ -1,0 +1,92 @@
+"""Checks of a task against what Treadle promises for every task."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from ..options import Options
+from .running import Batches, Runner
+from .trace import Tolerance, compare
+
+MakeTask = Callable[[], Any]
+
+
+def fused_equals_unfused(
+    make_task: MakeTask,
+    batches: Batches,
+    options: Options | None = None,
+    partitions: Sequence[Sequence[int]] | None = None,
+) -> None:
+    """Check that it makes no difference how many steps run as one compiled call: not in one bit.
+
+    The same task runs all batches once per partition, put back to its start before each. What it
+    keeps anywhere else than in variables (a Python counter, a list of losses) is a difference too.
+
+    Args:
+        make_task: Makes a fresh task.
+        batches: Some batches, at least three for the check to mean anything.
+        options: How to execute.
+        partitions: The sizes of windows to compare with single steps, as `run_steps` takes them:
+            by default 2, then 3, 1, 3, 1 …, then all at once.
+
+    Raises:
+        AssertionError: Something differs; the message names the first step and value, or the first
+            path, and both numbers.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> def make_task():
+        ...     return treadle.Supervised(keras.Sequential([keras.layers.Dense(1)]), "mse", "adam")
+        >>> batches = [(np.ones((2, 3), "float32"), np.zeros((2, 1), "float32"))] * 3
+        >>> fused_equals_unfused(make_task, batches)
+    """
+    runner = Runner(_made(make_task), batches, options or Options(), "train_step")
+    traces = runner.run_again_in([(1,), *(partitions or ((2,), (3, 1), (len(batches),)))])
+    single = next(traces)[1]
+    for sizes, trace in traces:
+        compare(
+            trace,
+            single,
+            f"in windows of {', '.join(map(str, sizes))}",
+            "in single steps",
+            tolerance=None,
+        )
+
+
+def compiled_equals_eager(
+    make_task: MakeTask,
+    batches: Batches,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    options: Options | None = None,
+) -> None:
+    """Check that the compiled step computes what the readable reference does, within rounding.
+
+    Args:
+        make_task: Makes a fresh task; Keras' seed is set before each call.
+        batches: Some batches; few, since rounding grows from step to step.
+        rtol: Allowed difference, relative to each returned value and to each variable's largest.
+        atol: Allowed difference beside that.
+        options: How to execute the compiled step.
+
+    Raises:
+        AssertionError: Something differs by more; the message names the first step and value, or
+            the first path, and both numbers.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> def make_task():
+        ...     return treadle.Supervised(keras.Sequential([keras.layers.Dense(1)]), "mse", "sgd")
+        >>> batches = [(np.ones((2, 3), "float32"), np.zeros((2, 1), "float32"))] * 3
+        >>> compiled_equals_eager(make_task, batches)
+    """
+    eager = Options(execution="eager", checked=True)
+    reference = Runner(_made(make_task), batches, eager, "train_step").run((1,))
+    compiled = Runner(_made(make_task), batches, options or Options(), "train_step").run((1,))
+    compare(compiled, reference, "compiled", "run eagerly", Tolerance(rtol, atol))
+
+
+def _made(make_task: MakeTask) -> Any:
+    keras.utils.set_random_seed(0)
+    return make_task()

@@ -1,0 +1,192 @@
+"""Runs steps of a task outside of any loop, and starts them where another backend starts."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import active
+from ..backends.window import Window
+from ..data.leaves import Array, as_array, examples_in, flattened, packed
+from ..errors import ConfigurationError, StateError
+from ..options import Options
+from ..programs import Prepared
+from ..state import State
+from ..stepping import raise_violations
+from .trace import Trace
+
+Batches = Sequence[Any]
+
+
+def run_steps(
+    task: Any,
+    batches: Batches,
+    options: Options | None = None,
+    windows: Sequence[int] = (1,),
+    start: int | None = None,
+    step: str = "train_step",
+) -> Trace:
+    """Run a step of a task once per batch and return all that it did.
+
+    The task goes on from where it stands, and is left where the last step brought it.
+
+    Args:
+        task: A task; what is not yet built is built.
+        batches: Batches of arrays: tuples, dicts, whatever the step takes. They may differ in
+            their first dimension, as the last of an epoch does.
+        options: How to execute; `Options()` by default.
+        windows: How many steps run as one compiled call, again and again in this order: `(3, 1)`
+            means 3, 1, 3, 1 … A window also ends where batches change their shapes.
+        start: Begin with `same_start(task, start)`, to be comparable with other backends.
+        step: The name of the method to run.
+
+    Raises:
+        ConfigurationError: No batches, or a window of less than one step.
+        OwnershipError: A phase changed what it does not own, and `options` ask for that check.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> task = treadle.Supervised(keras.Sequential([keras.layers.Dense(1)]), "mse", "sgd")
+        >>> batches = [(np.ones((2, 3), "float32"), np.zeros((2, 1), "float32"))] * 4
+        >>> trace = run_steps(task, batches, windows=(3, 1), start=0)
+        >>> trace.values["loss"].shape
+        (4,)
+        >>> sorted(trace.changed)[:2]
+        ['model/layers/0/bias', 'model/layers/0/kernel']
+    """
+    runner = Runner(task, batches, options or Options(), step)
+    if start is not None:
+        same_start(task, start)
+    return runner.run(windows)
+
+
+def same_start(task: Any, seed: int = 0) -> None:
+    """Set the weights of a built task to values that are the same on every backend.
+
+    Equal seeds give other initial weights on each backend. Here every variable of layers that was
+    drawn at random (of a float type, of two dimensions or more, and not constant) takes values that
+    NumPy draws from the seed and the variable's path, uniformly with the variance of Glorot's
+    initializer. Biases, statistics, optimizers, metrics and seeds stay as they are.
+
+    Args:
+        task: A task whose layers are built, as they are after its first step.
+        seed: Another seed, another start.
+
+    Raises:
+        StateError: A layer is not built, so its weights would be drawn later.
+
+    Example:
+        >>> import keras, treadle
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> same_start(treadle.Supervised(model, "mse", "sgd"))
+        >>> keras.ops.convert_to_numpy(model.layers[0].kernel)[0].astype(float).round(3).tolist()
+        [-0.105, -0.29, 0.146]
+    """
+    state = State.discover(task)
+    for layer in state.layers:
+        if not layer.built:
+            raise StateError(
+                f"same_start needs built layers, and {layer.name!r} is not: run a step first, or "
+                "give run_steps a start"
+            )
+    backend = active()
+    optimizers_and_metrics = {
+        id(v) for x in (*state.optimizers.values(), *state.metrics.values()) for v in x.variables
+    }
+    for path, variable in state.variables.items():
+        value = backend.read(variable)
+        if (
+            id(variable) not in optimizers_and_metrics
+            and "float" in str(value.dtype)
+            and value.ndim >= 2
+            and (value != value.flat[0]).any()
+        ):
+            backend.write(variable, _drawn(path, value.shape, seed).astype(value.dtype))
+
+
+class Runner:
+    """A prepared step and its batches, to be run more than once from the same start."""
+
+    def __init__(self, task: Any, batches: Batches, options: Options, step: str) -> None:
+        if not batches:
+            raise ConfigurationError("there are no batches to run a step on")
+        self._batches = [_arrays(batch) for batch in batches]
+        self._prepared = Prepared(task, getattr(task, step), self._batches[0], options, step)
+
+    @property
+    def state(self) -> State:
+        """All that the task reaches."""
+        return self._prepared.state
+
+    def run(self, windows: Sequence[int]) -> Trace:
+        """Run all batches in windows of these sizes, and return what happened."""
+        start = self.state.arrays()
+        executor = self._prepared.executor
+        values: list[dict[str, Array]] = []
+        weights: list[dict[str, Array]] = []
+        done = 0
+        for window in _windows(self._batches, windows):
+            returned, by, broken = executor.run(window, done).fetch()
+            raise_violations(broken)
+            self._prepared.refuse_moving_constants()
+            values.append(returned)
+            weights.append(by)
+            done += window.count
+        return Trace(
+            _joined(values),
+            _joined(weights),
+            start,
+            self.state.arrays(),
+            active().name,
+            executor.plan,
+        )
+
+    def run_again_in(
+        self, partitions: Iterable[Sequence[int]]
+    ) -> Iterator[tuple[Sequence[int], Trace]]:
+        """Run all batches once per partition, from the same start: variables and random states."""
+        start = self.state.arrays()
+        for sizes in partitions:
+            self.state.assign(start)
+            with active().own_random():
+                trace = self.run(sizes)
+            yield sizes, trace
+
+
+def _windows(batches: Batches, sizes: Sequence[int]) -> Iterator[Window]:
+    """Stack batches of equal form in windows of these sizes, again and again."""
+    if not sizes or min(sizes) < 1:
+        raise ConfigurationError(f"windows must be sizes of at least 1, not {tuple(sizes)}")
+    forms = [
+        [None if x is None else (x.shape, x.dtype) for _, x in flattened(batch)]
+        for batch in batches
+    ]
+    first = 0
+    for size in cycle(sizes):
+        last = first
+        while last < len(batches) and last - first < size and forms[last] == forms[first]:
+            last += 1
+        rows = [[x for _, x in flattened(batch)] for batch in batches[first:last]]
+        stacked = [
+            None if column[0] is None else np.stack(column) for column in zip(*rows, strict=True)
+        ]
+        yield Window(packed(batches[first], stacked), last - first, examples_in(rows[0]))
+        first = last
+        if first == len(batches):
+            return
+
+
+def _arrays(batch: Any) -> Any:
+    return packed(batch, [as_array(path, leaf) for path, leaf in flattened(batch)])
+
+
+def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _drawn(path: str, shape: tuple[int, ...], seed: int) -> Array:
+    fields = int(np.prod(shape[:-2]))
+    limit = np.sqrt(6 / (fields * (shape[-2] + shape[-1])))
+    return np.random.default_rng([seed, zlib.crc32(path.encode())]).uniform(-limit, limit, shape)

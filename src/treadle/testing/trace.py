@@ -1,0 +1,226 @@
+"""What some steps did, as NumPy arrays that can be compared and kept in a file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ABOUT = "about"  # the file's member that says what the others are
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What some steps of a task did.
+
+    Attributes:
+        values: What the steps returned: per name an array of shape (steps,).
+        weights: Per name an array of shape (steps,), for values that `treadle.weighted` made.
+        start: Every variable before the first step, by path.
+        state: Every variable after the last step, by path.
+        backend: Keras' backend.
+        plan: How the steps were executed, in one line.
+    """
+
+    values: Mapping[str, Array]
+    weights: Mapping[str, Array]
+    start: Mapping[str, Array]
+    state: Mapping[str, Array]
+    backend: str
+    plan: str
+
+    @property
+    def changed(self) -> set[str]:
+        """The paths of the variables whose bits the steps changed."""
+        return {path for path, end in self.state.items() if not same_bits(self.start[path], end)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far numbers may differ: by `rtol` of their size and `atol`.
+
+    The size is that of each number where every step's value is compared, and that of the largest
+    number of a variable, since the small ones among its entries carry the rounding of the large.
+    """
+
+    rtol: float
+    atol: float
+
+    def exceeded(self, a: Array, b: Array, whole: bool) -> Array:
+        """Return where two arrays of equal shape differ by more, NaN and NaN being equal."""
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        size = np.abs(b)
+        if whole:
+            size = np.max(size, initial=0.0, where=np.isfinite(size))
+        close = np.isclose(a, b, rtol=0, atol=0, equal_nan=True)  # equal infinities as well
+        with np.errstate(invalid="ignore"):
+            return ~(close | (np.abs(a - b) <= self.atol + self.rtol * size))
+
+
+def agree(a: Trace, b: Trace, rtol: float = 1e-4, atol: float = 1e-6, state: bool = True) -> None:
+    """Check that two traces agree within rounding, for example those of two backends.
+
+    Floats may differ by `atol` and by `rtol` of their size: of each value that a step returned, of
+    the largest entry of each variable. Whole numbers and booleans must be equal, of whatever dtype.
+
+    Args:
+        a: A trace.
+        b: The trace that is held to be right.
+        rtol: Allowed difference relative to `b`.
+        atol: Allowed difference beside that.
+        state: Compare the final variables too. Long runs on two backends need it switched off:
+            rounding grows from step to step, in optimizers that divide by small numbers first.
+
+    Raises:
+        AssertionError: They do not; the message names the first step, or path, and both numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> a = Trace({"loss": np.array([1.0, 0.5])}, {}, {}, {}, "jax", "")
+        >>> b = Trace({"loss": np.array([1.0, 0.6])}, {}, {}, {}, "torch", "")
+        >>> agree(a, b)
+        Traceback (most recent call last):
+        ...
+        AssertionError: step 2: loss is 0.5 on jax, but 0.6 on torch
+    """
+    compare(a, b, f"on {a.backend}", f"on {b.backend}", Tolerance(rtol, atol), state)
+
+
+def compare(
+    a: Trace, b: Trace, on_a: str, on_b: str, tolerance: Tolerance | None, state: bool = True
+) -> None:
+    """Raise an AssertionError that names the first difference; without a tolerance, of any bit."""
+    _same_names("the steps return", list(a.values), list(b.values), on_a, on_b)
+    found: list[tuple[int, str, Array, Array]] = []
+    for kind, these, those in (("", a.values, b.values), ("the weight of ", a.weights, b.weights)):
+        for name in these:
+            where = _differences(these[name], those[name], tolerance, whole=False)
+            if where is None:
+                raise AssertionError(
+                    f"{kind}{name} is {_form(these[name])} {on_a}, but {_form(those[name])} {on_b}"
+                )
+            if where.any():
+                i = int(np.argmax(where))
+                found.append((i, kind + name, these[name][i], those[name][i]))
+    if found:
+        i, name, this, that = min(found, key=lambda difference: difference[0])
+        raise AssertionError(f"step {i + 1}: {name} is {this} {on_a}, but {that} {on_b}")
+    if not state:
+        return
+    _same_names("the state holds", list(a.state), list(b.state), on_a, on_b)
+    steps = max((len(x) for x in a.values.values()), default=None)
+    after = f"after {steps} steps" if steps else "after the last step"
+    for path, this in a.state.items():
+        that = b.state[path]
+        where = _differences(this, that, tolerance, whole=True)
+        if where is None:
+            raise AssertionError(f"{path} is {_form(this)} {on_a}, but {_form(that)} {on_b}")
+        if where.any():
+            at = np.unravel_index(int(np.argmax(where)), where.shape)
+            entry = f"[{', '.join(map(str, at))}]" if at else ""
+            more = f" ({where.sum()} of its {where.size} numbers differ)" if where.size > 1 else ""
+            raise AssertionError(
+                f"{after}: {path}{entry} is {this[at]} {on_a}, but {that[at]} {on_b}{more}"
+            )
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Say whether two arrays are equal in shape, dtype and every bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def save_trace(trace: Trace, path: str | Path) -> None:
+    """Write a trace to one `.npz` file, for a process on another backend to compare with.
+
+    Args:
+        trace: What `run_steps` returned.
+        path: The file, whose name ends in `.npz`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> file = Path(tempfile.mkdtemp()) / "trace.npz"
+        >>> loss = np.array([1.0, 0.5], "float32")
+        >>> save_trace(Trace({"loss": loss}, {}, {}, {}, "jax", ""), file)
+        >>> load_trace(file).values["loss"].tolist()
+        [1.0, 0.5]
+    """
+    arrays: dict[str, Array] = {}
+    about: dict[str, Any] = {"backend": trace.backend, "plan": trace.plan}
+    for part in ("values", "weights", "start", "state"):
+        about[part] = {}
+        for name, array in getattr(trace, part).items():
+            member = str(len(arrays))
+            about[part][name] = [member, str(array.dtype)]
+            # NumPy's format does not know bfloat16 and its like: they are stored as integers.
+            known = array.dtype.kind in "biufc"
+            arrays[member] = array if known else array.view(f"u{array.dtype.itemsize}")
+    arrays[ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType] # of NumPy's keyword for pickles
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read what `save_trace` wrote; nothing in the file is executed.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError, ValueError: The file is missing or holds something else.
+    """
+    import ml_dtypes  # comes with Keras; NumPy then knows bfloat16 by its name
+
+    with np.load(path, allow_pickle=False) as file:
+        about: dict[str, Any] = json.loads(file[ABOUT].tobytes())
+
+        def part(name: str) -> dict[str, Array]:
+            return {
+                key: file[member].view(getattr(ml_dtypes, dtype, dtype))
+                for key, (member, dtype) in about[name].items()
+            }
+
+        return Trace(
+            part("values"),
+            part("weights"),
+            part("start"),
+            part("state"),
+            about["backend"],
+            about["plan"],
+        )
+
+
+def _differences(
+    a: Array, b: Array, tolerance: Tolerance | None, whole: bool
+) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+    """Return where two arrays differ, or None where their forms already do."""
+    if a.shape != b.shape or _exact(a) != _exact(b) or (tolerance is None and a.dtype != b.dtype):
+        return None
+    if tolerance is not None and not _exact(a):
+        return tolerance.exceeded(a, b, whole)
+    if same_bits(a, b):
+        return np.zeros(a.shape, bool)
+    if _exact(a):
+        return a != b
+    bits = f"u{a.dtype.itemsize}"
+    return np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)
+
+
+def _exact(array: Array) -> bool:
+    return array.dtype.kind in "biu"
+
+
+def _form(array: Array) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _same_names(what: str, a: list[str], b: list[str], on_a: str, on_b: str) -> None:
+    only_a, only_b = [x for x in a if x not in b], [x for x in b if x not in a]
+    if only_a or only_b:
+        parts = [
+            f"only {on}: {', '.join(only)}" for on, only in ((on_a, only_a), (on_b, only_b)) if only
+        ]
+        raise AssertionError(f"{what} different names: {'; '.join(parts)}")

@@ -1,0 +1,114 @@
+"""The train step at work: windows of batches in, every step's values out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from .backends.window import Window, row
+from .errors import DataError
+from .evaluation import metric_results
+from .logs import Means, StepLogs
+from .options import Options
+from .plan import window_size
+from .programs import Prepared, joined
+from .progress import Progress
+from .stepping import raise_violations
+from .when import When
+
+
+class Training:
+    """Runs a task's `train_step`, and sums up what it returned.
+
+    Args:
+        task: The task.
+        options: How steps are executed.
+
+    Attributes:
+        prepared: The built and compiled step; None before the first batch.
+        batch_bytes: Bytes of a batch.
+        batch_examples: Examples in the batch that was last seen.
+    """
+
+    def __init__(self, task: Any, options: Options) -> None:
+        self._task, self._options = task, options
+        self.prepared: Prepared | None = None
+        self.batch_bytes = self.batch_examples = 1
+        self._means, self._since_look = Means(), Means()
+        self._last: tuple[int, Window] | None = None
+
+    def prepare(self, window: Window) -> Prepared:
+        """Build, check and compile the step for batches like these."""
+        step, batch = self._task.train_step, row(window.batches, 0)
+        prepared = Prepared(self._task, step, batch, self._options, "train_step")
+        prepared.require_results()
+        leaves = keras.tree.flatten(batch)
+        self.batch_bytes = sum(x.nbytes for x in leaves if isinstance(x, np.ndarray))
+        self.batch_examples = window.examples
+        self.prepared = prepared
+        return prepared
+
+    def window_size(self, progress: Progress, events: Sequence[When], last_step: int | None) -> int:
+        """Return how many steps may run before somebody looks."""
+        most = self.prepared.executor.largest if self.prepared else 1
+        return window_size(most, progress, events, last_step, self.batch_examples, self.batch_bytes)
+
+    def run(self, window: Window, progress: Progress) -> StepLogs:
+        """Run the window's steps as one call; returns every step's values, and the new progress."""
+        prepared = self.prepared or self.prepare(window)
+        outputs = prepared.executor.run(window, progress.step)
+        values, weights, broken = outputs.fetch()
+        raise_violations(broken)
+        prepared.refuse_moving_constants()
+        after = progress.advanced(window.count, window.count * window.examples)
+        examples = np.full(window.count, float(window.examples))
+        weights = {name: weights.get(name, examples) for name in values}
+        self._means.add(values, weights)
+        self._since_look.add(values, weights)
+        self._last = progress.step, window
+        return StepLogs(progress.step + 1, values, weights, window.examples, after)
+
+    def recompiled(self, window: Window) -> str:
+        """Compile anew where a Python value of the task has changed; say which, or nothing."""
+        changed = self.prepared.changed_constants() if self.prepared else []
+        if not changed:
+            return ""
+        self.prepare(window)
+        return f"compiled anew, because {'; '.join(changed)}"
+
+    def metrics(self) -> dict[str, float]:
+        """Return means and metric results since they were last reset."""
+        if self.prepared is None:
+            return {}
+        results = metric_results(self.prepared.state, self.prepared.metrics)
+        return joined(self._means.result(), results, "train_step")
+
+    def reset_metrics(self) -> None:
+        """Begin means and metrics anew."""
+        self._means = Means()
+        if self.prepared is not None:
+            for name in self.prepared.metrics:
+                self.prepared.state.metrics[name].reset_state()
+
+    def look(self) -> dict[str, float]:
+        """Return the means since this was last asked for."""
+        means, self._since_look = self._since_look.result(), Means()
+        return means
+
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the last window, as NumPy arrays.
+
+        Raises:
+            DataError: It is not in the last window.
+        """
+        if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
+            raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
+        return row(self._last[1].batches, step - 1 - self._last[0])
+
+
+def stacked(batch: Any) -> Window:
+    """Return one batch as a window."""
+    batches = keras.tree.map_structure(lambda x: None if x is None else np.asarray(x)[None], batch)
+    first = next(x for x in keras.tree.flatten(batches) if x is not None)
+    return Window(batches, 1, first.shape[1] if first.ndim > 1 else 1)

@@ -1,0 +1,103 @@
+"""The hooks of a run: which there are, and when each is called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import hooks as default_hooks
+from .errors import ConfigurationError, noting
+from .hook import Hook, LoopView
+from .hooks.lines import read_log
+from .logs import History, Record, StepLogs
+from .progress import Progress
+from .when import Scheduled, When
+
+
+class Watchers:
+    """All hooks of a run.
+
+    Args:
+        given: The user's; a hook replaces the default one of its class.
+        directory: Where default hooks write; None leaves those out that write.
+        console: Show progress.
+
+    Raises:
+        ConfigurationError: Something that is no hook.
+    """
+
+    def __init__(self, given: Sequence[Any], directory: Path | None, console: bool) -> None:
+        self._hooks: list[Hook] = []
+        self._scheduled: list[Scheduled] = []
+        for hook in given:
+            if isinstance(hook, Scheduled):
+                self._scheduled.append(hook)
+            elif isinstance(hook, Hook):
+                self._hooks.append(hook)
+            else:
+                raise ConfigurationError(
+                    f"{hook!r} is no hook: say when a function runs, as treadle.every('200 steps', "
+                    "function), or pass a treadle.Hook"
+                )
+        kinds = {type(hook) for hook in self._hooks}
+        defaults = default_hooks.defaults(directory, quiet=not console)
+        self._hooks[:0] = [hook for hook in defaults if type(hook) not in kinds]
+
+    def events(self) -> list[When]:
+        """Return the moments at which some hook looks at the state."""
+        own = [when for hook in self._hooks if (when := getattr(hook, "when", None))]
+        return [scheduled.when for scheduled in self._scheduled] + own
+
+    def tell(self, what: str, loop: LoopView, *arguments: Any) -> None:
+        """Call a method of every hook."""
+        for hook in self._hooks:
+            with noting(f"{type(hook).__name__}.{what}", loop.progress):
+                getattr(hook, what)(loop, *arguments)
+
+    def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
+        """Run scheduled functions that became due since `before`; what they return is logged."""
+        for scheduled in self._scheduled:
+            if scheduled.when.due(before, loop.progress, epoch_ended):
+                function: Callable[[Any], Any] = scheduled.function
+                with noting(getattr(function, "__name__", "a hook"), loop.progress):
+                    result = function(loop)
+                if isinstance(result, Mapping):
+                    loop.log(result)
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Tell every hook that training ended, whatever the others do.
+
+        The last comes first, as with contexts: early stopping puts the best weights back before
+        the final model is written.
+        """
+        failures: list[Exception] = []
+        for hook in reversed(self._hooks):
+            try:
+                with noting(f"{type(hook).__name__}.end", loop.progress):
+                    hook.end(loop, error)
+            except Exception as failure:
+                failures.append(failure)
+        if failures and error is None:
+            raise failures[0]
+        for failure in failures:
+            error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
+
+
+def recorded_history(directory: Path) -> History:
+    """Return the history of a run from the log that it left; empty where it left none."""
+    history = History()
+    if not (directory / "log.jsonl").exists():
+        return history
+    steps, records = read_log(directory / "log.jsonl")
+    if steps:
+        columns = {n: np.array([line[n] for line in steps]) for n in steps[0] if n != "step"}
+        ones = {name: np.ones(len(steps)) for name in columns}
+        last = Progress(step=steps[-1]["step"])
+        history.add_steps(StepLogs(steps[0]["step"], columns, ones, 1, last))
+    for line in records:
+        at = Progress(line["step"], line["epoch"] - 1, seconds=line["seconds"])
+        own = ("kind", "step", "epoch", "seconds")
+        values = {name: value for name, value in line.items() if name not in own}
+        history.add(Record(line["kind"], at, values))
+    return history

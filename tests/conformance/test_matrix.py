@@ -1,0 +1,47 @@
+"""Every case on this backend: compiled as eager, and the same bits in windows of any size."""
+
+import pytest
+
+from treadle.testing.trace import Tolerance, compare
+
+from . import runs
+from .cases import CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_is_close_to_eager(name: str) -> None:
+    tolerance = Tolerance(rtol=CASES[name].rtol, atol=1e-6)
+    compiled, eager = runs.compiled(name), runs.eager(name)
+    compare(compiled, eager, "compiled", "run eagerly", tolerance)
+    assert list(compiled.start) == list(eager.start)
+    assert compiled.changed == eager.changed
+
+
+@pytest.mark.parametrize("sizes", runs.PARTITIONS[1:], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_windows_agree_bit_for_bit(name: str, sizes: tuple[int, ...]) -> None:
+    compare(
+        runs.compiled(name, sizes),
+        runs.compiled(name),
+        f"in windows of {sizes}",
+        "in single steps",
+        tolerance=None,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].phases])
+def test_checking_phases_changes_nothing(name: str) -> None:
+    compare(
+        runs.runner(name, checked=True).run((3, 1)),
+        runs.compiled(name),
+        "checked",
+        "unchecked",
+        Tolerance(rtol=1e-5, atol=1e-7),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_fall_or_at_least_stay_finite(name: str) -> None:
+    for values in runs.compiled(name).values.values():
+        assert values.shape == (runs.STEPS,)
+        assert (abs(values.astype(float)) < 1e3).all()

@@ -1,0 +1,244 @@
+"""Every example in README.md and docs/ runs, and prints what the page says that it prints.
+
+The Python blocks of a page are one script, run in a folder of its own by a process of its own on
+the active backend. The words behind the language of a fence say more:
+
+- `python tensorflow`, `python torch`: only on that backend;
+- `python my_task.py`: written to this file as well;
+- `sh run`: run after the script, in its folder; other `sh` blocks are checked for commands and
+  options that do not exist;
+- `text` behind a block that runs: exactly what it prints; `text varies`: what it prints, other
+  numbers and lines between apart.
+"""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import keras
+import pytest
+from typer.testing import CliRunner
+
+from treadle.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+BACKENDS = ("tensorflow", "jax", "torch")
+WARNINGS = (
+    "error",
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: The page's path.
+        line: The number of its first line, from 1.
+        info: The words behind the fence: its language and what the top of this file lists.
+        lines: What it holds.
+    """
+
+    page: str
+    line: int
+    info: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def language(self) -> str:
+        return self.info[0] if self.info else ""
+
+    @property
+    def backend(self) -> str | None:
+        return next((word for word in self.info if word in BACKENDS), None)
+
+    @property
+    def file(self) -> str | None:
+        return next((word for word in self.info if word.endswith(".py")), None)
+
+    @property
+    def runs(self) -> bool:
+        runnable = self.language == "python" or self.info == ("sh", "run")
+        return runnable and self.backend in (None, keras.config.backend())
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@cache
+def blocks(page: str) -> tuple[Block, ...]:
+    """Read the fenced blocks of a page."""
+    found: list[Block] = []
+    info: tuple[str, ...] | None = None
+    inside: list[str] = []
+    for number, line in enumerate((ROOT / page).read_text().splitlines(), start=1):
+        if not line.startswith("```"):
+            inside.append(line)
+        elif info is None:
+            info, inside = tuple(line.removeprefix("```").split()), []
+        else:
+            found.append(Block(page, number - len(inside), info, tuple(inside)))
+            info = None
+    assert info is None, f"{page}: the last fence is not closed"
+    return tuple(found)
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[Block, str]]]:
+    """What the blocks of each page that ran have printed; filled by the first test of a page."""
+    yield Printed(tmp_path_factory)
+
+
+class Printed(dict[str, dict[Block, str]]):
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, page: str) -> dict[Block, str]:
+        self[page] = run_page(page, self._folders.mktemp("page"))
+        return self[page]
+
+
+def run_page(page: str, folder: Path) -> dict[Block, str]:
+    """Run a page; returns what each of its blocks printed."""
+    scripts = [block for block in blocks(page) if block.language == "python" and block.runs]
+    # Each line stands where it stands in the page, so that tracebacks name the page's lines.
+    lines = [""] * len((ROOT / page).read_text().splitlines())
+    for block in scripts:
+        lines[block.line - 1 : block.line - 1 + len(block.lines)] = block.lines
+        lines[block.line - 1 + len(block.lines)] = f'print("{end_of(block)}")'
+        if block.file:
+            (folder / block.file).write_text("\n".join(block.lines) + "\n")
+    script = folder / f"{Path(page).stem.replace('-', '_')}_page.py"
+    script.write_text("\n".join(lines) + "\n")
+    options = [part for warning in WARNINGS for part in ("-W", warning)]
+    rest = process([sys.executable, *options, script.name], folder)
+    found: dict[Block, str] = {}
+    for block in scripts:
+        found[block], _, rest = rest.partition(end_of(block))
+    for block in blocks(page):
+        if block.language == "sh" and block.runs:
+            found[block] = process(["bash", "-e", "-c", "\n".join(block.lines)], folder)
+    return found
+
+
+def end_of(block: Block) -> str:
+    return f"-- end of {block}"
+
+
+def process(command: list[str], folder: Path) -> str:
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": keras.config.backend(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.runs for b in blocks(page))])
+def test_page_runs(page: str, printed: Printed) -> None:
+    assert printed[page]
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.backend], ids=str)
+def test_block_for_one_backend_runs(block: Block, printed: Printed) -> None:
+    if not block.runs:
+        pytest.skip(f"the example is written in {block.backend}'s own words")
+    assert block in printed[block.page]
+
+
+OUTPUTS = [
+    (block, output)
+    for block, output in itertools.pairwise(ALL)
+    if output.language == "text"
+    and block.language in ("python", "sh")
+    and "run" in block.info[:2]
+    or output.language == "text"
+    and block.language == "python"
+]
+
+
+@pytest.mark.parametrize(("block", "output"), OUTPUTS, ids=lambda block: str(block))
+def test_block_prints_what_the_page_says(block: Block, output: Block, printed: Printed) -> None:
+    if not block.runs:
+        pytest.skip(f"the example is written in {block.backend}'s own words")
+    found = printed[block.page][block].splitlines()
+    expected = list(output.lines)
+    if "varies" not in output.info:
+        assert found == expected
+        return
+    # How a step is executed is told in each backend's words.
+    expected = [without_numbers(line) for line in expected if not line.startswith("plan: ")]
+    following = iter([without_numbers(line) for line in found])
+    missing = [line for line in expected if line not in following]
+    assert not missing, "\n".join(found)
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d[\d,.]*(e[-+]\d+)?", "N", line).rstrip()
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Yield every command of the shell blocks, and where it stands."""
+    for block in ALL:
+        if block.language == "sh":
+            text = "\n".join(block.lines).replace("\\\n", " ")
+            for line in text.splitlines():
+                command = re.sub(r"^(\w+=\S* )+", "", line.partition("  #")[0].strip())
+                if command and not command.startswith("#"):
+                    yield command, str(block)
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=f"{at} {c}") for c, at in commands()])
+def test_command_exists(command: str) -> None:
+    program, *arguments = command.split()
+    if program.startswith("scripts/"):
+        assert os.access(ROOT / program, os.X_OK)
+    elif program == "treadle":
+        inner = [word for word in arguments[:1] if not word.startswith("-")]
+        asked = CliRunner().invoke(app, [*inner, "--help"], env={"COLUMNS": "200"})
+        assert asked.exit_code == 0, asked.output
+        options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+        assert {option for option in options if option not in asked.output} == set()
+    else:
+        assert program in ("pip", "python", "cat", "ls", "cd", "git"), "what is this?"
+
+
+def links() -> Iterator[tuple[str, str]]:
+    """Yield every relative link of the pages."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()):
+            if "://" not in target:
+                yield page, target
+
+
+@pytest.mark.parametrize(("page", "target"), links())
+def test_link_leads_somewhere(page: str, target: str) -> None:
+    path, _, heading = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    assert file.exists()
+    if heading:
+        titles = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+        assert heading in [slug(title) for title in titles]
+
+
+def slug(title: str) -> str:
+    """Return the anchor of a heading, as web sites that show Markdown make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
