@@ -126,7 +126,7 @@ def run_page(page: str, folder: Path) -> dict[Block, str]:
     rest = process([sys.executable, *options, script.name], folder)
     found: dict[Block, str] = {}
     for block in scripts:
-        found[block], _, rest = rest.partition(end_of(block))
+        found[block], _, rest = rest.partition(end_of(block) + "\n")
     for block in blocks(page):
         if block.language == "sh" and block.runs:
             found[block] = process(["bash", "-e", "-c", "\n".join(block.lines)], folder)
@@ -229,7 +229,7 @@ def links() -> Iterator[tuple[str, str]]:
                 yield page, target
 
 
-@pytest.mark.parametrize(("page", "target"), links())
+@pytest.mark.parametrize(("page", "target"), list(links()))
 def test_link_leads_somewhere(page: str, target: str) -> None:
     path, _, heading = target.partition("#")
     file = (ROOT / page).parent / path if path else ROOT / page

@@ -27,7 +27,7 @@ from .backends.window import Window
 from .data import as_source
 from .data.source import Source
 from .directory import RunDirectory, described
-from .errors import noting
+from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
 from .feed import Feed
 from .hook import Hook
@@ -163,6 +163,11 @@ class Loop:
             self.reason = "it was finished before"
             return self.history
         source = as_source(train)
+        if source.endless and epochs is not None:
+            raise ConfigurationError(
+                "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
+                "into epochs with treadle.data.limited(source, batches)"
+            )
         self._validation = Validation.of(validation, validate_every)
         self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
         self.steps_planned = None if steps is None else self.progress.step + steps
@@ -172,7 +177,7 @@ class Loop:
                 for _ in self.epochs(epochs):
                     for _ in self.steps(source, every="auto"):
                         pass
-                if self._validation and not self._validation.results_of(self.progress.step):
+                if self.progress.batch:  # ended within an epoch
                     self._record("validation", {**self.metrics(), **self._validate()})
         finally:
             self._validation = self._deadline = self.steps_planned = None
@@ -196,7 +201,7 @@ class Loop:
                 while (count is None or done < count) and not self._over():
                     self._epoch_ended = True
                     yield self.progress.epoch
-                    if self._epoch_ended:
+                    if self._epoch_ended or not self._over():  # or the body was left by a break
                         self._end_epoch()
                     done += 1
         finally:
@@ -285,9 +290,10 @@ class Loop:
         if self._over():
             return
         self._feed.open(source, self.progress, self)
-        first = self._feed.first(self.progress)
-        if first is not None and self._training.prepared is None:
-            self._prepare(first)
+        if self._training.prepared is None:
+            first = self._feed.first(self.progress)
+            if first is not None:
+                self._prepare(first)
         events = [*self._watchers.events(), *([look] if look else [])]
         events += [self._validation.when] if self._validation else []
         while not self._over():
@@ -330,14 +336,18 @@ class Loop:
         if self._validation:
             due = self._validation.due(before, before, epoch_ended=True)
             values |= self._validate() if due else self._validation.results_of(before.step)
+        self._feed.close()
         self._watchers.run_due(self, before, epoch_ended=True)
         self._record("epoch", values)
         self.progress = self.progress.at_epoch(before.epoch + 1)
         self._training.reset_metrics()
 
     def _validate(self) -> dict[str, float]:
-        assert self._validation is not None
-        return self._validation.run(self.evaluate, self.progress)
+        """Evaluate the validation sets, unless that was just done."""
+        if self._validation is None:
+            return {}
+        done = self._validation.results_of(self.progress.step)
+        return done or self._validation.run(self.evaluate, self.progress)
 
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
         record = Record(kind, self.progress, dict(values))

@@ -1,6 +1,7 @@
 """Every variable of a task, found by walking its attributes, named by path, ordered, once each."""
 
 import dataclasses
+import re
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -176,24 +177,23 @@ class State:
     def _add_layer(self, path: str, layer: Any) -> None:
         self.layers.append(layer)
         self._constants[f"{path}/trainable"] = lambda: layer.trainable
-        for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
-            if self._is_plain(layer, variable):
-                self._add(f"{path}/{variable.name}", variable)
+        attributes = _attributes(layer)
+        listed = [*layer._trainable_variables, *layer._non_trainable_variables]
+        names = {id(value): name for name, value in attributes.items()}
+        for variable in listed:
+            if id(variable) in names:
+                self._add(f"{path}/{names[id(variable)]}", variable)
         if isinstance(layer, keras.Sequential) or hasattr(layer, "_operations"):
             for i, part in enumerate(layer.layers):
                 self._walk(part, f"{path}/layers/{i}", constants=False)
-        for name, value in list(vars(layer).items()):
-            if name not in BOOKKEEPING:
-                self._walk(value, f"{path}/{name.lstrip('_')}", constants=False)
+        for name, value in attributes.items():
+            self._walk(value, f"{path}/{name}", constants=False)
         for kind in ("_layers", "_metrics", "_seed_generators"):  # whatever has no attribute
             for i, part in enumerate(getattr(layer, kind)):
                 self._walk(part, f"{path}/{kind.strip('_')}/{i}", constants=False)
-
-    def _is_plain(self, layer: Any, variable: Variable) -> bool:
-        """A metric's or a generator's variable may be listed by the layer as well."""
-        return not any(
-            variable is generator.state for generator in layer._seed_generators
-        ) and not any(variable is v for metric in layer._metrics for v in metric.variables)
+        for i, variable in enumerate(listed):  # without a name Keras gives an automatic one
+            automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
+            self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
 
     def _add_metric(self, path: str, metric: Any) -> None:
         name, suffix = path.rsplit("/", 1)[-1], 1
@@ -223,11 +223,26 @@ class State:
             if isinstance(value, keras.Variable):
                 self._add(slot, value)
             elif isinstance(value, list) and name not in ("_variables", "_trainable_variables"):
-                for i, variable in enumerate(value):
-                    if isinstance(variable, keras.Variable):
-                        self._add(f"{slot}/{owners[i] if i < len(owners) else i}", variable)
-        for variable in optimizer.variables:
-            self._add(f"{path}/{variable.name}", variable)
+                for i, part in enumerate(value):
+                    if isinstance(part, keras.Variable):
+                        self._add(f"{slot}/{owners[i] if i < len(owners) else i}", part)
+                    elif isinstance(part, keras.optimizers.Optimizer):  # of a MultiOptimizer
+                        self._add_optimizer(f"{slot}/{i}", part)
+        for i, variable in enumerate(optimizer.variables):
+            self._add(f"{path}/variables/{i}", variable)
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    """Return what a layer's author gave it as attributes, by name without leading underscores."""
+    attributes = {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in BOOKKEEPING and not name.startswith("_self_")  # TensorFlow's own
+    }
+    # On PyTorch a layer that is an attribute stands in here, among modules of its bookkeeping.
+    modules = attributes.pop("_modules", {})
+    attributes |= {k: v for k, v in modules.items() if isinstance(v, keras.Layer)}
+    return {name.lstrip("_"): value for name, value in attributes.items()}
 
 
 def build(
@@ -317,15 +332,23 @@ def _apply_builds(found: Build) -> Generator[None]:
         found.applied.append((self, list(given)))
 
     base: Any = keras.optimizers.Optimizer
-    own = base.__dict__.get("apply")
-    base.apply = apply
+    own = {kind: kind.__dict__.get("apply") for kind in _kinds_of(base)}
+    for kind, original in own.items():
+        if original is not None or kind is base:
+            kind.apply = apply
     try:
         yield
     finally:
-        if own is None:
-            del base.apply
-        else:
-            base.apply = own
+        for kind, original in own.items():
+            if original is not None:
+                kind.apply = original
+            elif kind is base:
+                del kind.apply
+
+
+def _kinds_of(base: Any) -> set[Any]:
+    """Return a class and all that were derived from it."""
+    return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))
 
 
 def _array_mark(array: np.ndarray[Any, Any]) -> Any:

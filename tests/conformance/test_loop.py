@@ -130,6 +130,38 @@ def test_state_is_exactly_at_the_step_that_the_body_sees() -> None:
     same(states[4], other.state.arrays())
 
 
+def test_leaving_an_epoch_by_a_break_begins_the_next() -> None:
+    with loop_of() as loop:
+        for _ in loop.epochs(2):
+            for logs in loop.steps(source(), every="2 steps"):
+                if logs.step % 6 == 4:
+                    break
+    assert loop.progress.step == 10
+    assert loop.progress.epoch == 2
+    assert len(loop.history.epochs) == 2
+
+
+def test_what_ends_within_an_epoch_is_recorded() -> None:
+    with loop_of() as loop:
+        history = loop.fit(source(), validation=source(1), steps=8)
+    assert [record.kind for record in history.records] == ["epoch", "validation"]
+    assert history.records[-1].progress.step == 8
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(history.records[-1].values)
+
+
+def test_closed_sources_see_every_update() -> None:
+    seen: list[int] = []
+
+    def act(loop: Any) -> Any:
+        seen.append(loop.progress.step)
+        x, y = arrays(len(seen))
+        return x[:8], y[:8]
+
+    with loop_of() as loop:
+        loop.fit(data.closed(act), steps=5, validation=source(1), validate_every="2 steps")
+    assert seen == [0, 1, 2, 3, 4]
+
+
 def test_a_call_goes_on_where_the_last_one_stopped() -> None:
     with loop_of() as whole:
         whole.fit(source(), epochs=2)
@@ -300,6 +332,9 @@ def test_bad_input_is_refused() -> None:
         loop_of().fit(source(), steps=-3)
     with pytest.raises(ConfigurationError, match="must be a time, for example '30 min'"):
         loop_of().fit(source(), until="3 epochs")
+    endless = data.closed(lambda loop: arrays())
+    with pytest.raises(ConfigurationError, match=r"the source never ends, so it has no epochs: use"):
+        loop_of().fit(endless, epochs=1)
     with pytest.raises(ConfigurationError, match=r"is no hook: say when a function runs"):
         loop_of(hooks=[print])
     with pytest.raises(DataError, match="gave no batch"):

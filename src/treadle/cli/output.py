@@ -106,7 +106,7 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
     width = max(map(len, last), default=0)
     for name, value in last.items():
         line = f"{name.ljust(width)}  {value:.6g}"
-        if name in best:
+        if name in best and best[name][0] != value:
             line += f"  (best {best[name][0]:.6g} in epoch {best[name][1]})"
         typer.echo(line)
     typer.echo(f"{outcome.directory}: {', '.join(files)}")

@@ -1,14 +1,15 @@
 """What `run` and `evaluate` do, in terms of the public interface."""
 
+import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
 
-from ..directory import read_run
+from ..directory import RUN, read_run
 from ..errors import ConfigurationError, DirectoryError
 from ..options import Options
 from ..recipes import Recipe, resolve
@@ -181,7 +182,7 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
 
 @contextmanager
 def _directory(asked: Path | None, name: str) -> Generator[Path]:
-    """Give the run directory that was asked for, or a new one, which does not stay empty."""
+    """Give the run directory that was asked for, or a new one, removed again if no run begins."""
     if asked is not None:
         yield asked
         return
@@ -201,5 +202,5 @@ def _directory(asked: Path | None, name: str) -> Generator[Path]:
     try:
         yield directory
     finally:
-        with suppress(OSError):  # it is not empty once the run has begun
-            directory.rmdir()
+        if not (directory / RUN).exists():
+            shutil.rmtree(directory, ignore_errors=True)

@@ -17,7 +17,7 @@ from .values import clock, line
 # Seconds between two looks.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
 # A refresh is followed by this many times what it took without one: a slow terminal slows no run.
-REST = 50
+REST = 200
 
 
 class Console(Hook):
@@ -35,8 +35,8 @@ class Console(Hook):
         to: Where to; rich's own console, on the standard output, if not given.
 
     Example:
-        >>> import treadle
-        >>> loop = treadle.Loop(task, hooks=[Console(to=rich.console.Console(stderr=True))])
+        >>> import rich.console, treadle
+        >>> to_stderr = treadle.hooks.Console(to=rich.console.Console(stderr=True))
     """
 
     def __init__(self, quiet: bool = False, to: rich.console.Console | None = None) -> None:

@@ -29,7 +29,7 @@ class LearningCurve(Hook):
 
     Example:
         >>> import treadle
-        >>> loop = treadle.Loop(task, directory="runs/digits", hooks=[LearningCurve()])
+        >>> curve = treadle.hooks.LearningCurve()  # there by itself where a run has a directory
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
@@ -56,7 +56,9 @@ def draw(history: History, path: str | Path) -> bool:
         ImportError: Matplotlib is not installed.
 
     Example:
-        >>> draw(loop.history, "curves.png")
+        >>> from treadle.logs import Progress, Record
+        >>> history = History([Record("epoch", Progress(step=9), {"loss": 0.5, "val_loss": 0.6})])
+        >>> draw(history, "curves.png")
         True
     """
     panels = _panels(history)

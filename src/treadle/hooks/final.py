@@ -27,7 +27,7 @@ class FinalModel(Hook):
 
     Example:
         >>> import treadle
-        >>> loop = treadle.Loop(task, directory="runs/digits", hooks=[FinalModel()])
+        >>> final = treadle.hooks.FinalModel()  # there by itself where a run has a directory
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:

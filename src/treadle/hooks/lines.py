@@ -41,7 +41,7 @@ class JSONLines(Hook):
 
     Example:
         >>> import treadle
-        >>> loop = treadle.Loop(task, hooks=[JSONLines("log.jsonl")])
+        >>> log = treadle.hooks.JSONLines("log.jsonl")
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -97,7 +97,7 @@ class CSV(Hook):
 
     Example:
         >>> import treadle
-        >>> loop = treadle.Loop(task, hooks=[CSV("epochs.csv")])
+        >>> epochs = treadle.hooks.CSV("epochs.csv")
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -174,8 +174,9 @@ def read_log(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
         DataError: Another line than the last is not of a log.
 
     Example:
-        >>> steps, records = read_log("runs/digits/log.jsonl")
-        >>> [step["loss"] for step in steps]
+        >>> _ = Path("log.jsonl").write_text('{"step": 1, "loss": 0.5}\\n{"step": 2, "lo')
+        >>> read_log("log.jsonl")
+        ([{'step': 1, 'loss': 0.5}], [])
     """
     steps: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []

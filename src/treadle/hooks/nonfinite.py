@@ -30,7 +30,7 @@ class NonFinite(Hook):
 
     Example:
         >>> import treadle
-        >>> loop = treadle.Loop(task, hooks=[NonFinite(action="stop")])
+        >>> guard = treadle.hooks.NonFinite(action="stop")
     """
 
     def __init__(self, action: Literal["raise", "stop"] = "raise") -> None:

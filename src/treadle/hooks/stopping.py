@@ -37,8 +37,7 @@ class EarlyStopping(Hook):
 
     Example:
         >>> import treadle
-        >>> best = EarlyStopping("val_accuracy", patience=3)
-        >>> loop = treadle.Loop(task, hooks=[best])
+        >>> stopping = treadle.hooks.EarlyStopping("val_accuracy", patience=3)
     """
 
     def __init__(

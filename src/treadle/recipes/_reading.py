@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,6 @@ def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Rec
     return recipes[offered[0]]
 
 
-@lru_cache
 def read_file(path: Path) -> dict[str, Recipe]:
     """Return all that a file defines and that may be a task, by name.
 

@@ -1,0 +1,310 @@
+"""The commands: what they print, and the codes that they exit with."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from treadle import cli
+from treadle.cli import environment
+from treadle.errors import BackendError
+from treadle.recipes import find
+
+TASK = """
+    import keras
+    import numpy as np
+    import treadle
+    from keras import ops
+
+    class Tiny(treadle.Task):
+        epochs = 2
+
+        def __init__(self, fails: str = "", rate: float = 0.1):
+            self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            self.optimizer = keras.optimizers.SGD(rate)
+            self.fails = fails
+            print("made")
+            if fails == "init":
+                raise EOFError("in init")
+
+        def train_step(self, batch):
+            x, y = batch
+            if self.fails == "user":
+                raise KeyError("my own mistake")
+            if self.fails == "step":
+                return {"loss": x}
+            def objective():
+                return ops.mean((self.model(x) - y) ** 2)
+            return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+        def eval_step(self, batch):
+            x, y = batch
+            return {"loss": ops.mean((self.model(x) - y) ** 2)}
+
+        def datasets(self):
+            if self.fails == "interrupt":
+                raise KeyboardInterrupt
+            if self.fails == "datasets":
+                return 3
+            x = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
+            data = treadle.data.from_arrays(x, x[:, :1], batch_size=4)
+            return treadle.Datasets(train=data, validation={"easy": data, "hard": data}, test=data)
+
+        def describe(self):
+            return "a tiny task"
+
+    class Endless(Tiny):
+        epochs = None
+
+    model = Tiny
+    number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path, monkeypatch):
+    """A folder of its own, and an environment and a Keras that nobody has touched."""
+    import keras
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("KERAS_BACKEND", "TREADLE_DATA", "TF_CPP_MIN_LOG_LEVEL"):
+        value = os.environ.get(name)
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KERAS_BACKEND", keras.config.backend())
+    keras.backend.clear_session()
+    Path("mine.py").write_text(textwrap.dedent(TASK))
+
+
+def treadle(*arguments, code=0):
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def run_tiny(*arguments, code=0, task="mine.py:Tiny"):
+    import keras
+
+    keras.backend.clear_session()
+    return treadle("run", task, *arguments, code=code)
+
+
+def test_help_names_the_commands_and_exit_codes():
+    text = treadle("--help").output
+    for word in ("recipes", "run", "evaluate", "Exit codes"):
+        assert word in text
+    assert "treadle" in treadle("--version").output
+
+
+def test_recipes_lists_each_with_its_settings():
+    text = treadle("recipes").output
+    for name in find():
+        assert name in text
+    assert "learning_rate=0.001" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digit"], "Did you mean 'digits'?"),
+        (["none.py:Task"], "there is no file"),
+        (["digits", "--set", "unit=3"], "Did you mean 'units'?"),
+        (["digits", "--set", "units=x"], "expected int"),
+        (["digits", "--until", "20 steps"], "--until takes a time"),
+        (["digits", "--until", "soon"], "cannot read 'soon'"),
+        (["digits", "--backend", "numpy"], "unknown backend 'numpy'"),
+        (["digits", "--precision", "float17"], "unknown precision 'float17'"),
+        (["digits", "--data-dir", "nowhere"], "there is no such folder"),
+        (["linear-native", "--backend", "jax"], "runs on tensorflow only, and --backend says jax"),
+        (["mine.py:Endless"], "does not say how long it trains"),
+        (["mine.py:number"], "is no task, but int"),
+        (["mine.py:Tiny", "--set", "fails=datasets"], "must return treadle.Datasets"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_red_line(arguments, message):
+    result = treadle("run", *arguments, code=2)
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--epochs", "0"], ["--seed", "-1"], ["--window", "0"], ["--nonsense"]]
+)
+def test_wrong_usage_exits_with_2(arguments):
+    treadle("run", "digits", *arguments, code=2)
+
+
+def test_a_run_leaves_its_files_and_says_where():
+    result = run_tiny("--quiet")
+    assert "loss" in result.stdout
+    assert "runs/Tiny-1: " in result.stdout
+    assert "epoch 1" not in result.stdout
+    names = {path.name for path in Path("runs/Tiny-1").iterdir()}
+    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.npz"} <= names
+    run_tiny("--quiet")
+    assert Path("runs/Tiny-2/run.json").exists()
+
+
+def test_a_run_shows_what_it_trains_and_how_far_it_is():
+    text = run_tiny("--epochs", 1).stdout
+    assert "a tiny task" in text
+    assert "epoch 1/1" in text
+
+
+def test_json_is_all_that_is_printed():
+    result = run_tiny("--json", "--steps", 3)
+    told = json.loads(result.stdout)
+    assert told["progress"]["step"] == 3
+    assert told["directory"] == "runs/Tiny-1"
+    assert told["last"]["val_easy_loss"] > 0
+    assert not told["finished_before"]
+    assert "made" in result.stderr  # what the task prints is kept out
+
+
+def test_a_finished_run_is_not_run_again():
+    first = json.loads(run_tiny("--json", "--directory", "here").stdout)
+    again = json.loads(run_tiny("--json", "--directory", "here").stdout)
+    assert again["finished_before"]
+    assert (again["last"], again["progress"]) == (first["last"], first["progress"])
+    assert "nothing was to be done" in run_tiny("--directory", "here").stdout
+    result = run_tiny("--directory", "here", "--epochs", 3, "--set", "rate=0.2", code=2)
+    assert "epochs was 2, now 3" in result.stderr
+    assert "rate was 0.1, now 0.2" in result.stderr
+    assert json.loads(run_tiny("--json", "--directory", "here", "--epochs", 3, "--fresh").stdout)
+
+
+def test_the_seed_decides():
+    runs = [json.loads(run_tiny("--json", "--seed", seed).stdout)["last"] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_windows_and_eager_steps_agree():
+    runs = [json.loads(run_tiny("--json", *how).stdout)["last"] for how in ((), ("--eager",))]
+    assert runs[0] == pytest.approx(runs[1], rel=1e-5)
+    assert json.loads(run_tiny("--json", "--window", 1).stdout)["last"] == runs[0]
+
+
+def test_evaluate_gives_the_run_s_last_values():
+    last = json.loads(run_tiny("--json").stdout)["last"]
+    import keras
+
+    keras.backend.clear_session()
+    results = json.loads(treadle("evaluate", "runs/Tiny-1", "--json").stdout)
+    assert results["validation/easy"]["loss"] == last["val_easy_loss"]
+    assert set(results) == {"validation/easy", "validation/hard", "test"}
+    keras.backend.clear_session()
+    assert "test: loss" in treadle("evaluate", "runs/Tiny-1").stdout
+
+
+def test_evaluate_says_what_is_missing():
+    assert "holds no run" in treadle("evaluate", "nowhere", code=2).stderr
+    run_tiny("--quiet")
+    state = Path("runs/Tiny-1/state.npz")
+    state.rename("elsewhere")
+    assert "did not finish" in treadle("evaluate", "runs/Tiny-1", code=2).stderr
+    Path("elsewhere").rename(state)
+    Path("mine.py").unlink()
+    find_again = treadle("evaluate", "runs/Tiny-1", code=2).stderr
+    assert "the task of runs/Tiny-1 cannot be made again: there is no file" in find_again
+    Path("runs/Tiny-1/run.json").write_text('{"configuration": {"task": "Tiny"}}')
+    assert "a run of a script" in treadle("evaluate", "runs/Tiny-1", code=2).stderr
+
+
+def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
+    result = run_tiny("--set", "fails=user", code=1)
+    assert "KeyError: 'my own mistake'" in result.stderr
+    assert "mine.py" in result.stderr
+    assert "in train_step, after step 0" in result.stderr
+    assert not any(Path("runs").iterdir())
+    assert "EOFError: in init" in run_tiny("--set", "fails=init", code=1).stderr
+
+
+def test_an_error_in_the_step_exits_with_1():
+    result = run_tiny("--set", "fails=step", code=1)
+    assert result.stderr.splitlines()[-2].startswith("error: train_step returned 'loss' of shape")
+    assert "after step 0" in result.stderr.splitlines()[-1]
+
+
+def test_an_interrupt_exits_with_130():
+    run_tiny("--set", "fails=interrupt", code=130)
+
+
+def choose(monkeypatch, installed, configured=None, **asked):
+    monkeypatch.setattr(environment, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(environment, "setup", lambda **_: None)
+    chosen = []
+    monkeypatch.setattr(environment, "choose_backend", chosen.append)
+    home = Path("home")
+    home.mkdir()
+    monkeypatch.setenv("KERAS_HOME", str(home))
+    if configured is not None:
+        (home / "keras.json").write_text(configured)
+    values = {"backend": None, "only": None, "data_dir": None, "seed": 0, "precision": None} | asked
+    note = environment.prepare(**values)
+    return chosen[0], note
+
+
+EVERY = ("tensorflow", "jax", "torch")
+
+
+def test_the_option_wins_over_the_variable(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert choose(monkeypatch, EVERY, backend="torch") == ("torch", None)
+
+
+def test_the_variable_wins_over_the_configuration(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert choose(monkeypatch, EVERY, '{"backend": "torch"}') == ("jax", None)
+
+
+@pytest.mark.parametrize(
+    ("configured", "backend"),
+    [(None, "tensorflow"), ('{"backend": "torch"}', "torch"), ("{", "tensorflow")],
+)
+def test_then_comes_keras_own_configuration(monkeypatch, configured, backend):
+    monkeypatch.delenv("KERAS_BACKEND")
+    assert choose(monkeypatch, EVERY, configured) == (backend, None)
+
+
+def test_then_what_is_installed(monkeypatch):
+    monkeypatch.delenv("KERAS_BACKEND")
+    chosen, note = choose(monkeypatch, ("torch",))
+    assert chosen == "torch"
+    assert "tensorflow, Keras' default, is not installed" in note
+
+
+def test_no_backend_says_what_to_install(monkeypatch):
+    monkeypatch.delenv("KERAS_BACKEND")
+    with pytest.raises(BackendError, match="pip install"):
+        choose(monkeypatch, ())
+
+
+def test_a_task_s_only_backend_is_chosen_unless_another_was_asked_for(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    with pytest.raises(BackendError, match="KERAS_BACKEND says jax: use --backend tensorflow"):
+        choose(monkeypatch, EVERY, only="tensorflow")
+    Path("home").rmdir()
+    monkeypatch.delenv("KERAS_BACKEND")
+    assert choose(monkeypatch, EVERY, only="tensorflow") == ("tensorflow", None)
+
+
+def test_the_command_starts_without_chatter():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}
+    result = subprocess.run(
+        [sys.executable, "-c", "from treadle.cli import main; main()", "run", "linear", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert abs(json.loads(result.stdout)["last"]["prediction_of_3"] - 3) < 0.5
