@@ -51,7 +51,7 @@ class Run:
         self.progress, self.reason, self.plan = Progress(step=at), None, plan
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
         self.asked = 0
-        self.clock, self.file = clock, to.file
+        self.clock, self.began, self.file = clock, clock.now, to.file
         self.hook = Console(to=to, **kwargs)
         self.hook.start(self)
 
@@ -62,12 +62,15 @@ class Run:
     def window(self, steps=10, seconds=0.0, loss=0.5):
         self.clock.now += seconds
         first = self.progress.step + 1
-        self.progress = self.progress.advanced(steps, 64 * steps)
+        self.progress = self.progress.advanced(steps, 64 * steps).after_seconds(
+            self.clock.now - self.began
+        )
         values = {"loss": np.full(steps, loss, np.float32)}
         self.hook.steps(self, StepLogs(first, values, values, 64, self.progress))
 
     def record(self, kind, seconds=0.0, **values):
         self.clock.now += seconds
+        self.progress = self.progress.after_seconds(self.clock.now - self.began)
         self.hook.record(self, Record(kind, self.progress, values))
         if kind == "epoch":
             self.progress = self.progress.at_epoch(self.progress.epoch + 1)
@@ -126,7 +129,7 @@ def test_plain_text_is_a_line_per_epoch_and_one_every_ten_seconds(plain_text):
         "epoch 1/2  step 60/100  loss 0.75  accuracy 0.9  320 examples/s  0:28 left",
         "epoch 1/2  25.0 s  loss 0.6  accuracy 0.875  val_loss 0.7  val_noisy_loss 1,234,567",
         "epoch 2/2  step 100/100  loss 0.75  accuracy 0.9  640 examples/s  0:00 left",
-        "epoch 2/2  1.0 s  loss 0.5  accuracy 0.9",
+        "epoch 2/2  1.00 s  loss 0.5  accuracy 0.9",
         "finished: 200 steps in 26.0 s",
     ]
     assert "\x1b" not in run.file.getvalue() and "\r" not in run.file.getvalue()
@@ -160,11 +163,11 @@ def test_a_validation_is_told_once(plain_text):
     assert run.lines[1:] == ["step 50  loss 0.6  val_loss 0.7"]
     run.record("validation", loss=0.5, val_loss=0.6)
     run.record("epoch", loss=0.5)
-    assert run.lines[2:] == ["epoch 1/2  0.0 s  loss 0.5  val_loss 0.6"]
+    assert run.lines[2:] == ["epoch 1/2  0.00 s  loss 0.5  val_loss 0.6"]
     run.window(steps=20)
     run.record("validation", val_loss=0.5)
     run.end()
-    assert run.lines[3:] == ["step 120  val_loss 0.5", "finished: 120 steps in 0.0 s"]
+    assert run.lines[3:] == ["step 120  val_loss 0.5", "finished: 120 steps in 0.00 s"]
 
 
 def test_the_plan_is_told_once_when_it_is_known(plain_text):
@@ -192,12 +195,12 @@ def test_the_last_line_says_why_it_ended(plain_text):
 
     assert last(seconds=75) == "finished: 1 step in 1:15"
     assert last(reason="enough") == (
-        "stopped after step 1, epoch 1, batch 1: enough; 1 step in 0.0 s"
+        "stopped after step 1, epoch 1, batch 1: enough; 1 step in 0.00 s"
     )
     assert last(KeyboardInterrupt()) == (
-        "interrupted after step 1, epoch 1, batch 1; 1 step in 0.0 s"
+        "interrupted after step 1, epoch 1, batch 1; 1 step in 0.00 s"
     )
-    assert last(ValueError("boom")) == "ValueError after step 1, epoch 1, batch 1; 1 step in 0.0 s"
+    assert last(ValueError("boom")) == "ValueError after step 1, epoch 1, batch 1; 1 step in 0.00 s"
 
 
 def test_quiet_and_unstarted_consoles_show_nothing(plain_text):
@@ -259,11 +262,11 @@ def test_a_terminal_shows_bars_and_a_table(terminal):
     assert run.shown == [
         "plan: one plan",
         "epoch   seconds      loss  accuracy",
-        "  1/2       4.0    0.6000    0.8750",
+        "  1/2      4.00    0.6000    0.8750",
         "step 50  samples 3,200",
         "epoch   seconds      loss  accuracy  val_loss",
-        "  2/2       1.0    0.5000    0.9000    0.5500",
-        "finished: 150 steps in 5.0 s",
+        "  2/2      1.00    0.5000    0.9000    0.5500",
+        "finished: 150 steps in 5.00 s",
     ]
 
 
@@ -293,7 +296,7 @@ def test_a_table_too_wide_for_a_terminal_is_written_in_lines(terminal):
     run = terminal(width=50)
     run.window(steps=100)
     run.record("epoch", **{f"a_long_metric_name_{i}": 0.5 for i in range(2)})
-    told = "epoch 1/2  0.0 s  a_long_metric_name_0 0.5  a_long_metric_name_1 0.5"
+    told = "epoch 1/2  0.00 s  a_long_metric_name_0 0.5  a_long_metric_name_1 0.5"
     assert told in run.shown
 
 
@@ -375,10 +378,10 @@ def test_scalars_of_any_kind_are_plain():
 def test_numbers_are_short():
     numbers = [0.0, 0.00012346, 0.012345, 0.98765, 9.9999, 123.456, 12345.6, 1e9, -2.5, 1e-12]
     assert [short(n) for n in numbers] == (
-        "0 0.0001235 0.01235 0.9877 10 123.5 12,346 1e+09 -2.5 1e-12".split()
+        ["0", "0.0001235", "0.01235", "0.9877", "10", "123.5", "12,346", "1e+09", "-2.5", "1e-12"]
     )
     assert [short(n, fixed=True) for n in (0.0, 0.5, 12.0, 1e-12, float("nan"), 7)] == (
-        "0.000 0.5000 12.00 1.000e-12 nan 7".split()
+        ["0.000", "0.5000", "12.00", "1.000e-12", "nan", "7"]
     )
     assert [short(x) for x in (float("-inf"), None, np.zeros((2, 3)))] == [
         "-inf",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .backends.base import Executor, Program, StepContext, Variable, active
-from .errors import StepError
+from .errors import ConfigurationError, StepError
 from .options import Options
 from .state import State, build
 from .tasks import step_outputs
@@ -31,6 +31,7 @@ class Prepared:
             return values, weights
 
         self.state, found = build(task, function, batch, name, options.preflight)
+        _refuse_half_precision(self.state)
         self._name = name
         self._constants = self.state.constants()
         self._settled = False
@@ -82,6 +83,20 @@ class Prepared:
             raise StepError(
                 f"{self._name} changes Python values ({'; '.join(changed)}), which a compiled step "
                 "does only while it is traced: keep what changes in a keras.Variable"
+            )
+
+
+def _refuse_half_precision(state: State) -> None:
+    """Refuse float16, whose gradients vanish unless losses are scaled, which is not done yet.
+
+    Raises:
+        ConfigurationError: A layer computes in float16.
+    """
+    for layer in state.layers:
+        if layer.compute_dtype == "float16":
+            raise ConfigurationError(
+                f"the layer {layer.name!r} computes in float16, where small gradients become zero "
+                "unless losses are scaled, which Treadle does not do yet: use mixed_bfloat16"
             )
 
 

@@ -458,6 +458,13 @@ class SignedMomentum(keras.optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * ops.sign(ops.convert_to_tensor(average)))
 
 
+def several_optimizers() -> Any:
+    """Keras' own way to give each part of a model its optimizer."""
+    parts = keras.optimizers.OptimizerMap(default_optimizer=keras.optimizers.Adam(1e-2))
+    parts["classify"] = keras.optimizers.SGD(0.1, momentum=0.9)
+    return keras.optimizers.MultiOptimizer(parts)
+
+
 def frozen_layer() -> Classifier:
     task = Classifier([keras.Input((FEATURES,)), dense(), dense(), head()])
     task.model.layers[0].trainable = False
@@ -518,6 +525,11 @@ CASES: dict[str, Case] = {
         dense, head, optimizer=lambda: keras.optimizers.RMSprop(1e-2, global_clipnorm=0.5)
     ),
     "own-optimizer": classifier(dense, head, optimizer=lambda: SignedMomentum(1e-2)),
+    "multi-optimizer": classifier(
+        dense,
+        lambda: keras.layers.Dense(CLASSES, name="classify"),
+        optimizer=several_optimizers,
+    ),
     "schedule": classifier(dense, head, optimizer=lambda: keras.optimizers.AdamW(schedule())),
     "ema": classifier(
         dense,

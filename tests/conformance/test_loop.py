@@ -333,7 +333,9 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must be a time, for example '30 min'"):
         loop_of().fit(source(), until="3 epochs")
     endless = data.closed(lambda loop: arrays())
-    with pytest.raises(ConfigurationError, match=r"the source never ends, so it has no epochs: use"):
+    with pytest.raises(
+        ConfigurationError, match=r"the source never ends, so it has no epochs: use"
+    ):
         loop_of().fit(endless, epochs=1)
     with pytest.raises(ConfigurationError, match=r"is no hook: say when a function runs"):
         loop_of(hooks=[print])
@@ -376,6 +378,18 @@ def test_bad_input_is_refused() -> None:
         loop_of(NoEvaluation()).fit(source(), validation=source(), epochs=1)
     with pytest.raises(ConfigurationError, match="neither a predict_step nor a model"):
         loop_of(NoEvaluation()).predict(source())
+
+
+def test_float16_is_refused_and_bfloat16_trains() -> None:
+    def precise(policy: str) -> Any:
+        return Classifier([dense(dtype=policy), keras.layers.Dense(CLASSES, dtype="float32")])
+
+    with pytest.raises(ConfigurationError, match=r"computes in float16.*use mixed_bfloat16"):
+        loop_of(precise("mixed_float16")).fit(source(), steps=1)
+    with loop_of(precise("mixed_bfloat16")) as loop:
+        losses = loop.fit(source(), epochs=3).steps("loss")
+    assert losses.dtype == np.float32
+    assert losses[-6:].mean() < losses[:6].mean()
 
 
 def test_labels_of_the_wrong_shape_come_out_with_the_place() -> None:

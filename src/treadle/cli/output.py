@@ -82,6 +82,8 @@ def print_recipes(recipes: Mapping[str, Recipe]) -> None:
 
 def print_outcome(outcome: "Outcome", as_json: bool) -> None:
     """Print how a run ended: its last and best values, and where its files are."""
+    from ..hooks.values import short  # late, as is all that imports NumPy
+
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
     last = _numbers(outcome.history.last)
     best = _best(outcome.history.epochs)
@@ -105,20 +107,22 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
         typer.echo(f"{outcome.directory} holds this run already, finished; nothing was to be done")
     width = max(map(len, last), default=0)
     for name, value in last.items():
-        line = f"{name.ljust(width)}  {value:.6g}"
+        line = f"{name.ljust(width)}  {short(value)}"
         if name in best and best[name][0] != value:
-            line += f"  (best {best[name][0]:.6g} in epoch {best[name][1]})"
+            line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
         typer.echo(line)
     typer.echo(f"{outcome.directory}: {', '.join(files)}")
 
 
 def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
     """Print what was measured on each set."""
+    from ..hooks.values import short
+
     if as_json:
         _print_json(results)
         return
     for name, values in results.items():
-        numbers = "  ".join(f"{key} {value:.6g}" for key, value in values.items())
+        numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
         typer.echo(f"{name}: {numbers}")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
 from .display import Display, Pace, Position, Table, notes, progress_line
-from .values import clock, line
+from .values import brief, clock, line
 
 # Seconds between two looks.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
@@ -81,7 +81,7 @@ class _Call:
     def __init__(self, console: rich.console.Console, loop: LoopView) -> None:
         self._console = console
         self._began = self._epoch_began = now = monotonic()
-        self._first_step = loop.progress.step
+        self._first = loop.progress
         self._pace, self._table = Pace(), Table()
         self._means: Mapping[str, float] = {}
         self._means_due = now + METRICS
@@ -91,13 +91,13 @@ class _Call:
         self._interval = IN_PLAIN_TEXT
         self.due = self.last = now
         self.waiting: Record | None = None
-        if self._first_step > 0:
-            self._print(f"going on after {loop.progress}", "dim")
+        if self._first.step > 0:
+            self._print(f"going on after {self._first}", "dim")
         self._tell_plan(loop)
         widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         if widgets or console.is_interactive:
             self._interval = IN_NOTEBOOK if widgets else ON_TERMINAL
-            position = Position(loop, loop.progress, self._first_step)
+            position = Position(loop, self._first, self._first.step)
             self._display = Display(position, "" if loop.plan else "compiling the first step")
             # No thread draws: it would take the interpreter from the loop at odd moments.
             self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
@@ -118,7 +118,7 @@ class _Call:
         if now >= self._means_due:
             self._means, self._means_due = loop.metrics(), now + METRICS
         newest = {name: array[-1] for name, array in logs.values.items()}
-        position = Position(loop, logs.progress, self._first_step)
+        position = Position(loop, logs.progress, self._first.step)
         extra = notes(position, self._pace, now - self._began)
         if self._display is None or self._live is None:
             self._print(progress_line(position, {**newest, **self._means}, extra))
@@ -151,14 +151,15 @@ class _Call:
         finally:
             if self._live is not None:
                 self._live.stop()
-        steps, seconds = loop.progress.step - self._first_step, monotonic() - self._began
-        time = f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+        at = loop.progress
+        steps, seconds = at.step - self._first.step, at.seconds - self._first.seconds
+        time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
         ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}"
         if error is not None:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            self._print(f"{how} after {loop.progress}; {ran}", "bold red")
+            self._print(f"{how} after {at}; {ran}", "bold red")
         elif loop.reason is not None:
-            self._print(f"stopped after {loop.progress}: {loop.reason}; {ran}", "bold yellow")
+            self._print(f"stopped after {at}: {loop.reason}; {ran}", "bold yellow")
         else:
             self._print(f"finished: {ran}", "bold green")
 
@@ -177,7 +178,7 @@ class _Call:
         seconds, self._epoch_began = now - self._epoch_began, now
         rows = self._table.rows(epoch, seconds, values)
         if self._live is None or len(rows[-1]) > self._console.width:
-            self._print(f"epoch {epoch.strip()}  {seconds:,.1f} s  {line(values)}")
+            self._print(f"epoch {epoch.strip()}  {brief(seconds)} s  {line(values)}")
             return
         for header in rows[:-1]:
             self._print(header, "bold")

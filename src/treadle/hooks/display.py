@@ -8,7 +8,7 @@ from rich.segment import Segment
 
 from ..hook import LoopView
 from ..progress import Progress
-from .values import clock, line, short
+from .values import brief, clock, line, short
 
 LONGEST_BAR = 40
 
@@ -157,9 +157,9 @@ class Table:
         >>> for row in table.rows("1/2", 1.25, {"loss": 0.5}):
         ...     print(row)
         epoch   seconds      loss
-          1/2       1.2    0.5000
-        >>> table.rows("2/2", 1.5, {"loss": 0.25})
-        ['  2/2       1.5    0.2500']
+          1/2      1.25    0.5000
+        >>> table.rows("2/2", 12.5, {"loss": 0.25})
+        ['  2/2      12.5    0.2500']
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Table:
         self._first_width = max(self._first_width, len(epoch))
         new = [name for name in values if name not in self._names]
         self._names += new
-        cells = [f"{seconds:,.1f}", *(short(values.get(n, ""), fixed=True) for n in self._names)]
+        cells = [brief(seconds), *(short(values.get(n, ""), fixed=True) for n in self._names)]
         row = self._aligned(epoch, cells)
         return [self._aligned("epoch", ["seconds", *self._names]), row] if new else [row]
 

@@ -70,7 +70,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
             )
         if array.dtype.kind == "V":
             foreign.append((name, array.dtype.name))
-            array = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+            array = array.view(f"u{array.dtype.itemsize}")
         stored[name] = array
     if foreign:
         stored[DTYPES] = np.array(foreign)
@@ -99,7 +99,8 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
         {'model/bias': array([0., 0.])}
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: np.load leaves a file that it cannot read open.
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         for name, dtype in arrays.pop(DTYPES, np.empty((0, 2), np.str_)):
             arrays[name] = arrays[name].view(getattr(ml_dtypes, dtype))

@@ -174,7 +174,7 @@ def read_log(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
         DataError: Another line than the last is not of a log.
 
     Example:
-        >>> _ = Path("log.jsonl").write_text('{"step": 1, "loss": 0.5}\\n{"step": 2, "lo')
+        >>> _ = Path("log.jsonl").write_text('{"step": 1, "loss": 0.5}')
         >>> read_log("log.jsonl")
         ([{'step': 1, 'loss': 0.5}], [])
     """

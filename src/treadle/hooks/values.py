@@ -78,6 +78,16 @@ def line(values: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
+def brief(seconds: float) -> str:
+    """Write a number of seconds, with hundredths where there are few.
+
+    Example:
+        >>> brief(0.0416), brief(31.24)
+        ('0.04', '31.2')
+    """
+    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.1f}"
+
+
 def clock(seconds: float) -> str:
     """Write a duration as `1:02:03` or `2:03`.
 

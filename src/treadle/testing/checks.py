@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from ..options import Options
-from .running import Batches, Runner
+from .running import Batches, Runner, run_steps
 from .trace import Tolerance, compare
 
 MakeTask = Callable[[], Any]
@@ -41,8 +41,9 @@ def fused_equals_unfused(
         >>> batches = [(np.ones((2, 3), "float32"), np.zeros((2, 1), "float32"))] * 3
         >>> fused_equals_unfused(make_task, batches)
     """
-    runner = Runner(_made(make_task), batches, options or Options(), "train_step")
-    traces = runner.run_again_in([(1,), *(partitions or ((2,), (3, 1), (len(batches),)))])
+    runner = Runner(_made(make_task), batches[0], options)
+    partitions = partitions or ((2,), (3, 1), (len(batches),))
+    traces = runner.run_in_each(batches, [(1,), *partitions])
     single = next(traces)[1]
     for sizes, trace in traces:
         compare(
@@ -82,8 +83,8 @@ def compiled_equals_eager(
         >>> compiled_equals_eager(make_task, batches)
     """
     eager = Options(execution="eager", checked=True)
-    reference = Runner(_made(make_task), batches, eager, "train_step").run((1,))
-    compiled = Runner(_made(make_task), batches, options or Options(), "train_step").run((1,))
+    reference = run_steps(_made(make_task), batches, eager)
+    compiled = run_steps(_made(make_task), batches, options)
     compare(compiled, reference, "compiled", "run eagerly", Tolerance(rtol, atol))
 
 

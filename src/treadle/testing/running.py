@@ -56,10 +56,12 @@ def run_steps(
         >>> sorted(trace.changed)[:2]
         ['model/layers/0/bias', 'model/layers/0/kernel']
     """
-    runner = Runner(task, batches, options or Options(), step)
+    if not batches:
+        raise ConfigurationError("there are no batches to run a step on")
+    runner = Runner(task, batches[0], options, step)
     if start is not None:
         same_start(task, start)
-    return runner.run(windows)
+    return runner.run(batches, windows)
 
 
 def same_start(task: Any, seed: int = 0) -> None:
@@ -107,27 +109,36 @@ def same_start(task: Any, seed: int = 0) -> None:
 
 
 class Runner:
-    """A prepared step and its batches, to be run more than once from the same start."""
+    """A prepared step of a task, to be run more than once.
 
-    def __init__(self, task: Any, batches: Batches, options: Options, step: str) -> None:
-        if not batches:
-            raise ConfigurationError("there are no batches to run a step on")
-        self._batches = [_arrays(batch) for batch in batches]
-        self._prepared = Prepared(task, getattr(task, step), self._batches[0], options, step)
+    Args:
+        task: The task; what is not yet built is built.
+        batch: A batch of the form that the step takes.
+        options: How to execute.
+        step: The name of the method to run.
+    """
+
+    def __init__(
+        self, task: Any, batch: Any, options: Options | None = None, step: str = "train_step"
+    ) -> None:
+        self.task = task
+        self._prepared = Prepared(
+            task, getattr(task, step), _arrays(batch), options or Options(), step
+        )
 
     @property
     def state(self) -> State:
         """All that the task reaches."""
         return self._prepared.state
 
-    def run(self, windows: Sequence[int]) -> Trace:
-        """Run all batches in windows of these sizes, and return what happened."""
+    def run(self, batches: Batches, windows: Sequence[int] = (1,)) -> Trace:
+        """Run the step once per batch, in windows of these sizes, and return what happened."""
         start = self.state.arrays()
         executor = self._prepared.executor
         values: list[dict[str, Array]] = []
         weights: list[dict[str, Array]] = []
         done = 0
-        for window in _windows(self._batches, windows):
+        for window in _windows([_arrays(batch) for batch in batches], windows):
             returned, by, broken = executor.run(window, done).fetch()
             raise_violations(broken)
             self._prepared.refuse_moving_constants()
@@ -143,15 +154,15 @@ class Runner:
             executor.plan,
         )
 
-    def run_again_in(
-        self, partitions: Iterable[Sequence[int]]
+    def run_in_each(
+        self, batches: Batches, partitions: Iterable[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], Trace]]:
-        """Run all batches once per partition, from the same start: variables and random states."""
+        """Run the batches once per partition, from the same start: variables, random states."""
         start = self.state.arrays()
         for sizes in partitions:
             self.state.assign(start)
             with active().own_random():
-                trace = self.run(sizes)
+                trace = self.run(batches, sizes)
             yield sizes, trace
 
 

@@ -1,0 +1,60 @@
+"""The same 50 steps from the same start on every backend, each in a process of its own.
+
+A process writes what it computed where the others find it, and compares with what it finds there:
+the last backend to run compares with all.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import keras
+import pytest
+import runs
+from cases import CASES
+
+import treadle
+from treadle.testing import agree, load_trace, save_trace
+
+STEPS = 50
+BACKENDS = ("tensorflow", "jax", "torch")
+STEADY = [name for name, case in CASES.items() if case.steady is not None]
+
+
+@cache
+def folder() -> Path:
+    """Where traces of this very code in this checkout lie; those of older code are removed."""
+    root = Path(__file__).parents[2]
+    chosen = os.environ.get("TREADLE_CONFORMANCE_DIR")
+    checkout = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    base = Path(chosen or Path(tempfile.gettempdir()) / f"treadle-conformance-{checkout}")
+    code = hashlib.sha256()
+    sources = [*Path(treadle.__file__).parent.rglob("*.py"), *Path(__file__).parent.glob("*.py")]
+    for source in sorted(sources):
+        code.update(source.read_bytes())
+    mine = base / code.hexdigest()[:12]
+    for old in base.glob("*"):
+        if old != mine:
+            shutil.rmtree(old, ignore_errors=True)
+    return mine
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_agrees_with_other_backends(name: str) -> None:
+    trace = runs.from_same_start(name, STEPS)
+    mine = keras.config.backend()
+    folder().mkdir(parents=True, exist_ok=True)
+    partial = folder() / f"partial-{os.getpid()}.npz"
+    save_trace(trace, partial)
+    partial.rename(folder() / f"{name}-{mine}.npz")
+    others = [folder() / f"{name}-{backend}.npz" for backend in BACKENDS if backend != mine]
+    found = [load_trace(file) for file in others if file.exists()]
+    if not found:
+        pytest.skip(f"no other backend has run yet: there is no other trace in {folder()}")
+    for other in found:
+        assert set(trace.state) == set(other.state)
+        assert trace.changed == other.changed
+        agree(trace, other, rtol=1e-4, atol=1e-5, state=False)
