@@ -175,6 +175,16 @@ class History:
         return [dict(record.values) for record in self.records if record.kind == "epoch"]
 
     @property
+    def first_step(self) -> int | None:
+        """The number of the first step whose values are here, or None before one."""
+        return self._chunks[0].first_step if self._chunks else None
+
+    @property
+    def step_names(self) -> list[str]:
+        """The names of what the step returned."""
+        return list(self._chunks[0].values) if self._chunks else []
+
+    @property
     def last(self) -> dict[str, Any]:
         """The newest value under every name that was ever recorded."""
         return {name: value for record in self.records for name, value in record.values.items()}
@@ -186,11 +196,9 @@ class History:
             KeyError: The step returned nothing of this name.
         """
         self._merge()
-        known = list(self._chunks[0].values) if self._chunks else []
-        if name not in known:
-            raise KeyError(
-                f"the step returned no {name!r}; it returned: {', '.join(known) or 'nothing'}"
-            )
+        if name not in self.step_names:
+            known = ", ".join(self.step_names) or "nothing"
+            raise KeyError(f"the step returned no {name!r}; it returned: {known}")
         return self._chunks[0].values[name]
 
     def _merge(self) -> None:

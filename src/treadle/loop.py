@@ -108,16 +108,19 @@ class Loop:
         self._validation: Validation | None = None
         self._deadline: float | None = None
         self._started, self._seconds_before, self._depth = 0.0, 0.0, 0
-        self._epoch_ended = self._in_epochs = False
+        self._epoch_ended = self._in_epochs = self._entered = self._watched = False
 
     def __enter__(self) -> "Loop":
         """Return the loop."""
+        self._entered = True
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Let go of the source; without an error the run is finished."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End hooks and let go of the source; without an error the run is finished."""
+        self._entered = False
         self._feed.close()
-        if kind is None:
+        self._end_hooks(error)
+        if error is None:
             self._finish()
 
     @property
@@ -173,7 +176,7 @@ class Loop:
         self.steps_planned = None if steps is None else self.progress.step + steps
         self.steps_per_epoch = source.length
         try:
-            with self._run(epochs):
+            with self._run(epochs, whole=True):
                 for _ in self.epochs(epochs):
                     for _ in self.steps(source, every="auto"):
                         pass
@@ -366,8 +369,11 @@ class Loop:
         return self.reason is not None or (limit is not None and self.progress.step >= limit)
 
     @contextmanager
-    def _run(self, epochs: int | None) -> Generator[None]:
-        """Start hooks, and end them whatever happens; calls inside one another count once."""
+    def _run(self, epochs: int | None, whole: bool = False) -> Generator[None]:
+        """Start hooks; they end with an error, after `fit`, or with the `with` block around it.
+
+        Calls inside one another count once.
+        """
         self._depth += 1
         error: BaseException | None = None
         try:
@@ -375,17 +381,24 @@ class Loop:
                 self.reason = None
                 self.epochs_planned = None if epochs is None else self.progress.epoch + epochs
                 self._started, self._seconds_before = time.monotonic(), self.progress.seconds
-                self._watchers.tell("start", self)
+                if not self._watched:
+                    self._watched = True
+                    self._watchers.tell("start", self)
             yield
-        except GeneratorExit:  # the user's own `for` was left by a break
+        except GeneratorExit:  # the user's own `for` was left; why, the `with` block will say
             raise
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._depth -= 1
-            if self._depth == 0:
-                self._watchers.end(self, error)
+            if self._depth == 0 and (whole or error or not self._entered):
+                self._end_hooks(error)
+
+    def _end_hooks(self, error: BaseException | None) -> None:
+        if self._watched:
+            self._watched = False
+            self._watchers.end(self, error)
 
     def _finish(self) -> None:
         if self._run_directory is not None and self._training.prepared:

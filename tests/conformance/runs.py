@@ -7,7 +7,7 @@ import keras
 from cases import CASES, batches_of
 
 import treadle
-from treadle.testing import Trace, same_start
+from treadle.testing import Trace
 from treadle.testing.running import Runner
 
 STEPS = 7
@@ -41,7 +41,7 @@ def from_same_start(name: str, steps: int) -> Trace:
         prepared.state.assign(traces[1,].start)
     else:
         prepared = runner(name, steady=True)
-    same_start(prepared.task)
+    prepared.start_from(seed=0)
     return prepared.run(batches_of(name, steps), (STEPS,))
 
 

@@ -217,6 +217,36 @@ def test_hooks_run_when_they_are_due_and_their_dicts_are_logged() -> None:
     assert history["seen_at"] == [52]
 
 
+class Counted(treadle.Hook):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def start(self, loop: Any) -> None:
+        self.calls.append("start")
+
+    def end(self, loop: Any, error: Any) -> None:
+        self.calls.append(error)
+
+
+def test_hooks_start_and_end_once_for_each_call_of_fit_and_once_for_the_parts() -> None:
+    hook = Counted()
+    with loop_of(hooks=[hook]) as loop:
+        loop.fit(source(), steps=2)
+        assert hook.calls == ["start", None]
+        x, y = arrays()
+        loop.step((x[:8], y[:8]))
+        loop.step((x[:8], y[:8]))
+        for _ in loop.steps(source()):
+            pass
+        assert hook.calls == ["start", None, "start"]
+    assert hook.calls == ["start", None, "start", None]
+    error, hook = ValueError("in the body"), Counted()
+    with pytest.raises(ValueError, match="in the body"), loop_of(hooks=[hook]) as loop:
+        for _ in loop.steps(source()):
+            raise error
+    assert hook.calls == ["start", error]
+
+
 def test_stopping_is_told_and_ends_at_the_boundary() -> None:
     hooks = [treadle.every("3 steps", lambda loop: loop.stop("seen enough"))]
     with loop_of(hooks=hooks) as loop:

@@ -152,7 +152,11 @@ _running = threading.local()
 def context() -> StepContext:
     """Return the running step's context; a bare one where no loop runs."""
     stack: list[StepContext] = getattr(_running, "stack", [])
-    return stack[-1] if stack else StepContext()
+    if stack:
+        return stack[-1]
+    if not hasattr(_running, "bare"):  # one and the same: nested gradients count their depth in it
+        _running.bare = StepContext()
+    return _running.bare
 
 
 def in_step() -> bool:

@@ -60,7 +60,7 @@ def run_steps(
         raise ConfigurationError("there are no batches to run a step on")
     runner = Runner(task, batches[0], options, step)
     if start is not None:
-        same_start(task, start)
+        runner.start_from(start)
     return runner.run(batches, windows)
 
 
@@ -93,19 +93,7 @@ def same_start(task: Any, seed: int = 0) -> None:
                 f"same_start needs built layers, and {layer.name!r} is not: run a step first, or "
                 "give run_steps a start"
             )
-    backend = active()
-    optimizers_and_metrics = {
-        id(v) for x in (*state.optimizers.values(), *state.metrics.values()) for v in x.variables
-    }
-    for path, variable in state.variables.items():
-        value = backend.read(variable)
-        if (
-            id(variable) not in optimizers_and_metrics
-            and "float" in str(value.dtype)
-            and value.ndim >= 2
-            and (value != value.flat[0]).any()
-        ):
-            backend.write(variable, _drawn(path, value.shape, seed).astype(value.dtype))
+    _draw_weights(state, seed)
 
 
 class Runner:
@@ -130,6 +118,10 @@ class Runner:
     def state(self) -> State:
         """All that the task reaches."""
         return self._prepared.state
+
+    def start_from(self, seed: int) -> None:
+        """Draw weights as `same_start` does; what the step left unbuilt, it does not use."""
+        _draw_weights(self.state, seed)
 
     def run(self, batches: Batches, windows: Sequence[int] = (1,)) -> Trace:
         """Run the step once per batch, in windows of these sizes, and return what happened."""
@@ -164,6 +156,22 @@ class Runner:
             with active().own_random():
                 trace = self.run(batches, sizes)
             yield sizes, trace
+
+
+def _draw_weights(state: State, seed: int) -> None:
+    backend = active()
+    optimizers_and_metrics = {
+        id(v) for x in (*state.optimizers.values(), *state.metrics.values()) for v in x.variables
+    }
+    for path, variable in state.variables.items():
+        value = backend.read(variable)
+        if (
+            id(variable) not in optimizers_and_metrics
+            and "float" in str(value.dtype)
+            and value.ndim >= 2
+            and (value != value.flat[0]).any()
+        ):
+            backend.write(variable, _drawn(path, value.shape, seed).astype(value.dtype))
 
 
 def _windows(batches: Batches, sizes: Sequence[int]) -> Iterator[Window]:
