@@ -167,11 +167,10 @@ def test_block_for_one_backend_runs(block: Block, printed: Printed) -> None:
 OUTPUTS = [
     (block, output)
     for block, output in itertools.pairwise(ALL)
-    if (output.language == "text"
-    and block.language in ("python", "sh")
-    and "run" in block.info[:2])
-    or (output.language == "text"
-    and block.language == "python")
+    if (
+        output.language == "text" and block.language in ("python", "sh") and "run" in block.info[:2]
+    )
+    or (output.language == "text" and block.language == "python")
 ]
 
 

@@ -113,6 +113,7 @@ class Runner:
         self._prepared = Prepared(
             task, getattr(task, step), _arrays(batch), options or Options(), step
         )
+        self.executor = self._prepared.executor
 
     @property
     def state(self) -> State:
@@ -126,12 +127,11 @@ class Runner:
     def run(self, batches: Batches, windows: Sequence[int] = (1,)) -> Trace:
         """Run the step once per batch, in windows of these sizes, and return what happened."""
         start = self.state.arrays()
-        executor = self._prepared.executor
         values: list[dict[str, Array]] = []
         weights: list[dict[str, Array]] = []
         done = 0
         for window in _windows([_arrays(batch) for batch in batches], windows):
-            returned, by, broken = executor.run(window, done).fetch()
+            returned, by, broken = self.executor.run(window, done).fetch()
             raise_violations(broken)
             self._prepared.refuse_moving_constants()
             values.append(returned)
@@ -143,7 +143,7 @@ class Runner:
             start,
             self.state.arrays(),
             active().name,
-            executor.plan,
+            self.executor.plan,
         )
 
     def run_in_each(

@@ -1,0 +1,62 @@
+"""A short batch between full ones: a window of its own, of the same steps."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import Classifier, batches, dense, head
+
+import treadle
+from treadle.testing import compiled_equals_eager, fused_equals_unfused, run_steps
+from treadle.testing.running import Runner
+
+SHORT = 3
+
+
+def make() -> treadle.Task:
+    return Classifier(
+        [dense(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2, seed=1), head()],
+        keras.optimizers.Adam(1e-2),
+    )
+
+
+def two_epochs() -> list[Any]:
+    """Of three batches each, the last of them short."""
+    x, y = batches(6)
+    return [(x[i, :SHORT], y[i, :SHORT]) if i % 3 == 2 else (x[i], y[i]) for i in range(len(x))]
+
+
+def test_windows_end_at_it_and_change_no_bit() -> None:
+    fused_equals_unfused(make, two_epochs(), partitions=((2,), (3,), (6,)))
+
+
+def test_compiled_is_close_to_eager() -> None:
+    compiled_equals_eager(make, two_epochs())
+
+
+def test_each_form_is_compiled_once() -> None:
+    runner = Runner(make(), two_epochs()[0])
+    runner.run(two_epochs() * 2, (2,))
+    assert runner.executor.programs <= 2
+
+
+def test_rows_are_counted_as_what_they_are() -> None:
+    trace = run_steps(make(), two_epochs(), windows=(6,))
+    assert trace.values["loss"].shape == (6,)
+    assert trace.state["accuracy/count"] == 2 * (8 + 8 + SHORT)
+
+
+@pytest.mark.parametrize("form", [(0,), ()])
+def test_scalars_and_empty_trailing_dimensions_travel(form: tuple[int, ...]) -> None:
+    class Adds(treadle.Task):
+        def __init__(self) -> None:
+            self.total = keras.Variable(0.0)
+
+        def train_step(self, batch: Any) -> Any:
+            self.total.assign_add(batch["x"] + keras.ops.sum(batch["empty"]))
+            return {"total": self.total.value}
+
+    given = [{"x": np.float32(i), "empty": np.zeros(form, "float32")} for i in range(4)]
+    trace = run_steps(Adds(), given, windows=(3,))
+    assert trace.values["total"].tolist() == [0, 1, 3, 6]
