@@ -33,9 +33,7 @@ def main(arguments: list[str]) -> None:
         results = {backend: _in_process(backend, recipe) for backend in BACKENDS}
         first = results[BACKENDS[0]]["losses"]
         for backend, result in results.items():
-            apart = max(
-                abs(a - b) / abs(a) for a, b in zip(first, result["losses"], strict=True)
-            )
+            apart = max(abs(a - b) / abs(a) for a, b in zip(first, result["losses"], strict=True))
             rows.append(
                 f"| {recipe} | {backend} | {result['losses'][0]:.6f} | {result['losses'][-1]:.6f} "
                 f"| {apart:.1e} | {result['val_accuracy']:.2%} |"
@@ -51,8 +49,8 @@ def _head(results: dict[str, Any]) -> list[str]:
     return [
         "# One step source, three backends",
         "",
-        "The same recipe from the same weights, drawn with NumPy, in the same order of the data, in "
-        "a process for\neach backend. Written by `scripts/bench backends --write`.",
+        "The same recipe from the same weights, drawn with NumPy, in the same order of the data, "
+        "in a process for\neach backend. Written by `scripts/bench backends --write`.",
         "",
         f"{versions}; Python {platform.python_version()}, {os.cpu_count()} CPU cores.",
         "",

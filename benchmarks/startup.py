@@ -8,7 +8,9 @@ import time
 CODE = {
     "python alone": "pass",
     "import treadle": "import treadle",
-    "treadle --help": "import treadle.cli, sys; sys.argv = ['treadle', '--help']; treadle.cli.main()",
+    "treadle --help": (
+        "import treadle.cli, sys; sys.argv = ['treadle', '--help']; treadle.cli.main()"
+    ),
     "import keras": "import keras",
     "import keras, treadle": "import keras, treadle",
     "import keras, all of treadle": (
@@ -27,8 +29,10 @@ def main(arguments: list[str]) -> None:
             subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
             seconds[name].append(time.monotonic() - started)
     for name, measured in seconds.items():
-        print(f"{name:30s} {statistics.median(measured):6.2f} s  (of {ROUNDS}: {min(measured):.2f}"
-              f" to {max(measured):.2f})")
+        print(
+            f"{name:30s} {statistics.median(measured):6.2f} s  (of {ROUNDS}: {min(measured):.2f}"
+            f" to {max(measured):.2f})"
+        )
     probe = (
         "import sys, treadle; print([m for m in ('keras', 'tensorflow', 'jax', 'torch', 'numpy') "
         "if m in sys.modules])"

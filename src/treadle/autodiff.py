@@ -81,7 +81,7 @@ def gradients(
             raise GradientError(
                 f"gradients over no variables{f' for {name!r}' if name else ''}: pass the "
                 "variables that the loss is to change, for example model.trainable_variables (a "
-                "model with trainable = False has none)"
+                "model that is not yet built, or with trainable = False, has none)"
             )
     groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
     result, found = active().differentiate(function, union, (), groups)
@@ -279,7 +279,12 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         return keras.tree.map_structure(
             lambda x: ops.stack([ops.convert_to_tensor(x)] * count), function(row)
         )
-    return active().for_each(function, inputs)
+
+    def one(row: Any) -> Any:
+        # A copy, since it may return a variable's own value, which the next row would change.
+        return keras.tree.map_structure(ops.copy, function(row))
+
+    return active().for_each(one, inputs)
 
 
 def listed(variables: Variables) -> list[Variable]:

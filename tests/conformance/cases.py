@@ -461,7 +461,7 @@ class SignedMomentum(keras.optimizers.Optimizer):
 def several_optimizers() -> Any:
     """Keras' own way to give each part of a model its optimizer."""
     parts = keras.optimizers.OptimizerMap(default_optimizer=keras.optimizers.Adam(1e-2))
-    parts["classify"] = keras.optimizers.SGD(0.1, momentum=0.9)
+    parts[".*classify.*"] = keras.optimizers.SGD(0.1, momentum=0.9)
     return keras.optimizers.MultiOptimizer(parts)
 
 
