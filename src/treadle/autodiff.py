@@ -163,7 +163,7 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
         >>> import keras, treadle
         >>> w = keras.Variable(3.0)
         >>> _ = treadle.minimize(lambda: w * w, [w], keras.optimizers.SGD(0.1))
-        >>> round(float(w.value), 3)
+        >>> round(float(w.numpy()), 3)
         2.4
     """
     if isinstance(of, Mapping):
@@ -203,9 +203,9 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
         >>> import keras, treadle
         >>> w = keras.Variable(3.0)
         >>> with treadle.substituted([w], [5.0]):
-        ...     print(float(w.value))
+        ...     print(float(w.numpy()))
         5.0
-        >>> float(w.value)
+        >>> float(w.numpy())
         3.0
     """
     chosen = listed(variables)

@@ -1,25 +1,29 @@
 """The directory of a run: what it was configured as, and whether it is finished.
 
-`run.json` tells; the files beside it are written by hooks.
+`run.json` tells; this hook writes it, others write the files beside it.
 """
 
 import json
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from .errors import DirectoryError
+from .hook import Hook, LoopView
+from .logs import StepLogs
+from .options import backend_name, run_seed
 
 RUN = "run.json"
 LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", "state.npz", "curves.png")
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
 
 
-class RunDirectory:
+class RunDirectory(Hook):
     """A directory that belongs to one run.
 
     Args:
@@ -29,7 +33,7 @@ class RunDirectory:
 
     Attributes:
         path: The directory.
-        record: What `run.json` holds.
+        facts: What `run.json` holds.
 
     Raises:
         DirectoryError: It cannot be written to, holds a run of another configuration (the message
@@ -52,17 +56,17 @@ class RunDirectory:
             for name in [*LEFT_BEHIND, *(p.name for p in path.glob("*.keras"))]:
                 (path / name).unlink(missing_ok=True)
         wanted: dict[str, Any] = json.loads(json.dumps(dict(configuration), default=str))
-        self.record: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
-        self._from_before = bool(self.record)
-        if self.record:
+        self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
+        self._from_before, self._begun = bool(self.facts), False
+        if self.facts:
             self._compare(wanted)
-        self.record.setdefault("format", 1)
-        self.record["configuration"] = wanted
+        self.facts.setdefault("format", 1)
+        self.facts["configuration"] = wanted
 
     @property
     def finished(self) -> bool:
         """Say whether the run that this directory holds came to its end."""
-        return bool(self.record.get("finished"))
+        return bool(self.facts.get("finished"))
 
     def is_done(self, asked: Mapping[str, Any]) -> bool:
         """Say whether this call of `fit` was finished by an earlier process, and note it if not.
@@ -71,9 +75,9 @@ class RunDirectory:
             DirectoryError: Another call of `fit` was.
         """
         if not self._from_before:
-            self.record["fit"] = dict(asked)
+            self.facts["fit"] = dict(asked)
             return False
-        differences = _differences(self.record.get("fit", {}), asked)
+        differences = _differences(self.facts.get("fit", {}), asked)
         if differences:
             raise DirectoryError(
                 f"{self.path} holds a finished run that cannot be continued: "
@@ -82,24 +86,37 @@ class RunDirectory:
             )
         return True
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Write down that a run has started, and how it runs."""
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Write down, at the first step, that a run has started, and on what."""
+        if self._begun:
+            return
+        self._begun = True
         versions: dict[str, str] = {"python": platform.python_version()}
         for package in PACKAGES:
             try:
                 versions[package] = version(package)
             except PackageNotFoundError:
                 continue
-        self.record |= {"versions": versions, "started": _now(), "finished": None, **facts}
+        self.facts |= {
+            "backend": backend_name(),
+            "seed": run_seed(),
+            "options": asdict(loop.options),
+            "plan": loop.plan,
+            "versions": versions,
+            "started": _now(),
+            "finished": None,
+        }
         self._write()
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
-        """Write down that the run came to its end."""
-        self.record |= {"finished": _now(), **facts}
-        self._write()
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Write down that the run came to its end; one that failed stays unfinished."""
+        if self._begun and error is None:
+            progress = asdict(loop.progress)
+            self.facts |= {"finished": _now(), "reason": loop.reason, "progress": progress}
+            self._write()
 
     def _compare(self, wanted: Mapping[str, Any]) -> None:
-        differences = _differences(self.record.get("configuration", {}), wanted)
+        differences = _differences(self.facts.get("configuration", {}), wanted)
         if differences:
             raise DirectoryError(
                 f"{self.path} holds a run of another configuration: {'; '.join(differences)}. "
@@ -113,7 +130,7 @@ class RunDirectory:
 
     def _write(self) -> None:
         temporary = self.path / f"{RUN}.partial"
-        temporary.write_text(json.dumps(self.record, indent=2, default=str) + "\n")
+        temporary.write_text(json.dumps(self.facts, indent=2, default=str) + "\n")
         os.replace(temporary, self.path / RUN)
 
 

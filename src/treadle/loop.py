@@ -17,11 +17,8 @@ At the end of an epoch come validation, hooks due by epochs, and the epoch's rec
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import keras
 
 from .backends.window import Window
 from .data import as_source
@@ -31,8 +28,9 @@ from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
 from .feed import Feed
 from .hook import Hook
+from .hooks.final import read_arrays
 from .logs import History, Logs, Record
-from .options import Options, run_seed
+from .options import Options
 from .plan import check_end
 from .progress import Progress
 from .state import State
@@ -101,13 +99,13 @@ class Loop:
             if self.directory is not None
             else None
         )
-        self._watchers = Watchers(hooks, self.directory, console)
+        self._watchers = Watchers(hooks, self.directory, console, self._run_directory)
         self._training = Training(task, self.options)
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
         self._validation: Validation | None = None
         self._deadline: float | None = None
-        self._started, self._seconds_before, self._depth = 0.0, 0.0, 0
+        self._started, self._seconds_before, self._depth, self._recorded = 0.0, 0.0, 0, 0
         self._epoch_ended = self._in_epochs = self._entered = self._watched = False
 
     def __enter__(self) -> "Loop":
@@ -116,12 +114,10 @@ class Loop:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End hooks and let go of the source; without an error the run is finished."""
+        """End hooks and let go of the source."""
         self._entered = False
         self._feed.close()
         self._end_hooks(error)
-        if error is None:
-            self._finish()
 
     @property
     def state(self) -> State:
@@ -162,9 +158,7 @@ class Loop:
         check_end(epochs=epochs, steps=steps, until=until)
         asked = {"epochs": epochs, "steps": steps, "until": until}
         if self._run_directory is not None and self._run_directory.is_done(asked):
-            self.history = recorded_history(self._run_directory.path)
-            self.reason = "it was finished before"
-            return self.history
+            return self._take_over(as_source(train), self._run_directory.path)
         source = as_source(train)
         if source.endless and epochs is not None:
             raise ConfigurationError(
@@ -180,11 +174,10 @@ class Loop:
                 for _ in self.epochs(epochs):
                     for _ in self.steps(source, every="auto"):
                         pass
-                if self.progress.batch:  # ended within an epoch
+                if self.progress.batch and self.progress.step != self._recorded:
                     self._record("validation", {**self.metrics(), **self._validate()})
         finally:
             self._validation = self._deadline = self.steps_planned = None
-        self._finish()
         return self.history
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
@@ -330,8 +323,6 @@ class Loop:
     def _prepare(self, window: Window) -> None:
         with noting("train_step", self.progress):
             self._training.prepare(window)
-        if self._run_directory is not None:
-            self._run_directory.begin({"backend": keras.config.backend(), "seed": run_seed()})
 
     def _end_epoch(self) -> None:
         """Validate, run hooks that are due, and record the epoch."""
@@ -355,6 +346,8 @@ class Loop:
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
         record = Record(kind, self.progress, dict(values))
         self.history.add(record)
+        if kind != "log":
+            self._recorded = self.progress.step
         self._watchers.tell("record", self, record)
 
     def _clock(self) -> float:
@@ -400,7 +393,11 @@ class Loop:
             self._watched = False
             self._watchers.end(self, error)
 
-    def _finish(self) -> None:
-        if self._run_directory is not None and self._training.prepared:
-            facts = {"plan": self.plan, "reason": self.reason, "progress": asdict(self.progress)}
-            self._run_directory.finish(facts)
+    def _take_over(self, source: Source, directory: Path) -> History:
+        """Be as if this call had trained what an earlier process did: its history and its state."""
+        self.history = recorded_history(directory)
+        self.reason = "it was finished before"
+        self.prepare(source)
+        if (directory / "state.npz").exists():
+            self.state.assign(read_arrays(directory / "state.npz"))
+        return self.history

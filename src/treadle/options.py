@@ -10,9 +10,7 @@ from typing import Any, Literal
 from .errors import BackendError, ConfigurationError, did_you_mean
 
 BACKENDS = ("tensorflow", "jax", "torch")
-PRECISIONS = ("float32", "float64", "bfloat16", "mixed_bfloat16")
-
-_run: dict[str, Any] = {"seed": None}
+PRECISIONS = ("float32", "float64", "mixed_bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +101,41 @@ def setup(
             )
     if seed is not None:
         _seed_everything(seed)
-        _run["seed"] = seed
     if precision is not None:
+        _refuse_other_precision(precision)
         keras.config.set_dtype_policy(precision)
     if devices is not None:
         keras.distribution.set_distribution(devices)
 
 
+def backend_name() -> str:
+    """Return the name of the backend that Keras runs on."""
+    import keras
+
+    return keras.config.backend()
+
+
 def run_seed() -> int:
-    """Return the seed from which data orders derive: `setup`'s, else Keras' own, else 0."""
-    seed: int | None = _run["seed"]
-    if seed is None:
-        seed = global_random_seed()
-    return 0 if seed is None else seed
+    """Return the seed from which data orders derive: what Keras was seeded with, else 0."""
+    return global_random_seed() or 0
+
+
+def _refuse_other_precision(precision: str) -> None:
+    """Refuse a type that the backend would quietly replace by a smaller one (JAX and float64).
+
+    Raises:
+        ConfigurationError: It would.
+    """
+    from keras import ops
+    from keras.backend import standardize_dtype
+
+    wanted = precision.removeprefix("mixed_")
+    found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
+    if found != wanted:
+        raise ConfigurationError(
+            f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "
+            "JAX_ENABLE_X64=1 before it starts"
+        )
 
 
 def _seed_everything(seed: int) -> None:

@@ -90,14 +90,20 @@ class State:
         """Set every variable; nothing is assigned before everything has been checked.
 
         Raises:
-            StateError: Values are missing, left over, or of another shape or dtype; all are listed.
+            StateError: Values are missing, left over, of another shape or kind of dtype (floats,
+                integers, booleans; their sizes differ between backends); all are listed.
         """
         faults = [f"{path} has no value" for path in self.variables if path not in arrays]
         faults += [f"{path} is not in this task" for path in arrays if path not in self.variables]
         for path, variable in self.variables.items():
-            if path in arrays and tuple(arrays[path].shape) != tuple(variable.shape):
-                found, expected = tuple(arrays[path].shape), tuple(variable.shape)
-                faults.append(f"{path} has shape {found}, expected {expected}")
+            if path not in arrays:
+                continue
+            shape, dtype = tuple(arrays[path].shape), str(arrays[path].dtype)
+            if shape != tuple(variable.shape):
+                faults.append(f"{path} has shape {shape}, expected {tuple(variable.shape)}")
+            expected = keras.backend.standardize_dtype(variable.dtype)
+            if _kind(dtype) != _kind(expected):
+                faults.append(f"{path} has dtype {dtype}, expected {expected}")
         if faults:
             raise StateError(
                 f"the values do not fit the task: {'; '.join(faults)}. Nothing was changed"
@@ -314,7 +320,7 @@ def _check_reached(state: State, found: Build, name: str) -> None:
             )
     hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
     if hidden:
-        names = ", ".join(str(v.path) for v in hidden[:5])
+        names = ", ".join(state.path_of(v) for v in hidden[:5])
         more = f" and {len(hidden) - 5} more" if len(hidden) > 5 else ""
         raise StateError(
             f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
@@ -349,6 +355,11 @@ def _apply_builds(found: Build) -> Generator[None]:
 def _kinds_of(base: Any) -> set[Any]:
     """Return a class and all that were derived from it."""
     return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))
+
+
+def _kind(dtype: str) -> str:
+    """Return `float`, `int` or `bool` for a dtype of any size."""
+    return dtype.rstrip("0123456789").removeprefix("u").removeprefix("b") if dtype != "bool" else dtype
 
 
 def _array_mark(array: np.ndarray[Any, Any]) -> Any:

@@ -116,7 +116,7 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
         >>> import keras, treadle
         >>> slow, fast = keras.Variable(0.0), keras.Variable(1.0)
         >>> treadle.blend([slow], [fast], 0.25)
-        >>> float(slow.value)
+        >>> float(slow.numpy())
         0.25
     """
     into, out_of = _weights(target), _weights(source)

@@ -58,7 +58,7 @@ class Task:
             raise ConfigurationError(
                 f"{type(self).__name__} has neither a predict_step nor a model: write predict_step"
             )
-        return model(batch[0] if isinstance(batch, tuple) else batch, training=False)
+        return model(batch[0] if isinstance(batch, (tuple, list)) else batch, training=False)
 
     def datasets(self) -> "Datasets":
         """Return the data to train on; used by the command line."""
@@ -232,14 +232,16 @@ class _Bound:
             return self.function(**{self.free[0]: batch}, **self.state)
         if isinstance(batch, Mapping):
             parts: dict[str, Any] = {str(k): v for k, v in batch.items()}
+            found = f"names {list(parts)}"
         else:
-            parts = dict(zip(self.free, batch, strict=False)) if isinstance(batch, tuple) else {}
-        found = len(batch) if isinstance(batch, (tuple, Mapping)) else 1
-        if set(parts) != set(self.free) or found != len(self.free):
+            listed = list(batch) if isinstance(batch, (tuple, list)) else [batch]
+            parts = dict(zip(self.free, listed, strict=False))
+            parts = parts if len(listed) == len(self.free) else {}
+            found = f"{len(listed)} part{'s' if len(listed) != 1 else ''}"
+        if set(parts) != set(self.free):
             raise StepError(
-                f"{self.name} takes {self.free} from a batch, but the batch has {found} "
-                f"part{'s' if found != 1 else ''}: change its parameters, or pass states by name "
-                "to treadle.task"
+                f"{self.name} takes {self.free} from a batch, but the batch has {found}: change "
+                "its parameters, or pass states by name to treadle.task"
             )
         return self.function(**parts, **self.state)
 

@@ -22,13 +22,17 @@ class Watchers:
         given: The user's; a hook replaces the default one of its class.
         directory: Where default hooks write; None leaves those out that write.
         console: Show progress.
+        run: The run's own record, told last of its end.
 
     Raises:
         ConfigurationError: Something that is no hook.
     """
 
-    def __init__(self, given: Sequence[Any], directory: Path | None, console: bool) -> None:
+    def __init__(
+        self, given: Sequence[Any], directory: Path | None, console: bool, run: Hook | None = None
+    ) -> None:
         self._hooks: list[Hook] = []
+        first = [run] if run is not None else []
         self._scheduled: list[Scheduled] = []
         for hook in given:
             if isinstance(hook, Scheduled):
@@ -42,7 +46,7 @@ class Watchers:
                 )
         kinds = {type(hook) for hook in self._hooks}
         defaults = default_hooks.defaults(directory, quiet=not console)
-        self._hooks[:0] = [hook for hook in defaults if type(hook) not in kinds]
+        self._hooks[:0] = first + [hook for hook in defaults if type(hook) not in kinds]
 
     def events(self) -> list[When]:
         """Return the moments at which some hook looks at the state."""
@@ -75,7 +79,7 @@ class Watchers:
         for hook in reversed(self._hooks):
             try:
                 with noting(f"{type(hook).__name__}.end", loop.progress):
-                    hook.end(loop, error)
+                    hook.end(loop, error or next(iter(failures), None))
             except Exception as failure:
                 failures.append(failure)
         if failures and error is None:

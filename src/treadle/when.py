@@ -39,7 +39,7 @@ class Span:
         """
         if isinstance(text, Span):
             return text
-        match = re.fullmatch(r"\s*([\d_.]+)\s*([a-zA-Z]+)\s*", str(text))
+        match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", str(text))
         if match is None:
             raise ConfigurationError(
                 f"cannot read {text!r} as a time or a count: write a number and a unit, for "

@@ -13,6 +13,7 @@ from keras import ops
 import treadle
 from treadle.errors import GradientError, OwnershipError, StateError, StepError, TreadleError
 from treadle.testing import run_steps
+from treadle.testing.running import Runner
 
 BATCHES = batches_of("unbuilt", 3)
 
@@ -165,7 +166,8 @@ def test_what_is_no_loss(message: Message, loss: Any, expected: str) -> None:
 
 def test_losses_and_variables_of_other_names(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
-        treadle.gradients(lambda: {"a": ops.mean(task.model(x))}, {"a": task.model, "b": [1]})
+        parts = {"a": task.model.layers[0], "b": task.model.layers[1]}
+        treadle.gradients(lambda: {"a": ops.mean(task.model(x))}, parts)
 
     assert message(GradientError, step) == (
         "the objective must return a dict of losses named ['a', 'b'], as the variables are, or "
@@ -210,10 +212,11 @@ def test_a_model_that_no_attribute_reaches(message: Message) -> None:
         loss = ops.mean(hidden(x)) + ops.mean(task.model(x))
         return {"loss": loss}
 
+    path = r"(sequential_\d+/)?hidden_layer"
     assert re.fullmatch(
-        r"train_step uses hidden_layer/kernel, hidden_layer/bias, which no attribute of the task "
-        r"reaches, so a compiled step would never see it change: keep what holds it as an "
-        r"attribute, or pass it to treadle\.task\(…, model=model\)",
+        rf"train_step uses {path}/kernel, {path}/bias, which no attribute of the task reaches, so "
+        r"a compiled step would never see it change: keep what holds it as an attribute, or pass "
+        r"it to treadle\.task\(…, model=model\)",
         message(StateError, step),
     )
 
@@ -403,16 +406,15 @@ def test_an_error_in_the_step_keeps_its_traceback(execution: str) -> None:
     for broken_from_the_start in (True, False):
         task = Broken(step)
         task.broken = broken_from_the_start  # type: ignore[attr-defined]
-        with pytest.raises(Mine, match="^out of cheese$") as caught:
+        with pytest.raises(Mine) as caught:
             if broken_from_the_start:
                 run_steps(task, BATCHES, treadle.Options(execution=execution))
             else:
-                from treadle.testing.running import Runner
-
                 runner = Runner(task, BATCHES[0], treadle.Options(execution=execution))
                 task.broken = True  # type: ignore[attr-defined]
                 runner.run(BATCHES)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert str(caught.value) == "out of cheese"
         assert frames[-1] == "fails_here"
         assert "objective" in frames
 

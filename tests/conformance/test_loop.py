@@ -149,6 +149,22 @@ def test_what_ends_within_an_epoch_is_recorded() -> None:
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(history.records[-1].values)
 
 
+def test_nothing_is_recorded_twice_and_names_keep_their_order() -> None:
+    class Named(Classifier):
+        def __init__(self) -> None:
+            super().__init__([dense(), head()])
+
+        def train_step(self, batch: Any) -> Any:
+            loss = super().train_step(batch)["loss"]
+            return {"z": loss, "loss": loss, "a": loss}
+
+    with loop_of(make(Named)) as loop:
+        history = loop.fit(source(), steps=8, validation=source(1), validate_every="4 steps")
+    places = [(record.kind, record.progress.step) for record in history.records]
+    assert places == [("validation", 4), ("epoch", 6), ("validation", 8)]
+    assert history.step_names == ["z", "loss", "a"]
+
+
 def test_closed_sources_see_every_update() -> None:
     seen: list[int] = []
 
@@ -465,6 +481,15 @@ def test_a_run_leaves_its_directory_and_is_not_run_twice(tmp_path: Path) -> None
     assert again.progress.step == 0
     assert again.reason == "it was finished before"
     assert history.epochs == first.epochs
+    np.testing.assert_array_equal(history.steps("loss"), first.steps("loss"))
+    same(loop.state.arrays(), again.state.arrays())
+    with (
+        pytest.raises(
+            DirectoryError, match="a finished run that cannot be continued: epochs was 2"
+        ),
+        loop_of(directory=tmp_path, configuration=configuration) as other,
+    ):
+        other.fit(source(), epochs=3)
     with pytest.raises(DirectoryError, match=r"another configuration: settings.units was 5, now 6"):
         loop_of(directory=tmp_path, configuration={**configuration, "settings": {"units": 6}})
     with loop_of(directory=tmp_path, configuration={"task": "other"}, fresh=True) as anew:

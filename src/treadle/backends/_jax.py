@@ -259,15 +259,15 @@ class JaxBackend:
 class JaxOutputs:
     """Stacked results of a window, still on the device."""
 
-    def __init__(self, results: Any, count: int) -> None:
-        self._results, self._count = results, count
+    def __init__(self, results: Any, count: int, names: Sequence[str]) -> None:
+        self._results, self._count, self._names = results, count, names
 
     def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         """Wait for the device once."""
         values, weights, broken = jax.device_get(self._results)
         cut = self._count
         return (
-            {name: x[:cut] for name, x in values.items()},
+            {name: values[name][:cut] for name in self._names},
             {name: x[:cut] for name, x in weights.items()},
             [message for message, flags in broken.items() if flags[:cut].any()],
         )
@@ -284,6 +284,7 @@ class JaxExecutor:
         self._program, self.largest = program, largest
         self._steps: dict[Any, tuple[Any, Any, bool]] = {}
         self._compiled: dict[Any, Any] = {}
+        self._names: list[str] = []
         self.plan = ""
 
     @property
@@ -314,7 +315,7 @@ class JaxExecutor:
             )
         for variable, value in zip(variables, state, strict=True):
             variable._direct_assign(value)
-        return JaxOutputs(results, window.count)
+        return JaxOutputs(results, window.count, self._names)
 
     def _step(self, state: Sequence[Tensor], batch: Any) -> tuple[Any, bool]:
         batch = _device_batch(batch)
@@ -344,6 +345,7 @@ class JaxExecutor:
         program = self._program
         with _keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
             result = run_step(program, batch, number)
+            self._names = list(result.values)  # JAX would sort them
             new = [jnp.asarray(scope.get_current_value(v)) for v in program.variables]
         return new, _arrays(result)
 

@@ -40,7 +40,10 @@ class TensorFlowBackend:
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
         """Return the attributes of a `tf.Module`."""
-        return dict(vars(thing)) if isinstance(thing, tf.Module) else None
+        if not isinstance(thing, tf.Module):
+            return None
+        bookkeeping = "_self_"  # TensorFlow's own, which lists the attributes once more
+        return {k: v for k, v in vars(thing).items() if not k.startswith(bookkeeping)}
 
     def differentiate(
         self,
@@ -118,10 +121,18 @@ class TensorFlowBackend:
             (v, tf.identity(v)) for v in step.variables.values() if isinstance(v, tf.Variable)
         ]
         scope = Scope()
-        with tf.variable_creator_scope(creator), running(step), scope:
+        with tf.variable_creator_scope(creator), running(step), scope, tf.GradientTape() as tape:
             function(_tensors(batch))
         for variable, value in [*before, *made]:
             variable.assign(value)
+        keras_own = {
+            id(v._value)
+            for v in (*scope.foreign.values(), *step.variables.values())
+            if isinstance(v, keras.Variable)
+        }
+        for variable in tape.watched_variables():  # native ones that were read
+            if id(variable) not in keras_own:
+                scope.foreign[id(variable)] = variable
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:

@@ -106,6 +106,8 @@ class TorchBackend:
         for variable in scope.foreign.values():  # what a native step's backward() left behind
             if variable._value is not None:
                 variable._value.grad = None
+        for layer in step.layers:  # parameters that Keras collected for PyTorch are the scope's now
+            layer._modules.pop("_torch_params", None)
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:

@@ -1,0 +1,32 @@
+"""Every example in the docstrings of modules that need Keras, on this backend."""
+
+import doctest
+import importlib
+import io
+
+import keras
+import pytest
+
+MODULES = (
+    "autodiff",
+    "loop",
+    "state",
+    "stepping",
+    "tasks",
+    "testing",
+    "testing.checks",
+    "testing.running",
+    "testing.trace",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(
+    name: str, tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # where a loop shows its progress
+    keras.utils.set_random_seed(0)
+    result = doctest.testmod(importlib.import_module(f"treadle.{name}"))
+    assert result.attempted
+    assert not result.failed
