@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -125,18 +126,23 @@ class State:
         """Return the Python values that a compiled step takes as they are now, by path."""
         return {path: read() for path, read in self._constants.items()}
 
-    def _walk(self, thing: Any, path: str, constants: bool) -> None:
-        """Take in one value: a variable, something that holds some, or a Python constant."""
+    def _walk(self, thing: Any, path: str, again: Callable[[], Any] | None = None) -> None:
+        """Take in one value: a variable, something that holds some, or a Python constant.
+
+        `again` reads it again later, where the Python values among its parts are constants.
+        """
         if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
             self._add(path, thing)
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             if self._first_visit(thing):
                 for key, part in pairs:
-                    self._walk(part, f"{path}/{key}", constants)
+                    part_again = None if again is None else _part_of(again, key)
+                    self._walk(part, f"{path}/{key}", part_again)
         elif isinstance(thing, keras.random.SeedGenerator):
-            self._add(f"{path}/state", thing.state)
-            self.seeds.append(thing.state)
+            if self._first_visit(thing):
+                self._add(f"{path}/state", thing.state)
+                self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
             if self._first_visit(thing):
                 self._refuse_scaling(path, thing)
@@ -153,17 +159,18 @@ class State:
         elif (children := self._backend.native_children(thing)) is not None:
             if self._first_visit(thing):
                 for name, part in children.items():
-                    self._walk(part, f"{path}/{name}", constants=False)
-        elif constants and isinstance(thing, np.ndarray):
-            self._constants[path] = lambda: _array_mark(thing)
+                    self._walk(part, f"{path}/{name}")
+        elif again is not None and isinstance(thing, np.ndarray):
+            self._constants[path] = lambda: _mark(again())
 
     def _walk_attributes(self, holder: Any, path: str) -> None:
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
+            again = partial(getattr, holder, name, None)
             if isinstance(value, (bool, int, float, str)) or value is None:
-                self._constants[inner] = lambda name=name: getattr(holder, name, None)
+                self._constants[inner] = lambda again=again: _mark(again())
             else:
-                self._walk(value, inner, constants=True)
+                self._walk(value, inner, again)
 
     def _add(self, path: str, variable: Variable) -> None:
         if id(variable) in self._paths:
@@ -191,12 +198,12 @@ class State:
                 self._add(f"{path}/{names[id(variable)]}", variable)
         if isinstance(layer, keras.Sequential) or hasattr(layer, "_operations"):
             for i, part in enumerate(layer.layers):
-                self._walk(part, f"{path}/layers/{i}", constants=False)
+                self._walk(part, f"{path}/layers/{i}")
         for name, value in attributes.items():
-            self._walk(value, f"{path}/{name}", constants=False)
+            self._walk(value, f"{path}/{name}")
         for kind in ("_layers", "_metrics", "_seed_generators"):  # whatever has no attribute
             for i, part in enumerate(getattr(layer, kind)):
-                self._walk(part, f"{path}/{kind.strip('_')}/{i}", constants=False)
+                self._walk(part, f"{path}/{kind.strip('_')}/{i}")
         for i, variable in enumerate(listed):  # without a name Keras gives an automatic one
             automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
             self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
@@ -210,7 +217,7 @@ class State:
             self._add(f"{path}/{variable.name}", variable)
         for attribute, value in list(vars(metric).items()):
             if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
-                self._walk(value, f"{path}/{attribute}", constants=False)
+                self._walk(value, f"{path}/{attribute}")
 
     def _refuse_scaling(self, path: str, optimizer: Any) -> None:
         scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -247,8 +254,13 @@ def _attributes(layer: Any) -> dict[str, Any]:
     }
     # On PyTorch a layer that is an attribute stands in here, among modules of its bookkeeping.
     modules = attributes.pop("_modules", {})
-    attributes |= {k: v for k, v in modules.items() if isinstance(v, keras.Layer)}
-    return {name.lstrip("_"): value for name, value in attributes.items()}
+    layers = {
+        name: value
+        for name, value in {**modules, **attributes}.items()
+        if isinstance(value, keras.Layer)
+    }
+    # Layers come first on every backend: what is held twice has the name that is met first.
+    return {name.lstrip("_"): value for name, value in {**layers, **attributes}.items()}
 
 
 def build(
@@ -359,11 +371,27 @@ def _kinds_of(base: Any) -> set[Any]:
 
 def _kind(dtype: str) -> str:
     """Return `float`, `int` or `bool` for a dtype of any size."""
-    return dtype.rstrip("0123456789").removeprefix("u").removeprefix("b") if dtype != "bool" else dtype
+    return (
+        dtype.rstrip("0123456789").removeprefix("u").removeprefix("b") if dtype != "bool" else dtype
+    )
 
 
-def _array_mark(array: np.ndarray[Any, Any]) -> Any:
-    """Return what changes when an array does; large ones are known by identity alone."""
-    if array.nbytes > LARGE:
-        return id(array)
-    return array.shape, str(array.dtype), zlib.crc32(np.ascontiguousarray(array).tobytes())
+def _mark(value: Any) -> Any:
+    """Return what changes when a value does; large arrays are known by identity alone."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.nbytes > LARGE:
+        return id(value)
+    return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
+
+
+def _part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
+    """Return what reads one part of a container again, or None where it is gone."""
+
+    def read() -> Any:
+        try:
+            return whole()[key]
+        except (LookupError, TypeError):
+            return None
+
+    return read

@@ -80,7 +80,10 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
     before = [ops.copy(ops.convert_to_tensor(v)) for _, v in watched]
     yield
     for (path, variable), old in zip(watched, before, strict=True):
-        changed = ops.any(ops.not_equal(ops.convert_to_tensor(variable), old))
+        new = ops.convert_to_tensor(variable)
+        # What is NaN and stays so has not changed.
+        numbers = ops.logical_or(ops.equal(new, new), ops.equal(old, old))
+        changed = ops.any(ops.logical_and(ops.not_equal(new, old), numbers))
         message = f"phase {name!r} changed {path}, which it does not own"
         step.violations.append((message, changed))
 

@@ -25,6 +25,7 @@ from .base import (
     Tensor,
     Variable,
     context,
+    deeper,
     hand_outward,
     running,
     scope_of_call,
@@ -126,7 +127,7 @@ class JaxBackend:
         count = len(variables)
 
         def values_to_losses(leaves: Sequence[Tensor]) -> Any:
-            with _deeper():
+            with deeper():
                 return pure(leaves[:count], lambda: function(leaves[count:]))
 
         with _stateful():
@@ -467,16 +468,6 @@ def _same_form(branches: Sequence[Any]) -> None:
             f"both branches of cond must return the same structure, shapes and dtypes: the first "
             f"returned {forms[0]}, the second {forms[1]}"
         )
-
-
-@contextmanager
-def _deeper() -> Generator[None]:
-    step = context()
-    step.depth += 1
-    try:
-        yield
-    finally:
-        step.depth -= 1
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ..errors import StateError
 from ..options import Options
@@ -18,7 +19,7 @@ from .base import (
     StepContext,
     Tensor,
     Variable,
-    context,
+    deeper,
     hand_outward,
     running,
     scope_of_call,
@@ -56,7 +57,7 @@ class TensorFlowBackend:
         scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
         with (
             tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
-            _deeper(),
+            deeper() as nested,
         ):
             if scoped:  # the values are tensors: fresh ones, so that the gradient is at them alone
                 sources = [tf.identity(v.value) for v in variables]
@@ -67,7 +68,7 @@ class TensorFlowBackend:
             inputs = [tf.identity(x) for x in inputs]
             for source in [*sources, *inputs]:
                 tape.watch(source)
-            with leaves or nullcontext():
+            with leaves or nullcontext(), _true_moments() if nested else nullcontext():
                 losses, result = function(inputs)
         if leaves is not None:
             hand_outward(leaves.changed())
@@ -326,13 +327,25 @@ def _effects(
 
 
 @contextmanager
-def _deeper() -> Generator[None]:
-    step = context()
-    step.depth += 1
+def _true_moments() -> Generator[None]:
+    """Let Keras compute a variance whose gradient can be differentiated again.
+
+    `tf.nn.moments` stops the gradient at its mean: the first derivative of the variance is right
+    all the same, the second is not, so gradient penalties and meta-learning through
+    BatchNormalization or LayerNormalization would be wrong.
+    """
+    original = tensorflow_nn._compute_moments
+
+    def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
+        mean = tf.reduce_mean(x, axes, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
+        return (mean if keepdims else tf.squeeze(mean, axes)), variance
+
+    tensorflow_nn._compute_moments = moments
     try:
         yield
     finally:
-        step.depth -= 1
+        tensorflow_nn._compute_moments = original
 
 
 @contextmanager

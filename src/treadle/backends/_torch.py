@@ -17,7 +17,7 @@ from .base import (
     StepContext,
     Tensor,
     Variable,
-    context,
+    deeper,
     hand_outward,
     running,
     scope_of_call,
@@ -49,20 +49,14 @@ class TorchBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate by `torch.autograd.grad`; inside another objective the graph is kept."""
-        step = context()
-        nested = step.depth > 0
         scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
         scoped = scoped or any(not v.value.requires_grad for v in variables)
-        step.depth += 1
-        try:
-            with torch.enable_grad():
-                sources = [_leaf(v.value, fresh=scoped) for v in variables]
-                inputs = [_leaf(x, fresh=True) for x in inputs]
-                scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
-                with scope or nullcontext():
-                    losses, result = function(inputs)
-        finally:
-            step.depth -= 1
+        with deeper() as nested, torch.enable_grad():
+            sources = [_leaf(v.value, fresh=scoped) for v in variables]
+            inputs = [_leaf(x, fresh=True) for x in inputs]
+            scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
+            with scope or nullcontext():
+                losses, result = function(inputs)
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):

@@ -176,6 +176,17 @@ def running(step: StepContext) -> Generator[StepContext]:
         _running.stack.pop()
 
 
+@contextmanager
+def deeper() -> Generator[bool]:
+    """Count one more `gradients` around this moment; tells whether there was one before."""
+    step = context()
+    step.depth += 1
+    try:
+        yield step.depth > 1
+    finally:
+        step.depth -= 1
+
+
 class Outputs(Protocol):
     """What the steps of one window returned, still on the device."""
 

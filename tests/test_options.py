@@ -1,0 +1,125 @@
+"""How steps are executed, and what is said before a run."""
+
+import dataclasses
+import doctest
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import pytest
+
+import treadle
+from treadle import options
+from treadle.errors import BackendError, ConfigurationError
+from treadle.options import Options
+
+OTHER = "torch" if keras.config.backend() != "torch" else "jax"
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KERAS_BACKEND", keras.config.backend())
+    keras.backend.clear_session()
+    yield
+    keras.config.set_dtype_policy("float32")
+    keras.backend.clear_session()
+
+
+def test_options_are_frozen_values_with_defaults() -> None:
+    assert dataclasses.asdict(Options()) == {
+        "execution": "auto",
+        "window": None,
+        "jit": None,
+        "preflight": True,
+        "checked": False,
+    }
+    assert Options(window=8) == Options(window=8)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().window = 3  # type: ignore[misc]
+
+
+def test_what_options_cannot_be() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Options(execution="eagre")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "unknown execution 'eagre'. Did you mean 'eager'? Known: auto, compiled, eager."
+    )
+    for window in (0, -3):
+        with pytest.raises(ConfigurationError, match=f"window must be at least 1, not {window}"):
+            Options(window=window)
+
+
+def test_a_backend_that_runs_may_be_named_again() -> None:
+    treadle.setup(backend=keras.config.backend())
+    assert options.backend_name() == keras.config.backend()
+
+
+def test_another_backend_after_keras_was_imported() -> None:
+    running = keras.config.backend()
+    with pytest.raises(BackendError) as caught:
+        treadle.setup(backend=OTHER)
+    assert str(caught.value) == (
+        f"Keras already runs on {running!r}, and cannot change to {OTHER!r} in this process: call "
+        f"treadle.setup(backend={OTHER!r}) before importing keras, or set KERAS_BACKEND={OTHER}"
+    )
+    assert os.environ["KERAS_BACKEND"] == running
+
+
+def test_a_backend_before_keras_is_imported() -> None:
+    code = f"import treadle; treadle.setup(backend={OTHER!r}); import keras; print(keras.backend."
+    code += "backend())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [OTHER]
+
+
+def test_a_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found(name) if name != "jax" else None
+    )
+    with pytest.raises(BackendError) as caught:
+        treadle.setup(backend="jax")
+    assert str(caught.value) == (
+        "the backend 'jax' is not installed: pip install 'treadle[jax]' (installed: tensorflow, "
+        "torch)"
+    )
+
+
+def test_an_unknown_backend_and_an_unknown_precision() -> None:
+    with pytest.raises(BackendError) as backend:
+        treadle.setup(backend="tensorfolw")
+    assert str(backend.value) == (
+        "unknown backend 'tensorfolw'. Did you mean 'tensorflow'? Known: tensorflow, jax, torch."
+    )
+    with pytest.raises(ConfigurationError, match="unknown precision 'half'"):
+        treadle.setup(precision="half")
+    with pytest.raises(ConfigurationError, match="mixed_float16 needs loss scaling"):
+        treadle.setup(precision="mixed_float16")
+
+
+@pytest.mark.parametrize("what", [{"seed": 0}, {"precision": "float32"}, {"devices": object()}])
+def test_what_comes_too_late(what: dict[str, Any]) -> None:
+    keras.layers.Dense(1)
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.setup(**what)
+    name = next(iter(what))
+    assert str(caught.value) == (
+        f"setup({name}=…) must come before anything is built: 'dense' exists already and would "
+        "not notice. Move treadle.setup to the top of the script, or call "
+        "keras.backend.clear_session() first"
+    )
+
+
+def test_the_run_s_seed_is_keras_own() -> None:
+    keras.utils.set_random_seed(11)
+    assert options.run_seed() == 11
+    treadle.setup(seed=12)
+    assert options.run_seed() == options.global_random_seed() == 12
+
+
+def test_examples_in_docstrings() -> None:
+    failed, tried = doctest.testmod(options)
+    assert tried and not failed

@@ -1,0 +1,33 @@
+"""Where a run stands."""
+
+import dataclasses
+import doctest
+
+import pytest
+
+from treadle import progress
+from treadle.progress import Progress
+
+
+def test_it_moves_by_making_another() -> None:
+    start = Progress()
+    assert dataclasses.astuple(start) == (0, 0, 0, 0, 0.0)
+    later = start.advanced(steps=3, examples=96).after_seconds(1.5)
+    assert later == Progress(step=3, epoch=0, batch=3, examples=96, seconds=1.5)
+    assert start == Progress()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        later.step = 4  # type: ignore[misc]
+
+
+def test_an_epoch_begins_at_its_first_batch() -> None:
+    later = Progress(step=10, epoch=1, batch=4, examples=320, seconds=2.0).at_epoch(2)
+    assert later == Progress(step=10, epoch=2, batch=0, examples=320, seconds=2.0)
+
+
+def test_it_speaks_as_messages_do() -> None:
+    assert str(Progress(step=12, epoch=1, batch=4)) == "step 12, epoch 2, batch 4"
+
+
+def test_examples_in_docstrings() -> None:
+    failed, tried = doctest.testmod(progress)
+    assert tried and not failed

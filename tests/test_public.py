@@ -1,0 +1,96 @@
+"""The public names, what importing them costs, and the errors."""
+
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treadle
+from treadle import errors
+from treadle.errors import TreadleError, did_you_mean, noting
+from treadle.progress import Progress
+
+HEAVY = ("keras", "numpy", "tensorflow", "jax", "torch", "rich", "typer")
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def public_names() -> list[str]:
+    """The names that `treadle/__init__.py` declares to type checkers."""
+    source = Path(treadle.__file__).read_text()
+    declared = source[source.index("if TYPE_CHECKING") : source.index("__version__")]
+    return re.findall(r"import (\w+) as \1", declared)
+
+
+def test_importing_treadle_imports_neither_keras_nor_a_framework() -> None:
+    assert run(f"import sys, treadle; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+
+
+def test_what_needs_no_keras_does_not_import_it() -> None:
+    code = (
+        "import sys, treadle; treadle.every('1 step', print); treadle.Options(); treadle.Hook();"
+        "treadle.History(); treadle.Progress(); treadle.TreadleError; print('keras' in sys.modules)"
+    )
+    assert run(code) == "False"
+
+
+def test_every_public_name_resolves_and_is_listed() -> None:
+    names = public_names()
+    assert len(names) > 25
+    for name in names:
+        found = getattr(treadle, name)
+        assert found.__doc__, name
+        assert name in dir(treadle)
+    assert sorted(names) == sorted([*treadle._MODULE_OF, *treadle._MODULES])
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'treadle' has no attribute 'Lopo'"):
+        _ = treadle.Lopo
+
+
+def test_errors_are_one_tree() -> None:
+    kinds = [
+        kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and name.endswith("Error") and kind.__module__ == errors.__name__
+    ]
+    assert len(kinds) > 8
+    for kind in kinds:
+        assert issubclass(kind, TreadleError)
+        assert kind.__doc__
+
+
+def test_did_you_mean() -> None:
+    known = ["tensorflow", "jax", "torch"]
+    assert did_you_mean("pytorch", known).startswith(" Did you mean 'torch'?")
+    assert did_you_mean("xyz", known) == " Known: tensorflow, jax, torch."
+    assert did_you_mean("xyz", []) == " Known: none."
+    assert did_you_mean("jx", iter(known)).endswith("Known: tensorflow, jax, torch.")
+
+
+def test_noting_says_where_once() -> None:
+    with (
+        pytest.raises(ValueError, match="broken") as caught,
+        noting("outer", Progress(step=9)),
+        noting("train_step", Progress(step=3, epoch=1, batch=2)),
+    ):
+        raise ValueError("broken")
+    assert caught.value.__notes__ == [
+        "in train_step, after step 3, epoch 2, batch 2; the weights are those of that step"
+    ]
+    with noting("nothing", Progress()):
+        pass
+
+
+@pytest.mark.parametrize("name", ["errors", "hook", "plan"])
+def test_examples_in_docstrings(name: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(f"treadle.{name}"))
+    assert tried and not failed
