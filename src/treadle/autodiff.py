@@ -14,6 +14,7 @@ from .backends.base import (
     Variable,
     active,
     context,
+    hand_losses,
     hand_outward,
 )
 from .errors import GradientError, StepError
@@ -57,6 +58,7 @@ def gradients(
     """
     if unreached not in ("error", "zeros"):
         raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
+    objective = _inner(objective)
     several = isinstance(variables, Mapping)
     named: dict[str, list[Variable]] = (
         {str(name): listed(part) for name, part in variables.items()}
@@ -82,6 +84,13 @@ def gradients(
                 f"gradients over no variables{f' for {name!r}' if name else ''}: pass the "
                 "variables that the loss is to change, for example model.trainable_variables (a "
                 "model that is not yet built, or with trainable = False, has none)"
+            )
+    for variable in union:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if "float" not in dtype:
+            raise GradientError(
+                f"{context().path_of(variable)} is of dtype {dtype}, and only float variables have "
+                "gradients: leave it out of the variables"
             )
     groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
     result, found = active().differentiate(function, union, (), groups)
@@ -129,6 +138,7 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
                 f"input {i} has dtype {keras.backend.standardize_dtype(tensor.dtype)}: only float "
                 "tensors have gradients; cast it with ops.cast(x, 'float32')"
             )
+    function = _inner(function)
     step = context()
     if step.build is not None:
         step.build.differentiated = True
@@ -226,6 +236,7 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
     with Scope(pairs) as scope:
         yield
     hand_outward(scope.changed(), keep=[id(v) for v, _ in pairs])
+    hand_losses(scope)
 
 
 def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -245,13 +256,14 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
         >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
         1.0
     """
+    then, otherwise = _inner(then), _inner(otherwise)
     if context().build is not None:  # both branches may make variables
         result = then()
         otherwise()
         return result
     if isinstance(predicate, bool):
         return then() if predicate else otherwise()
-    return active().cond(predicate, then, otherwise)
+    return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
@@ -273,6 +285,7 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
         [1.0, 4.0]
     """
+    function = _inner(function)
     if context().build is not None:
         row = keras.tree.map_structure(lambda x: x[0], inputs)
         count = keras.tree.flatten(inputs)[0].shape[0]
@@ -294,6 +307,31 @@ def listed(variables: Variables) -> list[Variable]:
     if isinstance(variables, (list, tuple)):
         return list(variables)
     return [variables]
+
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the step know that it is inside an objective, a branch or a mapped function."""
+
+    def inner(*arguments: Any) -> Any:
+        step = context()
+        step.inside += 1
+        try:
+            return function(*arguments)
+        finally:
+            step.inside -= 1
+
+    return inner
+
+
+def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """Make tensors of all that a branch returns: a variable or a number must not be a constant."""
+
+    def tensors() -> Any:
+        return keras.tree.map_structure(
+            lambda x: None if x is None else ops.convert_to_tensor(x), branch()
+        )
+
+    return tensors
 
 
 def _losses(result: Any, names: list[str] | None) -> Losses:

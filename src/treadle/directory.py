@@ -6,7 +6,7 @@
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +30,7 @@ class RunDirectory(Hook):
         path: Made where it does not exist.
         configuration: What the run is, in JSON's types; another one in the same place is an error.
         fresh: Remove what an earlier run left.
+        models: Names of the models that it leaves, as `model` for `model.keras`.
 
     Attributes:
         path: The directory.
@@ -40,7 +41,13 @@ class RunDirectory(Hook):
             shows the difference) or one that did not finish.
     """
 
-    def __init__(self, path: Path, configuration: Mapping[str, Any], fresh: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        configuration: Mapping[str, Any],
+        fresh: bool = False,
+        models: Sequence[str] = (),
+    ) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -53,11 +60,12 @@ class RunDirectory(Hook):
                 "another directory"
             ) from error
         if fresh:
-            for name in [*LEFT_BEHIND, *(p.name for p in path.glob("*.keras"))]:
+            for name in [*LEFT_BEHIND, *(f"{model}.keras" for model in models)]:
                 (path / name).unlink(missing_ok=True)
         wanted: dict[str, Any] = json.loads(json.dumps(dict(configuration), default=str))
         self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
         self._from_before, self._begun = bool(self.facts), False
+        self._fits: list[dict[str, Any]] = []
         if self.facts:
             self._compare(wanted)
         self.facts.setdefault("format", 1)
@@ -74,10 +82,12 @@ class RunDirectory(Hook):
         Raises:
             DirectoryError: Another call of `fit` was.
         """
+        self._fits.append(dict(asked))
         if not self._from_before:
-            self.facts["fit"] = dict(asked)
             return False
-        differences = _differences(self.facts.get("fit", {}), asked)
+        fits = self.facts.get("fits", [])
+        before = fits[len(self._fits) - 1] if len(fits) >= len(self._fits) else {}
+        differences = _differences(before, asked)
         if differences:
             raise DirectoryError(
                 f"{self.path} holds a finished run that cannot be continued: "
@@ -86,11 +96,25 @@ class RunDirectory(Hook):
             )
         return True
 
+    def start(self, loop: LoopView) -> None:
+        """Refuse to train where a run has finished; a call that trains is unfinished until its end.
+
+        Raises:
+            DirectoryError: The run was finished by an earlier process.
+        """
+        if self._from_before:
+            raise DirectoryError(
+                f"{self.path} holds a finished run, which would be overwritten: choose another "
+                "directory, or start anew there with fresh=True (--fresh)"
+            )
+        self._begun = False
+
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write down, at the first step, that a run has started, and on what."""
         if self._begun:
             return
         self._begun = True
+        self.facts["fits"] = self._fits
         versions: dict[str, str] = {"python": platform.python_version()}
         for package in PACKAGES:
             try:

@@ -65,14 +65,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 @contextmanager
-def noting(what: str, progress: Progress) -> Generator[None]:
-    """Add to an exception that passes through where the run stood; the innermost note stays."""
+def noting(what: str, progress: Progress, ahead: int = 0) -> Generator[None]:
+    """Add to an exception that passes through where the run stood; the innermost note stays.
+
+    `ahead`: by how many steps the weights may be further than that.
+    """
     try:
         yield
     except Exception as error:
-        if not any(note.endswith(AT_THAT_STEP) for note in getattr(error, "__notes__", ())):
-            error.add_note(f"in {what}, after {progress}{AT_THAT_STEP}")
+        if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
+            steps = f"a step from {progress.step} to {progress.step + ahead}"
+            error.add_note(f"in {what}, after {progress}{WEIGHTS}{steps if ahead else 'that step'}")
         raise
 
 
-AT_THAT_STEP = "; the weights are those of that step"
+WEIGHTS = "; the weights are those of "

@@ -32,7 +32,7 @@ class Evaluation:
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self._prepared: Prepared | None = None
-        self._callers: dict[Any, Callable[[Any, int], Any]] = {}
+        self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
         self._calls = 0
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
@@ -52,7 +52,7 @@ class Evaluation:
             window = reader.take(1)
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
-            if self._prepared is None:
+            if self._prepared is None or self._prepared.changed_constants():
                 self._prepared = Prepared(
                     self._task,
                     self._task.eval_step,
@@ -108,6 +108,7 @@ class Evaluation:
     def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
         """Compile once per function, shapes and Python arguments (which are constants)."""
         constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
+        kinds = tuple(type(x) for x in constants)  # True == 1, but not in Python's own terms
         arrays = [
             None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
             for x in inputs
@@ -119,14 +120,16 @@ class Evaluation:
             )
 
         of = getattr(function, "__func__", function)
-        key = (of, id(getattr(function, "__self__", None)), constants)
-        if key not in self._callers:
+        key = (of, id(getattr(function, "__self__", None)), constants, kinds)
+        caller, state, seen = self._callers.get(key, (None, None, None))
+        if caller is None or state is None or state.constants() != seen:
             name = getattr(function, "__name__", "the function")
             preflight = self._options.preflight
             state, _ = build(self._task, bound, arrays, name, preflight)
             program = program_of(state, bound, self._options, name, native=False)
-            self._callers[key] = active().caller(program)
-        return self._callers[key](arrays, stream)
+            caller = active().caller(program)
+            self._callers[key] = caller, state, state.constants()
+        return caller(arrays, stream)
 
 
 class Validation:

@@ -182,7 +182,7 @@ class History:
     @property
     def step_names(self) -> list[str]:
         """The names of what the step returned."""
-        return list(self._chunks[0].values) if self._chunks else []
+        return list(dict.fromkeys(name for chunk in self._chunks for name in chunk.values))
 
     @property
     def last(self) -> dict[str, Any]:
@@ -206,13 +206,24 @@ class History:
             return
         first, last = self._chunks[0], self._chunks[-1]
 
-        def joined(which: str) -> dict[str, Array]:
+        names = dict.fromkeys(name for chunk in self._chunks for name in chunk.values)
+
+        def joined(which: str, missing: float) -> dict[str, Array]:
             return {
-                name: np.concatenate([getattr(chunk, which)[name] for chunk in self._chunks])
-                for name in first.values
+                name: np.concatenate(
+                    [
+                        getattr(chunk, which).get(name, np.full(chunk.steps, missing))
+                        for chunk in self._chunks
+                    ]
+                )
+                for name in names
             }
 
         merged = StepLogs(
-            first.first_step, joined("values"), joined("weights"), last.examples, last.progress
+            first.first_step,
+            joined("values", np.nan),
+            joined("weights", 0.0),
+            last.examples,
+            last.progress,
         )
         self._chunks[:] = [merged]

@@ -17,6 +17,7 @@ At the end of an epoch come validation, hooks due by epochs, and the epoch's rec
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
         self._run_directory = (
-            RunDirectory(self.directory, configuration or described(task), fresh)
+            RunDirectory(self.directory, configuration or described(task), fresh, list(vars(task)))
             if self.directory is not None
             else None
         )
@@ -103,6 +104,7 @@ class Loop:
         self._training = Training(task, self.options)
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
+        self._looked = self.progress
         self._validation: Validation | None = None
         self._deadline: float | None = None
         self._started, self._seconds_before, self._depth, self._recorded = 0.0, 0.0, 0, 0
@@ -122,8 +124,7 @@ class Loop:
     @property
     def state(self) -> State:
         """All variables of the task by path."""
-        prepared = self._training.prepared
-        return prepared.state if prepared else State.discover(self.task)
+        return State.discover(self.task)
 
     @property
     def plan(self) -> str:
@@ -220,16 +221,19 @@ class Loop:
                 if look is None or look.due(before, self.progress):
                     before = self.progress
                     yield Logs(self._training.look(), self.progress, self.metrics)
-        if self._epoch_ended and not self._in_epochs:
-            self._end_epoch()
+            if look is not None and look.due(before, self.progress, self._epoch_ended):
+                yield Logs(self._training.look(), self.progress, self.metrics)
+            if self._epoch_ended and not self._in_epochs:
+                self._end_epoch()
 
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return what the step returned."""
         with self._run(None):
-            window = stacked(batch)
+            window, batches = stacked(batch), self.progress.batch
             if self._training.prepared is None:
                 self._prepare(window)
             self._train(window)
+            self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
         return Logs(self._training.look(), self.progress, self.metrics)
 
     def evaluate(self, source: Any) -> dict[str, float]:
@@ -293,7 +297,7 @@ class Loop:
         events = [*self._watchers.events(), *([look] if look else [])]
         events += [self._validation.when] if self._validation else []
         while not self._over():
-            before = self.progress
+            before = self._looked  # time also passes in hooks and in the body of a user's `for`
             size = self._training.window_size(self.progress, events, self.steps_planned)
             window = self._feed.take(size, self.progress)
             if window is None:
@@ -305,6 +309,7 @@ class Loop:
                 if source.endless:
                     self._training.reset_metrics()
             self._watchers.run_due(self, before)
+            self._looked = self.progress
             yield
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
@@ -314,10 +319,17 @@ class Loop:
         note = self._training.recompiled(window)
         if note:
             self.log({"note": note})
-        with noting("train_step", self.progress):
-            logs = self._training.run(window, self.progress)
+        ahead = self._training.steps_lost_on_error(window)
+        try:
+            with noting("train_step", self.progress, ahead):
+                logs = self._training.run(window, self.progress)
+        except BaseException:  # a later call reads these batches again
+            self._feed.close()
+            raise
         self.progress = logs.progress.after_seconds(self._clock())
         self.history.add_steps(logs)
+        with noting("train_step", self.progress):
+            self._training.check_promises()
         self._watchers.tell("steps", self, logs)
 
     def _prepare(self, window: Window) -> None:

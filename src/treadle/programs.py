@@ -16,7 +16,7 @@ class Prepared:
     Attributes:
         state: All that the task reaches, after building.
         executor: Runs windows of batches.
-        written: Paths of the variables that the step itself assigns (optimizers' work aside).
+        written: Paths of the variables that the step may change.
         metrics: Names of the metrics that the step updates.
     """
 
@@ -35,7 +35,15 @@ class Prepared:
         self._name = name
         self._constants = self.state.constants()
         self._settled = False
-        self.written = [p for p, v in self.state.variables.items() if id(v) in found.written]
+        changed = set(found.written)
+        for optimizer, variables in found.applied:
+            changed |= {id(v) for v in [*variables, *optimizer.variables]}
+        native_variable = active().is_native_variable  # whose changes nobody sees
+        self.written = [
+            path
+            for path, v in self.state.variables.items()
+            if id(v) in changed or native_variable(v)
+        ]
         self.metrics = [
             name
             for name, metric in self.state.metrics.items()

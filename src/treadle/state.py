@@ -3,9 +3,10 @@
 import dataclasses
 import re
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import keras
@@ -156,12 +157,12 @@ class State:
         elif dataclasses.is_dataclass(thing) or getattr(thing, "holds_state", False):
             if self._first_visit(thing):
                 self._walk_attributes(thing, path)
-        elif (children := self._backend.native_children(thing)) is not None:
-            if self._first_visit(thing):
-                for name, part in children.items():
-                    self._walk(part, f"{path}/{name}")
-        elif again is not None and isinstance(thing, np.ndarray):
-            self._constants[path] = lambda: _mark(again())
+        elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
+            for name, part in children.items():
+                self._walk(part, f"{path}/{name}")
+        if again is not None and not isinstance(thing, (list, tuple, dict)):
+            # A plain value is a constant; anything else is one in that it is this very object.
+            self._constants.setdefault(path, lambda: _mark(again()))
 
     def _walk_attributes(self, holder: Any, path: str) -> None:
         for name, value in list(vars(holder).items()):
@@ -189,7 +190,7 @@ class State:
 
     def _add_layer(self, path: str, layer: Any) -> None:
         self.layers.append(layer)
-        self._constants[f"{path}/trainable"] = lambda: layer.trainable
+        self._add_plain(path, layer, ("trainable", *vars(layer)))
         attributes = _attributes(layer)
         listed = [*layer._trainable_variables, *layer._non_trainable_variables]
         names = {id(value): name for name, value in attributes.items()}
@@ -207,6 +208,14 @@ class State:
         for i, variable in enumerate(listed):  # without a name Keras gives an automatic one
             automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
             self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
+
+    def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
+        """Take note of the numbers, flags and texts that a layer or an optimizer goes by."""
+        for name in names:
+            plain = isinstance(getattr(thing, name, ()), (bool, int, float, str, NoneType))
+            if plain and not name.startswith("_") and name not in ("name", "built"):
+                again = partial(getattr, thing, name, None)
+                self._constants.setdefault(f"{path}/{name}", lambda again=again: _mark(again()))
 
     def _add_metric(self, path: str, metric: Any) -> None:
         name, suffix = path.rsplit("/", 1)[-1], 1
@@ -230,6 +239,7 @@ class State:
 
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
         """Add an optimizer's variables; a slot is named by the variable that it belongs to."""
+        self._add_plain(path, optimizer, vars(optimizer))
         owners = [self.path_of(v) for v in optimizer._trainable_variables]
         for name, value in list(vars(optimizer).items()):
             slot = f"{path}/{name.lstrip('_')}"
@@ -376,12 +386,32 @@ def _kind(dtype: str) -> str:
     )
 
 
+class _This:
+    """An object as a constant: equal to itself alone."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and other._thing is self._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
+
+    def __repr__(self) -> str:
+        return f"one {type(self._thing).__name__}"
+
+
 def _mark(value: Any) -> Any:
     """Return what changes when a value does; large arrays are known by identity alone."""
-    if not isinstance(value, np.ndarray):
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if value == value else "nan"  # which is not equal to itself
+    if isinstance(value, (bool, int, str, NoneType)):
         return value
-    if value.nbytes > LARGE:
-        return id(value)
+    if not isinstance(value, np.ndarray) or value.nbytes > LARGE:
+        return _This(value)
     return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
 
 

@@ -63,6 +63,7 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
 
     Raises:
         OwnershipError: When the step has run: a variable not owned has changed.
+        StepError: It stands inside an objective, `cond` or `for_each`.
 
     Example:
         >>> import keras, treadle
@@ -71,6 +72,12 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
         ...     _ = critic.assign(2.0)
     """
     step = context()
+    if step.inside:
+        raise StepError(
+            f"phase {name!r} stands inside an objective, a branch or a mapped function, where it "
+            "cannot see what else changes: put it around the whole gradients, minimize, cond or "
+            "for_each"
+        )
     if not step.checked or step.build is not None:
         yield
         return

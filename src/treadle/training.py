@@ -37,6 +37,7 @@ class Training:
         self.batch_bytes = self.batch_examples = 1
         self._means, self._since_look = Means(), Means()
         self._last: tuple[int, Window] | None = None
+        self._broken: list[str] = []
 
     def prepare(self, window: Window) -> Prepared:
         """Build, check and compile the step for batches like these."""
@@ -58,8 +59,7 @@ class Training:
         """Run the window's steps as one call; returns every step's values, and the new progress."""
         prepared = self.prepared or self.prepare(window)
         outputs = prepared.executor.run(window, progress.step)
-        values, weights, broken = outputs.fetch()
-        raise_violations(broken)
+        values, weights, self._broken = outputs.fetch()
         prepared.refuse_moving_constants()
         after = progress.advanced(window.count, window.count * window.examples)
         examples = np.full(window.count, float(window.examples))
@@ -68,6 +68,15 @@ class Training:
         self._since_look.add(values, weights)
         self._last = progress.step, window
         return StepLogs(progress.step + 1, values, weights, window.examples, after)
+
+    def steps_lost_on_error(self, window: Window) -> int:
+        """Return how many steps may have changed the state when running a window fails."""
+        executor = self.prepared.executor if self.prepared else None
+        return 0 if executor is None or executor.whole else window.count
+
+    def check_promises(self) -> None:
+        """Raise what phases changed without owning it in the window that ran last."""
+        raise_violations(self._broken)
 
     def recompiled(self, window: Window) -> str:
         """Compile anew where a Python value of the task has changed; say which, or nothing."""

@@ -286,6 +286,7 @@ class JaxExecutor:
         self._steps: dict[Any, tuple[Any, Any, bool]] = {}
         self._compiled: dict[Any, Any] = {}
         self._names: list[str] = []
+        self.whole = True
         self.plan = ""
 
     @property

@@ -20,6 +20,7 @@ from .base import (
     Tensor,
     Variable,
     deeper,
+    hand_losses,
     hand_outward,
     running,
     scope_of_call,
@@ -72,6 +73,7 @@ class TensorFlowBackend:
                 losses, result = function(inputs)
         if leaves is not None:
             hand_outward(leaves.changed())
+            hand_losses(leaves)
         gradients: dict[str, list[Tensor | None]] = {}
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
@@ -207,6 +209,7 @@ class TensorFlowExecutor:
         self._program = program
         self.largest = options.window or LARGEST_WINDOW
         self._jit = bool(options.jit)
+        self.whole = False
         self._compiled: dict[Any, Any] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
         self.plan = f"windows of up to {self.largest}, graph{' with XLA' if self._jit else ''}"
@@ -219,8 +222,9 @@ class TensorFlowExecutor:
     def run(self, window: Window, first_step: int) -> TensorFlowOutputs:
         """Run the window in one call."""
         batches = _tensors(window.batches)
-        flat = [x for x in tf.nest.flatten(batches) if x is not None]
-        key = tuple((tuple(x.shape[1:]), x.dtype) for x in flat)
+        flat = _leaves(batches)
+        form = keras.tree.map_structure(lambda x: x is None, batches)
+        key = repr(form), tuple((tuple(x.shape[1:]), x.dtype) for x in flat)
         if key not in self._compiled:
             self._compiled[key] = self._compile(batches)
         function = self._compiled[key]
@@ -230,11 +234,7 @@ class TensorFlowExecutor:
 
     def _compile(self, batches: Any) -> Callable[..., Any]:
         one = _Step(self._program, batches, self._known)
-        specs = [
-            tf.TensorSpec([None, *x.shape[1:]], x.dtype)
-            for x in tf.nest.flatten(batches)
-            if x is not None
-        ]
+        specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in _leaves(batches)]
         scalar = tf.TensorSpec([], tf.int32)
 
         @tf.autograph.experimental.do_not_convert
@@ -274,7 +274,7 @@ class _Step:
             self.names = tuple(list(part) for part in parts)  # type: ignore[assignment]
             return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
 
-        flat = [x for x in tf.nest.flatten(batches) if x is not None]
+        flat = _leaves(batches)
         specs = [tf.TensorSpec(x.shape[1:], x.dtype) for x in flat]
         traced = tf.function(step, autograph=False)
         self._function = traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))
@@ -294,6 +294,11 @@ class _Step:
         """Return flat outputs by name: values, weights, broken promises."""
         following = iter(flat)
         return tuple({name: next(following) for name in part} for part in self.names)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    """Return a batch's tensors in Keras' order, which keeps a dict's own; `tf.nest` sorts some."""
+    return [x for x in keras.tree.flatten(batch) if x is not None]
 
 
 def _tensors(batch: Any) -> Any:

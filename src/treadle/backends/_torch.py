@@ -18,6 +18,7 @@ from .base import (
     Tensor,
     Variable,
     deeper,
+    hand_losses,
     hand_outward,
     running,
     scope_of_call,
@@ -75,6 +76,7 @@ class TorchBackend:
             )
         if scope is not None:
             hand_outward(scope.changed())
+            hand_losses(scope)
         return result if nested else _detached(result), gradients
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -144,7 +146,7 @@ class TorchBackend:
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable."""
         with torch.no_grad():
-            variable._value.copy_(torch.as_tensor(value))
+            variable._value.copy_(keras.ops.convert_to_tensor(value))
 
     def keep(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""

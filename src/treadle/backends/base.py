@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import keras
 from keras import ops
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from ..options import Options
 from .window import Window
@@ -74,9 +75,10 @@ class Scope(keras.StatelessScope):
         variables are changed in place.
         """
         variable, value = update
+        value = ops.stop_gradient(value)  # as where variables are changed in place
         leaf = self._leaves.get(id(variable))
         if leaf is not None:
-            value = ops.stop_gradient(value) + (leaf - ops.stop_gradient(leaf))
+            value = value + (leaf - ops.stop_gradient(leaf))
         self._holds[id(variable)] = variable
         self.assigned[id(variable)] = variable
         self.state_mapping[id(variable)] = value
@@ -99,6 +101,18 @@ def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[
     for key, (variable, value) in changed.items():
         if key not in kept:
             variable.assign(value)
+
+
+def hand_losses(inner: Scope) -> None:
+    """Let `add_loss` losses of an inner scope be seen in the one around it, or in their layers."""
+    outer = get_stateless_scope()
+    if outer is not None:
+        outer.losses[:] = inner.losses
+        return
+    for loss in inner.losses:
+        for layer in context().layers:
+            if id(loss) in layer._loss_ids:
+                layer._losses.append(loss)
 
 
 @dataclass
@@ -133,6 +147,7 @@ class StepContext:
         violations: Messages of broken promises, each with a boolean tensor that says whether it
             happened.
         depth: How many `gradients` are running around this moment.
+        inside: How many objectives, branches and mapped functions lie around this moment.
     """
 
     number: Any = 0
@@ -144,6 +159,7 @@ class StepContext:
     owned_by_nobody: frozenset[int] = frozenset()
     violations: list[tuple[str, Tensor]] = field(default_factory=lambda: [])
     depth: int = 0
+    inside: int = 0
 
 
 _running = threading.local()
@@ -201,10 +217,12 @@ class Executor(Protocol):
     Attributes:
         plan: In one line, how it runs.
         largest: The largest useful window.
+        whole: A window that fails has changed nothing.
     """
 
     plan: str
     largest: int
+    whole: bool
 
     @property
     def programs(self) -> int:

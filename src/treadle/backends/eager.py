@@ -37,6 +37,7 @@ def run_step(program: Program, batch: Any, number: Any) -> StepResult:
         broken[message] = ops.logical_or(broken[message], flag) if message in broken else flag
     # A step may return a variable's own value, which the next step would change in place.
     values = {name: ops.copy(value) for name, value in values.items()}
+    weights = {name: ops.copy(value) for name, value in weights.items()}
     return StepResult(values, weights, broken)
 
 
@@ -88,6 +89,7 @@ class EagerExecutor:
         self._program, self._around = program, around
         self._to_device, self._to_numpy = to_device, to_numpy
         self.largest = largest
+        self.whole = False
         self.plan = plan
 
     @property

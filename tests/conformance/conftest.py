@@ -1,0 +1,16 @@
+"""Settings of this folder's tests."""
+
+import tempfile
+from pathlib import Path
+
+import keras
+
+if keras.config.backend() == "jax":
+    import jax
+
+    # Most of the time on JAX goes into compiling the same programs as last time. Only for this
+    # process: what processes that tests start agree on must not come out of one cache.
+    cache = Path(tempfile.gettempdir()) / f"treadle-jax-{jax.__version__}"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
