@@ -24,12 +24,13 @@ from typing import Any
 from .backends.window import Window
 from .data import as_source
 from .data.source import Source
-from .directory import RunDirectory, described
+from .directory import described
 from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
 from .feed import Feed
 from .hook import Hook
 from .hooks.final import read_arrays
+from .hooks.run_record import RunRecord
 from .logs import History, Logs, Record
 from .options import Options
 from .plan import check_end
@@ -95,12 +96,12 @@ class Loop:
         self.steps_planned: int | None = None
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
-        self._run_directory = (
-            RunDirectory(self.directory, configuration or described(task), fresh, list(vars(task)))
+        self._run_record = (
+            RunRecord(self.directory, configuration or described(task), fresh, list(vars(task)))
             if self.directory is not None
             else None
         )
-        self._watchers = Watchers(hooks, self.directory, console, self._run_directory)
+        self._watchers = Watchers(hooks, self.directory, console, self._run_record)
         self._training = Training(task, self.options)
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
@@ -158,8 +159,8 @@ class Loop:
         """
         check_end(epochs=epochs, steps=steps, until=until)
         asked = {"epochs": epochs, "steps": steps, "until": until}
-        if self._run_directory is not None and self._run_directory.is_done(asked):
-            return self._take_over(as_source(train), self._run_directory.path)
+        if self._run_record is not None and self._run_record.is_done(asked):
+            return self._take_over(as_source(train), self._run_record.path)
         source = as_source(train)
         if source.endless and epochs is not None:
             raise ConfigurationError(

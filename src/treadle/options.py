@@ -4,6 +4,7 @@ import importlib.util
 import os
 import random
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -130,7 +131,9 @@ def _refuse_other_precision(precision: str) -> None:
     from keras.backend import standardize_dtype
 
     wanted = precision.removeprefix("mixed_")
-    found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX tells what the error below tells
+        found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
     if found != wanted:
         raise ConfigurationError(
             f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "

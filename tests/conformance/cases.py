@@ -550,7 +550,7 @@ CASES: dict[str, Case] = {
     "add-loss": classifier(dense, ActivityLoss, dense, head),
     "regularizer": classifier(lambda: dense(kernel_regularizer="l2"), head),
     "cond": case(ConditionalApply, steady=lambda: ConditionalApply(0.0)),
-    # Without BatchNorm too: TensorFlow's second derivatives of it are wrong (test_gradients.py).
+    # Without BatchNorm too: of eight rows it multiplies rounding, a hundred times in three steps.
     "substituted": case(Substituted, steady=lambda: Substituted(noisy=False)),
     "for-each": case(ForEach, steady=lambda: ForEach(0.0)),
     "two-models": case(TwoModels, phases=True),
