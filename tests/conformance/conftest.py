@@ -14,3 +14,10 @@ if keras.config.backend() == "jax":
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+if keras.config.backend() == "torch":
+    import torch
+
+    # These tensors are tiny: threads only wait for one another, for long where tests of two
+    # backends share two cores (measured: 167 s instead of 24 s).
+    torch.set_num_threads(1)
