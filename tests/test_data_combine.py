@@ -72,6 +72,7 @@ class Endless:
     endless = True
     batch_examples = 1
     inexact = None
+    closed = False
 
     def read(self, epoch, start=0, *, seed=0, loop=None, ordered=False):
         assert epoch == 0

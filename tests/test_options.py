@@ -32,7 +32,9 @@ def test_options_are_frozen_values_with_defaults() -> None:
     assert dataclasses.asdict(Options()) == {
         "execution": "auto",
         "window": None,
+        "fused": None,
         "jit": None,
+        "data_on_device": None,
         "preflight": True,
         "checked": False,
     }
@@ -45,7 +47,7 @@ def test_what_options_cannot_be() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Options(execution="eagre")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "unknown execution 'eagre'. Did you mean 'eager'? Known: auto, compiled, eager."
+        "unknown execution 'eagre'. Did you mean 'eager'? Known: auto, compiled, eager, measure."
     )
     for window in (0, -3):
         with pytest.raises(ConfigurationError, match=f"window must be at least 1, not {window}"):

@@ -11,9 +11,11 @@ from .backends.window import row
 from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError, DataError
+from .feed import Feed
 from .hook import LoopView
 from .logs import Means
 from .options import Options, run_seed
+from .plan import Pace
 from .programs import Prepared, joined, program_of
 from .progress import Progress
 from .state import State, build
@@ -33,7 +35,7 @@ class Evaluation:
         self._task, self._options = task, options
         self._prepared: Prepared | None = None
         self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
-        self._calls = 0
+        self._calls, self._pace = 0, Pace(options.window)
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
         """Return the means of what `eval_step` returned and the metrics that it updated.
@@ -45,45 +47,46 @@ class Evaluation:
             raise ConfigurationError(
                 f"{type(self._task).__name__} has no eval_step: write one to evaluate or validate"
             )
-        means = Means()
-        opened = as_source(source)
-        reader = opened.read(0, seed=run_seed(), loop=loop)
+        feed = Feed()
+        feed.open(as_source(source), Progress(), loop)
         try:
-            window = reader.take(1)
+            window = feed.first(Progress())
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
             if self._prepared is None or self._prepared.changed_constants():
-                self._prepared = Prepared(
-                    self._task,
-                    self._task.eval_step,
-                    row(window.batches, 0),
-                    self._options,
-                    "eval_step",
-                )
-            prepared = self._prepared
-            state = prepared.state
-            metrics = [state.metrics[name] for name in prepared.metrics]
-            changed = {id(v) for m in metrics for v in m.variables}
-            paths = [
-                p for p, v in state.variables.items() if id(v) in changed or p in prepared.written
-            ]
-            kept = state.keep(paths)
-            try:
-                with active().own_random():
-                    for metric in metrics:
-                        metric.reset_state()
-                    step = 0
-                    while window is not None:
-                        values, weights, _ = prepared.executor.run(window, step).fetch()
-                        examples = np.full(window.count, float(window.examples))
-                        means.add(values, {n: weights.get(n, examples) for n in values})
-                        step += window.count
-                        window = reader.take(prepared.executor.largest)
-                    results = metric_results(state, prepared.metrics)
-            finally:
-                state.put_back(kept)
+                batch, step = window.batch(0), self._task.eval_step
+                self._prepared = Prepared(self._task, step, batch, self._options, "eval_step")
+            return self._run_all(feed, self._prepared)
         finally:
-            reader.close()
+            feed.close()
+
+    def _run_all(self, feed: Feed, prepared: Prepared) -> dict[str, float]:
+        """Run every window of an opened source, from metrics at zero, and put all back."""
+        state, means, progress = prepared.state, Means(), Progress()
+        metrics = [state.metrics[name] for name in prepared.metrics]
+        changed = {id(v) for m in metrics for v in m.variables}
+        kept = state.keep(
+            [p for p, v in state.variables.items() if id(v) in changed or p in prepared.written]
+        )
+        pace = self._pace
+        try:
+            with active().own_random():
+                for metric in metrics:
+                    metric.reset_state()
+                while (window := feed.take(pace.size, progress)) is not None:
+                    window = prepared.placed(window)
+                    outputs = prepared.run(window, progress.step)
+                    try:
+                        feed.read_ahead(pace.size, prepared.placed)
+                    finally:
+                        values, weights, _ = outputs.fetch()
+                    examples = np.full(window.count, float(window.examples))
+                    means.add(values, {n: weights.get(n, examples) for n in values})
+                    pace.ran(window, outputs.seconds, prepared.largest)
+                    progress = progress.advanced(window.count, window.count * window.examples)
+                results = metric_results(state, prepared.metrics)
+        finally:
+            state.put_back(kept)
         return joined(means.result(), results, "eval_step")
 
     def predict(self, source: Any, loop: LoopView) -> Any:

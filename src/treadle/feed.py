@@ -1,7 +1,7 @@
-"""The source at work: one open reader, taken up again where it was left."""
+"""The source at work: one open reader, read ahead while a window runs, taken up where it stood."""
 
 import time
-from typing import Any
+from collections.abc import Callable
 
 from .backends.window import Window
 from .data.source import Reader, Source
@@ -14,12 +14,19 @@ from .progress import Progress
 class Feed:
     """Reads windows for a loop.
 
+    The next window is read in this thread while the present one runs in another, so a source meets
+    no thread but its own, and nothing else happens while it is asked. What was read ahead and not
+    trained on is put back when the source is closed.
+
     Attributes:
-        waited: Seconds spent waiting for data so far.
+        waited: Seconds spent waiting for data so far: none for what was read while a window ran.
     """
 
     def __init__(self) -> None:
-        self._open: tuple[Any, int, Reader] | None = None
+        self._open: tuple[Source, int, Reader] | None = None
+        self._next: Window | None = None
+        self._failure: BaseException | None = None
+        self._read_until = 0.0
         self.waited = 0.0
 
     def open(self, source: Source, progress: Progress, loop: LoopView) -> None:
@@ -37,21 +44,56 @@ class Feed:
             return None
         started = time.monotonic()
         with noting("the source", progress):
-            window = self._open[2].take(most)
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            window, self._next = self._next, None
+            if window is None:
+                window = self._open[2].take(most)
+        if window is not None and window.count > most:
+            window, self._next = window.split(most)
         self.waited += time.monotonic() - started
         if window is None:
             self.close()
         return window
 
+    def read_ahead(self, most: int, placed: Callable[[Window], Window]) -> None:
+        """Read the next window while another runs; what goes wrong is raised when it is taken.
+
+        Args:
+            most: The most batches.
+            placed: Makes the window ready to be run.
+        """
+        if self._open is None or self._open[0].closed:
+            return
+        if self._next is not None or self._failure is not None:
+            return
+        try:
+            window = self._open[2].take(most)
+            self._next = None if window is None else placed(window)
+        except BaseException as failure:  # an interrupt too: the running window is accounted for
+            self._failure = failure
+        self._read_until = time.monotonic()
+
+    def ran(self, until: float) -> None:
+        """Account for a window that ended at this moment while the next one was read."""
+        self.waited += max(0.0, self._read_until - until)
+        self._read_until = 0.0
+
     def first(self, progress: Progress) -> Window | None:
         """Return the next batch without taking it away."""
-        window = self.take(1, progress)
-        if window is not None and self._open is not None:
-            self._open[2].put_back(window)
-        return window
+        if self._next is None:
+            window = self.take(1, progress)
+            if window is not None and self._open is not None:
+                self._open[2].put_back(window)
+            return window
+        return self._next.split(1)[0]
 
     def close(self) -> None:
         """Let go of the source."""
         if self._open is not None:
-            self._open[2].close()
-            self._open = None
+            reader, self._open = self._open[2], None
+            ahead, self._next, self._failure = self._next, None, None
+            if ahead is not None:
+                reader.put_back(ahead)
+            reader.close()

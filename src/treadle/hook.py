@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .logs import History, Record, StepLogs
 from .options import Options
-from .progress import Progress
+from .progress import Costs, Progress
 
 if TYPE_CHECKING:  # importing it would import Keras
     from .state import State
@@ -47,6 +47,11 @@ class LoopView(Protocol):
     @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
+        ...
+
+    @property
+    def costs(self) -> Costs:
+        """What the run has spent its time on beside training."""
         ...
 
     @property

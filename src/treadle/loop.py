@@ -3,7 +3,7 @@
 Everything that trains goes through `Loop._windows`, in one order:
 
     plan      how many steps run until somebody looks: an event, the end of the call
-    read      that many batches
+    read      that many batches, unless they were read while the window before ran
     run       them as one compiled call; the state is then that after the last of them
     account   progress: steps, batches, examples, seconds
     log       every step's values, fetched at once, go to the history and the hooks
@@ -34,7 +34,7 @@ from .hooks.run_record import RunRecord
 from .logs import History, Logs, Record
 from .options import Options
 from .plan import check_end
-from .progress import Progress
+from .progress import Costs, Progress
 from .state import State
 from .training import Training, stacked
 from .watchers import Watchers, recorded_history
@@ -130,7 +130,12 @@ class Loop:
     @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
-        return self._training.prepared.executor.plan if self._training.prepared else ""
+        return self._training.prepared.told_plan() if self._training.prepared else ""
+
+    @property
+    def costs(self) -> Costs:
+        """What the run has spent its time on beside training."""
+        return replace(self._training.costs(), waiting=self._feed.waited)
 
     def fit(
         self,
@@ -297,6 +302,12 @@ class Loop:
                 self._prepare(first)
         events = [*self._watchers.events(), *([look] if look else [])]
         events += [self._validation.when] if self._validation else []
+
+        def read_ahead(after: Progress) -> None:
+            if self.steps_planned is None or after.step < self.steps_planned:
+                size = self._training.window_size(after, events, self.steps_planned)
+                self._feed.read_ahead(size, self._training.placed)
+
         while not self._over():
             before = self._looked  # time also passes in hooks and in the body of a user's `for`
             size = self._training.window_size(self.progress, events, self.steps_planned)
@@ -304,7 +315,7 @@ class Loop:
             if window is None:
                 self._epoch_ended = True
                 return
-            self._train(window)
+            self._train(window, read_ahead)
             if self._validation and self._validation.due(before, self.progress):
                 self._record("validation", {**self.metrics(), **self._validate()})
                 if source.endless:
@@ -315,15 +326,17 @@ class Loop:
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
 
-    def _train(self, window: Window) -> None:
+    def _train(self, window: Window, meanwhile: Callable[[Progress], None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
         note = self._training.recompiled(window)
         if note:
             self.log({"note": note})
         ahead = self._training.steps_lost_on_error(window)
+
         try:
             with noting("train_step", self.progress, ahead):
-                logs = self._training.run(window, self.progress)
+                logs = self._training.run(window, self.progress, meanwhile)
+            self._feed.ran(until=self._training.ended)
         except BaseException:  # a later call reads these batches again
             self._feed.close()
             raise

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .errors import BackendError, ConfigurationError, did_you_mean
 
 BACKENDS = ("tensorflow", "jax", "torch")
+EXECUTIONS = ("auto", "compiled", "eager", "measure")
 PRECISIONS = ("float32", "float64", "mixed_bfloat16")
 
 
@@ -19,11 +20,17 @@ class Options:
     """How steps are executed; frozen, and recorded with the run.
 
     Attributes:
-        execution: `"compiled"`, `"eager"` (the readable reference, slow), or `"auto"`: compiled
-            wherever the backend can.
+        execution: `"auto"`: compiled wherever the backend can; `"compiled"`: an error where it
+            cannot; `"eager"`: the readable reference, slow; `"measure"`: run all that could be
+            chosen for a moment, take the fastest, and tell what to write here to keep it.
         window: The most steps that run as one compiled call; None lets the plan decide. Results do
             not depend on it.
+        fused: Several steps are one call (True), or each is one (False); None means the plan's
+            rule.
         jit: Compile with XLA where that is a choice (TensorFlow); None means the plan's rule: no.
+        data_on_device: Put the arrays of `treadle.data.from_arrays` on the device as a whole, and
+            gather batches there; None means the plan's rule: up to 2 GiB. Results do not depend on
+            it.
         preflight: Look for mistakes before the first step: variables that no attribute reaches,
             losses that reach nothing, steps that return nothing.
         checked: Check what each phase owns; costs a copy of what it does not.
@@ -36,18 +43,19 @@ class Options:
         8
     """
 
-    execution: Literal["auto", "compiled", "eager"] = "auto"
+    execution: Literal["auto", "compiled", "eager", "measure"] = "auto"
     window: int | None = None
+    fused: bool | None = None
     jit: bool | None = None
+    data_on_device: bool | None = None
     preflight: bool = True
     checked: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        if self.execution not in ("auto", "compiled", "eager"):
+        if self.execution not in EXECUTIONS:
             raise ConfigurationError(
-                f"unknown execution {self.execution!r}."
-                f"{did_you_mean(self.execution, ('auto', 'compiled', 'eager'))}"
+                f"unknown execution {self.execution!r}.{did_you_mean(self.execution, EXECUTIONS)}"
             )
         if self.window is not None and self.window < 1:
             raise ConfigurationError(f"window must be at least 1, not {self.window}")

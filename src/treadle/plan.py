@@ -1,18 +1,106 @@
-"""How many steps run as one compiled call: never across an event.
+"""How a step runs, and how many steps run as one compiled call: never across an event.
+
+Which kind of program runs is decided by a rule (`choose`), not by a race: equal seeds must give
+equal runs, and programs of different kinds round differently. How many steps a window has, and
+where the data lies, change no bit: all windows of one plan agree, so these may follow the clock.
 
 A window ends where somebody looks at the state: at an event that is due, at the end of a call, and
-at the end of an epoch (there the source ends it). Results do not depend on it: all window sizes of
-one executor agree bit for bit.
+at the end of an epoch (there the source ends it).
 """
 
 from collections.abc import Iterable
 
-from .errors import ConfigurationError
+from .backends.plans import XLA, Facts, Plan
+from .backends.window import Window
+from .errors import ConfigurationError, StepError
+from .options import Options
 from .progress import Progress
 from .when import Span, When
 
-# A window of streamed batches is stacked in memory: this bounds it.
-LARGEST_BYTES = 64 * 2**20
+# What surrounds a window (reading, logs, hooks) takes about as long as 3 of the fastest steps.
+LARGEST_WINDOW = 256
+# Python runs these steps one by one: waiting for each would only hinder the device.
+LARGEST_EAGER_WINDOW = 16
+# A window takes about this long at most, so that progress is seen and timed events are in time.
+WINDOW_SECONDS = 0.5
+# A window of streamed batches is stacked in memory: this bounds it. Larger ones, which do not fit
+# into the processor's cache, are no faster.
+STREAMED_BYTES = 16 * 2**20
+# Data sets up to this size are put on the device as a whole.
+DEVICE_BYTES = 2 * 2**30
+
+
+def choose(facts: Facts, options: Options) -> Plan:
+    """Return the plan for a step: the written rule.
+
+    Steps are compiled by the backend's default compiler and fused to windows, except:
+
+    - XLA on a CPU runs convolutions inside a loop 4 times slower than outside of one: single steps.
+    - A step that cannot be compiled runs as Python.
+
+    Options that say otherwise win. `scripts/bench plans` measures the rule against all that could
+    have been chosen.
+
+    Raises:
+        StepError: The options ask for a compiled step, and it cannot be compiled.
+
+    Example:
+        >>> print(choose(Facts("cpu", ("graph", "XLA")), Options()))
+        windows of up to 256, graph
+        >>> print(choose(Facts("cpu", ("XLA",), convolves=True), Options()))
+        single steps, XLA (XLA runs convolutions slower in a loop on a CPU)
+    """
+    if not facts.compilers and options.execution == "compiled":
+        raise StepError(
+            f"train_step cannot be compiled: {facts.refusal or 'the backend has no compiler'}. Let "
+            "it run as Python with Options(execution='auto')"
+        )
+    if not facts.compilers or options.execution == "eager":
+        return Plan("", False, options.window or LARGEST_EAGER_WINDOW, facts.refusal)
+    compiler = facts.compilers[0]
+    if options.jit and XLA in facts.compilers:
+        compiler = XLA
+    largest = options.window or LARGEST_WINDOW
+    if options.fused is not None:
+        return Plan(compiler, options.fused, largest)
+    if compiler == XLA and facts.device == "cpu" and facts.convolves:
+        why = "XLA runs convolutions slower in a loop on a CPU"
+        return Plan(compiler, False, largest, why)
+    return Plan(compiler, True, largest)
+
+
+def places(nbytes: int, options: Options) -> bool:
+    """Say whether a data set of this size is put on the device as a whole."""
+    return nbytes <= DEVICE_BYTES if options.data_on_device is None else options.data_on_device
+
+
+class Pace:
+    """How many steps a window has for its time and memory; begins with one step, then grows.
+
+    Args:
+        fixed: The size that the user asked for, or None.
+
+    Example:
+        >>> import numpy as np
+        >>> from treadle.backends.window import Window
+        >>> pace = Pace(None)
+        >>> pace.ran(Window(np.zeros((1, 2)), 1, 2), seconds=0.001, largest=256)
+        >>> pace.size
+        4
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed is not None
+        self.size = fixed or 1
+
+    def ran(self, window: Window, seconds: float, largest: int) -> None:
+        """Take note of how long a window took."""
+        if self._fixed:
+            return
+        share = window.count * WINDOW_SECONDS / max(seconds, 1e-9)
+        if window.stacked_bytes:
+            share = min(share, window.count * STREAMED_BYTES / window.stacked_bytes)
+        self.size = max(1, min(largest, int(share), 4 * self.size))
 
 
 def window_size(
@@ -21,23 +109,21 @@ def window_size(
     events: Iterable[When],
     last_step: int | None,
     examples: int,
-    batch_bytes: int,
 ) -> int:
     """Return how many steps the next window may have.
 
     Args:
-        most: The executor's own limit.
+        most: The most that are useful.
         progress: Where the run stands.
         events: What state is looked at by.
         last_step: The step at which the call ends, or None.
         examples: Examples in a batch.
-        batch_bytes: Bytes of a batch.
 
     Example:
-        >>> window_size(64, Progress(step=190), [When(Span.parse("200 steps"))], None, 32, 100)
+        >>> window_size(64, Progress(step=190), [When(Span.parse("200 steps"))], None, 32)
         10
     """
-    size = min(most, max(1, LARGEST_BYTES // max(1, batch_bytes)))
+    size = most
     for event in events:
         until = event.steps_until(progress, examples)
         if until is not None:

@@ -1,11 +1,15 @@
 """A task's step made ready to run: built, checked, and handed to the backend."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .backends.base import Executor, Program, StepContext, Variable, active
+from .backends.base import Executor, Outputs, Program, StepContext, Variable, active
+from .backends.plans import Plan
+from .backends.window import Window
 from .errors import ConfigurationError, StepError
 from .options import Options
+from .plan import choose, places
 from .state import State, build
 from .tasks import step_outputs
 
@@ -15,7 +19,8 @@ class Prepared:
 
     Attributes:
         state: All that the task reaches, after building.
-        executor: Runs windows of batches.
+        plan: How it runs; None before the first window.
+        compile_seconds: What tracing and compiling took so far.
         written: Paths of the variables that the step may change.
         metrics: Names of the metrics that the step updates.
     """
@@ -53,7 +58,52 @@ class Prepared:
         self.changes_something = bool(found.written or found.applied)
         native = not found.differentiated
         program = program_of(self.state, function, options, name, native)
-        self.executor: Executor = active().executor(program, options)
+        self._executor: Executor = active().executor(program, options)
+        self._options, self._on_device = options, False
+        self.plan: Plan | None = None
+        self.compile_seconds = 0.0
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return self._executor.programs
+
+    @property
+    def largest(self) -> int:
+        """The most steps that may run as one call."""
+        return self.plan.largest if self.plan else 1
+
+    @property
+    def whole(self) -> bool:
+        """A window that fails has changed nothing."""
+        return self._executor.whole
+
+    def told_plan(self) -> str:
+        """Return how it runs, and where the data lies, in one line."""
+        if self.plan is None or not self.plan.compiler:
+            return str(self.plan or "")
+        return f"{self.plan}, data {'on the device' if self._on_device else 'streamed'}"
+
+    def placed(self, window: Window) -> Window:
+        """Return a window as it is best run: rows of what is on the device, or gathered here."""
+        compiled = self.plan is None or self.plan.compiler
+        if window.rows is None or (compiled and places(window.rows.nbytes, self._options)):
+            return window
+        return window.streamed()
+
+    def run(self, window: Window, first_step: int) -> Outputs:
+        """Begin to run a window, which is `placed`; the first of its form is compiled before."""
+        started = time.monotonic()
+        if self.plan is None:
+            self.plan = choose(self._executor.facts(window), self._options)
+            self._executor.plan = self.plan
+            self._on_device = window.rows is not None
+            compiled = True
+        else:
+            compiled = False
+        if self._executor.compile(window) or compiled:
+            self.compile_seconds += time.monotonic() - started
+        return self._executor.run(window, first_step)
 
     def require_results(self) -> None:
         """Refuse a step of which nothing would be known.

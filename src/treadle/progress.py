@@ -1,4 +1,4 @@
-"""Where a run stands: one small frozen value that everything else reads."""
+"""Where a run stands, and what it cost: small frozen values that everything else reads."""
 
 from dataclasses import dataclass
 
@@ -47,3 +47,18 @@ class Progress:
     def __str__(self) -> str:
         """Say it as messages do: `step 12, epoch 1, batch 4` (all counted from 1 but the step)."""
         return f"step {self.step}, epoch {self.epoch + 1}, batch {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a run spent its time on beside training.
+
+    Attributes:
+        programs: How many programs were compiled.
+        compiling: Seconds spent tracing and compiling them.
+        waiting: Seconds spent waiting for data.
+    """
+
+    programs: int = 0
+    compiling: float = 0.0
+    waiting: float = 0.0

@@ -1,19 +1,19 @@
 """The train step at work: windows of batches in, every step's values out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from .backends.window import Window, row
+from .backends.window import Window
 from .errors import DataError
 from .evaluation import metric_results
 from .logs import Means, StepLogs
 from .options import Options
-from .plan import window_size
+from .plan import Pace, window_size
 from .programs import Prepared, joined
-from .progress import Progress
+from .progress import Costs, Progress
 from .stepping import raise_violations
 from .when import When
 
@@ -27,41 +27,70 @@ class Training:
 
     Attributes:
         prepared: The built and compiled step; None before the first batch.
-        batch_bytes: Bytes of a batch.
         batch_examples: Examples in the batch that was last seen.
+        ended: When the last window ended, by the monotonic clock.
     """
 
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self.prepared: Prepared | None = None
-        self.batch_bytes = self.batch_examples = 1
+        self.batch_examples, self.ended = 1, 0.0
+        self._pace = Pace(options.window)
+        self._compiled_before = Costs()
         self._means, self._since_look = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
 
     def prepare(self, window: Window) -> Prepared:
         """Build, check and compile the step for batches like these."""
-        step, batch = self._task.train_step, row(window.batches, 0)
+        step, batch = self._task.train_step, window.batch(0)
         prepared = Prepared(self._task, step, batch, self._options, "train_step")
         prepared.require_results()
-        leaves = keras.tree.flatten(batch)
-        self.batch_bytes = sum(x.nbytes for x in leaves if isinstance(x, np.ndarray))
         self.batch_examples = window.examples
+        self._compiled_before = self.costs()
         self.prepared = prepared
         return prepared
 
+    def costs(self) -> Costs:
+        """Return what compiling took so far."""
+        before, now = self._compiled_before, self.prepared
+        if now is None:
+            return before
+        return Costs(before.programs + now.programs, before.compiling + now.compile_seconds)
+
+    def placed(self, window: Window) -> Window:
+        """Return a window as it is best run."""
+        return self.prepared.placed(window) if self.prepared else window
+
     def window_size(self, progress: Progress, events: Sequence[When], last_step: int | None) -> int:
         """Return how many steps may run before somebody looks."""
-        most = self.prepared.executor.largest if self.prepared else 1
-        return window_size(most, progress, events, last_step, self.batch_examples, self.batch_bytes)
+        return window_size(self._pace.size, progress, events, last_step, self.batch_examples)
 
-    def run(self, window: Window, progress: Progress) -> StepLogs:
-        """Run the window's steps as one call; returns every step's values, and the new progress."""
+    def run(
+        self,
+        window: Window,
+        progress: Progress,
+        meanwhile: Callable[[Progress], None] | None = None,
+    ) -> StepLogs:
+        """Run the window's steps as one call; returns every step's values, and the new progress.
+
+        Args:
+            window: What to train on.
+            progress: Where the run stands.
+            meanwhile: Called while the steps run, with where the run will stand after them.
+        """
         prepared = self.prepared or self.prepare(window)
-        outputs = prepared.executor.run(window, progress.step)
-        values, weights, self._broken = outputs.fetch()
-        prepared.refuse_moving_constants()
+        window = prepared.placed(window)
+        outputs = prepared.run(window, progress.step)
         after = progress.advanced(window.count, window.count * window.examples)
+        try:
+            if meanwhile is not None:
+                meanwhile(after)
+        finally:
+            values, weights, self._broken = outputs.fetch()
+        self.ended = outputs.ended
+        self._pace.ran(window, outputs.seconds, prepared.largest)
+        prepared.refuse_moving_constants()
         examples = np.full(window.count, float(window.examples))
         weights = {name: weights.get(name, examples) for name in values}
         self._means.add(values, weights)
@@ -71,8 +100,7 @@ class Training:
 
     def steps_lost_on_error(self, window: Window) -> int:
         """Return how many steps may have changed the state when running a window fails."""
-        executor = self.prepared.executor if self.prepared else None
-        return 0 if executor is None or executor.whole else window.count
+        return 0 if self.prepared is None or self.prepared.whole else window.count
 
     def check_promises(self) -> None:
         """Raise what phases changed without owning it in the window that ran last."""
@@ -113,7 +141,7 @@ class Training:
         """
         if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
             raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
-        return row(self._last[1].batches, step - 1 - self._last[0])
+        return self._last[1].batch(step - 1 - self._last[0])
 
 
 def stacked(batch: Any) -> Window:

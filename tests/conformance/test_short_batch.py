@@ -38,7 +38,7 @@ def test_compiled_is_close_to_eager() -> None:
 def test_each_form_is_compiled_once() -> None:
     runner = Runner(make(), two_epochs()[0])
     runner.run(two_epochs() * 2, (2,))
-    assert runner.executor.programs <= 2
+    assert runner.programs <= 2
 
 
 def test_rows_are_counted_as_what_they_are() -> None:

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Var, jaxpr_as_fun
-from keras.src.random import seed_generator
 
 from ..options import Options
+from ._jax_windows import JaxExecutor, device_batch, keras_random
 from .base import (
     Executor,
     Losses,
@@ -30,10 +30,7 @@ from .base import (
     running,
     scope_of_call,
 )
-from .eager import EagerExecutor, StepResult, run_step
-from .window import Window, row
-
-LARGEST_WINDOW = 64
+from .eager import EagerExecutor
 
 
 def _is_tensor(x: Any) -> bool:
@@ -204,17 +201,16 @@ class JaxBackend:
             with running(step):
                 return _Split(function(batch)).tensors  # type: ignore[call-arg]
 
-        with _keras_random(), scope:  # the scope ends outside of the trace: it makes variables then
-            jax.eval_shape(abstract, _device_batch(batch))
+        with keras_random(), scope:  # the scope ends outside of the trace: it makes variables then
+            jax.eval_shape(abstract, device_batch(batch))
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the jitted loop, or the eager reference."""
         if options.execution == "eager":
-            return EagerExecutor(
-                program, _eager_step, self.to_device, np.asarray, "eager", LARGEST_WINDOW
-            )
-        return JaxExecutor(program, options.window or LARGEST_WINDOW)
+            device = jax.default_backend()
+            return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
+        return JaxExecutor(program)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
         """Jit a function over the state; what it assigns is dropped."""
@@ -223,12 +219,12 @@ class JaxBackend:
         def pure(state: Any, inputs: Any, stream: Any) -> Any:
             outer = Scope(zip(program.variables, state, strict=True))
             step = program.new_context(0)
-            with _keras_random(), outer, scope_of_call(program, stream), running(step):
+            with keras_random(), outer, scope_of_call(program, stream), running(step):
                 return program.function(inputs)
 
         def call(inputs: Any, stream: int) -> Any:
             state = [v._value for v in program.variables]
-            return jax.device_get(pure(state, _device_batch(inputs), np.int32(stream)))
+            return jax.device_get(pure(state, device_batch(inputs), np.int32(stream)))
 
         return call
 
@@ -255,140 +251,6 @@ class JaxBackend:
     def to_device(self, array: Any) -> Tensor:
         """Return an array as a JAX array (64-bit types become 32-bit)."""
         return jnp.asarray(array)
-
-
-class JaxOutputs:
-    """Stacked results of a window, still on the device."""
-
-    def __init__(self, results: Any, count: int, names: Sequence[str]) -> None:
-        self._results, self._count, self._names = results, count, names
-
-    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Wait for the device once."""
-        values, weights, broken = jax.device_get(self._results)
-        cut = self._count
-        return (
-            {name: values[name][:cut] for name in self._names},
-            {name: x[:cut] for name, x in weights.items()},
-            [message for message, flags in broken.items() if flags[:cut].any()],
-        )
-
-
-class JaxExecutor:
-    """A window in one jitted loop with a trip count that varies; compiled once per capacity.
-
-    A loop whose trip count XLA does not know is compiled alike for every capacity, so all window
-    sizes agree bit for bit; a `scan` of length 1 would be inlined and round differently.
-    """
-
-    def __init__(self, program: Program, largest: int) -> None:
-        self._program, self.largest = program, largest
-        self._steps: dict[Any, tuple[Any, Any, bool]] = {}
-        self._compiled: dict[Any, Any] = {}
-        self._names: list[str] = []
-        self.whole = True
-        self.plan = ""
-
-    @property
-    def programs(self) -> int:
-        """How many programs were compiled."""
-        return len(self._compiled)
-
-    def run(self, window: Window, first_step: int) -> JaxOutputs:
-        """Run the window in one call, or in one call per batch where a loop would be slower."""
-        variables = self._program.variables
-        state = [v._value for v in variables]
-        step, single = self._step(state, row(window.batches, 0))
-        if single:
-            rows: list[Any] = []
-            for i in range(window.count):
-                batch = _device_batch(row(window.batches, i))
-                state, out = step(state, batch, np.int32(first_step + i))
-                rows.append(out)
-            results = jax.tree.map(lambda *x: jnp.stack(x), *rows)
-        else:
-            # Few sizes, so few programs; never 1, where XLA would drop the slicing and fuse anew.
-            capacity = max(2, 1 << (window.count - 1).bit_length())
-            batches = keras.tree.map_structure(
-                lambda x: None if x is None else _padded(x, capacity), window.batches
-            )
-            state, results = step(
-                state, _device_batch(batches), np.int32(window.count), np.int32(first_step)
-            )
-        for variable, value in zip(variables, state, strict=True):
-            variable._direct_assign(value)
-        return JaxOutputs(results, window.count, self._names)
-
-    def _step(self, state: Sequence[Tensor], batch: Any) -> tuple[Any, bool]:
-        batch = _device_batch(batch)
-        key = (jax.tree.structure(batch), tuple((x.shape, x.dtype) for x in jax.tree.leaves(batch)))
-        if key not in self._compiled:
-            specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, batch))
-            closed, shapes = jax.make_jaxpr(self._pure_step, return_shape=True)(
-                *specs, jax.ShapeDtypeStruct((), np.int32)
-            )
-            single = jax.default_backend() == "cpu" and _convolves(closed.jaxpr)
-            structure = jax.tree.structure(shapes)
-
-            def one(state: Any, batch: Any, number: Any) -> Any:
-                return structure.unflatten(
-                    jaxpr_as_fun(closed)(*jax.tree.leaves((state, batch, number)))
-                )
-
-            self.plan = (
-                "single steps, jit (XLA runs convolutions slower in a loop on a CPU)"
-                if single
-                else f"windows of up to {self.largest}, jit"
-            )
-            self._compiled[key] = jax.jit(one if single else _looped(one, shapes[1])), single
-        return self._compiled[key]
-
-    def _pure_step(self, state: Sequence[Tensor], batch: Any, number: Any) -> Any:
-        program = self._program
-        with _keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
-            result = run_step(program, batch, number)
-            self._names = list(result.values)  # JAX would sort them
-            new = [jnp.asarray(scope.get_current_value(v)) for v in program.variables]
-        return new, _arrays(result)
-
-
-def _looped(one: Callable[..., Any], shapes: Any) -> Callable[..., Any]:
-    """Return a function that runs a step over the first `count` of stacked batches."""
-
-    def window(state: Any, batches: Any, count: Any, first_step: Any) -> Any:
-        capacity = jax.tree.leaves(batches)[0].shape[0]
-        buffers = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
-
-        def body(i: Any, carry: Any) -> Any:
-            state, buffers = carry
-            batch = jax.tree.map(
-                lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches
-            )
-            state, out = one(state, batch, first_step + i)
-            buffers = jax.tree.map(
-                lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
-            )
-            return state, buffers
-
-        return jax.lax.fori_loop(0, count, body, (state, buffers))
-
-    return window
-
-
-def _padded(x: Any, capacity: int) -> Any:
-    missing = capacity - x.shape[0]
-    if not missing:
-        return x
-    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
-
-
-def _device_batch(batch: Any) -> Any:
-    """Return a batch as JAX takes it: NumPy arrays are passed on, which jit transfers fastest."""
-    return jax.tree.map(np.asarray, batch)
-
-
-def _arrays(result: StepResult) -> Any:
-    return jax.tree.map(jnp.asarray, (result.values, result.weights, result.broken))
 
 
 def _gradients(
@@ -447,21 +309,6 @@ def _is_float(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _convolves(jaxpr: Any) -> bool:
-    """Say whether a convolution is anywhere in a jaxpr."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "conv_general_dilated":
-            return True
-        for parameter in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
-        ):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns") and _convolves(inner):
-                return True
-    return False
-
-
 def _same_form(branches: Sequence[Any]) -> None:
     forms = [[(x.shape, x.dtype) for x in branch] for branch in branches]
     if forms[0] != forms[1]:
@@ -477,7 +324,7 @@ def _stateful() -> Generator[None]:
     if keras.src.backend.common.stateless_scope.in_stateless_scope():
         yield
         return
-    with _keras_random():
+    with keras_random():
         with Scope() as scope:
             yield
         hand_outward(scope.changed())
@@ -487,31 +334,6 @@ def _stateful() -> Generator[None]:
 def _eager_step(program: Program) -> Generator[None]:
     with _stateful():
         yield
-
-
-@contextmanager
-def _keras_random() -> Generator[None]:
-    """Let unseeded `keras.random` work while JAX traces.
-
-    Keras refuses, because its global generator would become a constant; here the generator's state
-    belongs to the step's state, so it does not.
-    """
-    original = seed_generator.global_seed_generator
-    generator = _global_generator()
-    seed_generator.global_seed_generator = lambda: generator
-    try:
-        yield
-    finally:
-        seed_generator.global_seed_generator = original
-
-
-def _global_generator() -> Any:
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-    if generator is None:
-        generator = seed_generator.global_seed_generator()
-    return generator
 
 
 BACKEND = JaxBackend()

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 
-from ..errors import StateError
 from ..options import Options
+from ._tensorflow_windows import TensorFlowExecutor, device, tensors
 from .base import (
     Executor,
     Losses,
@@ -25,10 +25,8 @@ from .base import (
     running,
     scope_of_call,
 )
-from .eager import EagerExecutor, run_step
-from .window import Window, row
-
-LARGEST_WINDOW = 64
+from .eager import EagerExecutor
+from .window import row
 
 
 class TensorFlowBackend:
@@ -125,7 +123,7 @@ class TensorFlowBackend:
         ]
         scope = Scope()
         with tf.variable_creator_scope(creator), running(step), scope, tf.GradientTape() as tape:
-            function(_tensors(batch))
+            function(tensors(batch))
         for variable, value in [*before, *made]:
             variable.assign(value)
         keras_own = {
@@ -141,10 +139,8 @@ class TensorFlowBackend:
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the graph loop, or the eager reference."""
         if options.execution == "eager":
-            return EagerExecutor(
-                program, _nothing, self.to_device, self.to_numpy, "eager", LARGEST_WINDOW
-            )
-        return TensorFlowExecutor(program, options)
+            return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
+        return TensorFlowExecutor(program)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
         """Compile a function; what it assigns stays in a scope."""
@@ -155,7 +151,7 @@ class TensorFlowBackend:
                 return program.function(inputs)
 
         def call(inputs: Any, stream: int) -> Any:
-            outputs = pure(_tensors(inputs), tf.constant(stream, tf.int32))
+            outputs = pure(tensors(inputs), tf.constant(stream, tf.int32))
             return tf.nest.map_structure(lambda x: np.asarray(x), outputs)
 
         return call
@@ -183,136 +179,7 @@ class TensorFlowBackend:
 
     def to_device(self, array: Any) -> Tensor:
         """Return an array as a tensor, float64 as Keras' float type."""
-        return _tensors(array)
-
-
-class TensorFlowOutputs:
-    """Stacked results of a window."""
-
-    def __init__(self, results: tuple[Any, Any, Any]) -> None:
-        self._results = results
-
-    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Wait for the device."""
-        values, weights, broken = self._results
-        return (
-            {name: x.numpy() for name, x in values.items()},
-            {name: x.numpy() for name, x in weights.items()},
-            [message for message, flags in broken.items() if flags.numpy().any()],
-        )
-
-
-class TensorFlowExecutor:
-    """A window in one graph; one program for each form of batch, whatever the number of steps."""
-
-    def __init__(self, program: Program, options: Options) -> None:
-        self._program = program
-        self.largest = options.window or LARGEST_WINDOW
-        self._jit = bool(options.jit)
-        self.whole = False
-        self._compiled: dict[Any, Any] = {}
-        self._known = {id(getattr(v, "_value", v)) for v in program.variables}
-        self.plan = f"windows of up to {self.largest}, graph{' with XLA' if self._jit else ''}"
-
-    @property
-    def programs(self) -> int:
-        """How many programs were compiled."""
-        return len(self._compiled)
-
-    def run(self, window: Window, first_step: int) -> TensorFlowOutputs:
-        """Run the window in one call."""
-        batches = _tensors(window.batches)
-        flat = _leaves(batches)
-        form = keras.tree.map_structure(lambda x: x is None, batches)
-        key = repr(form), tuple((tuple(x.shape[1:]), x.dtype) for x in flat)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(batches)
-        function = self._compiled[key]
-        return TensorFlowOutputs(
-            function(flat, tf.constant(window.count, tf.int32), tf.constant(first_step, tf.int32))
-        )
-
-    def _compile(self, batches: Any) -> Callable[..., Any]:
-        one = _Step(self._program, batches, self._known)
-        specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in _leaves(batches)]
-        scalar = tf.TensorSpec([], tf.int32)
-
-        @tf.autograph.experimental.do_not_convert
-        def window(flat: Sequence[Any], count: Any, first_step: Any) -> Any:
-            buffers = [
-                tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape)
-                for spec in one.specs
-            ]
-
-            def body(i: Any, buffers: Any) -> Any:
-                outputs = one([x[i] for x in flat], first_step + i)
-                return i + 1, [b.write(i, x) for b, x in zip(buffers, outputs, strict=True)]
-
-            _, buffers = tf.while_loop(
-                lambda i, _: i < count, body, (0, buffers), parallel_iterations=1
-            )
-            return one.structured([buffer.stack() for buffer in buffers])
-
-        compiled = tf.function(window, jit_compile=self._jit or None, autograph=False)
-        return compiled.get_concrete_function(specs, scalar, scalar)
-
-
-class _Step:
-    """One step as a traced function of a flat batch and its number; the user's Python runs once."""
-
-    def __init__(self, program: Program, batches: Any, known: set[int]) -> None:
-        self.names: tuple[list[str], list[str], list[str]] = ([], [], [])
-
-        @tf.autograph.experimental.do_not_convert
-        def step(flat: Sequence[Any], number: Any) -> list[Any]:
-            following = iter(flat)
-            batch = keras.tree.map_structure(
-                lambda x: None if x is None else next(following), batches
-            )
-            result = run_step(program, batch, number)
-            parts = (result.values, result.weights, result.broken)
-            self.names = tuple(list(part) for part in parts)  # type: ignore[assignment]
-            return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
-
-        flat = _leaves(batches)
-        specs = [tf.TensorSpec(x.shape[1:], x.dtype) for x in flat]
-        traced = tf.function(step, autograph=False)
-        self._function = traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))
-        self.specs = list(self._function.structured_outputs)
-        hidden = [v for v in self._function.graph.variables if id(v) not in known]
-        if hidden:
-            raise StateError(
-                f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
-                "of the task reaches: keep what holds it as an attribute, or pass it to "
-                "treadle.task(…, name=variable)"
-            )
-
-    def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
-        return self._function(flat, number)
-
-    def structured(self, flat: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-        """Return flat outputs by name: values, weights, broken promises."""
-        following = iter(flat)
-        return tuple({name: next(following) for name in part} for part in self.names)
-
-
-def _leaves(batch: Any) -> list[Any]:
-    """Return a batch's tensors in Keras' order, which keeps a dict's own; `tf.nest` sorts some."""
-    return [x for x in keras.tree.flatten(batch) if x is not None]
-
-
-def _tensors(batch: Any) -> Any:
-    """Return a structure of arrays as tensors, float64 as Keras' float type; None stays None."""
-
-    def tensor(x: Any) -> Any:
-        if x is None or tf.is_tensor(x):
-            return x
-        array = np.asarray(x)
-        if array.dtype == np.float64:
-            array = array.astype(keras.config.floatx())
-        return tf.convert_to_tensor(array)
-
-    return keras.tree.map_structure(tensor, batch)
+        return tensors(array)
 
 
 def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:

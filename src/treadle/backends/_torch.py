@@ -26,8 +26,6 @@ from .base import (
 from .eager import EagerExecutor
 from .window import row
 
-LARGEST_WINDOW = 16
-
 
 class TorchBackend:
     """Keras on PyTorch."""
@@ -108,16 +106,8 @@ class TorchBackend:
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the loop: a window's values are fetched together."""
-        return EagerExecutor(
-            program,
-            _step,
-            self.to_device,
-            self.to_numpy,
-            "eager"
-            if options.execution == "eager"
-            else f"windows of up to {LARGEST_WINDOW}, eager",
-            options.window or LARGEST_WINDOW,
-        )
+        device = str(keras.src.backend.torch.core.get_device()).partition(":")[0]
+        return EagerExecutor(program, _step, self.to_device, self.to_numpy, device)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
         """Run a function; what it assigns stays in a scope."""

@@ -16,6 +16,7 @@ from keras import ops
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from ..options import Options
+from .plans import Facts, Plan
 from .window import Window
 
 Variable = Any  # a keras.Variable, or the framework's own where a task is written natively
@@ -204,10 +205,23 @@ def deeper() -> Generator[bool]:
 
 
 class Outputs(Protocol):
-    """What the steps of one window returned, still on the device."""
+    """What the steps of one window return, while they run or afterwards."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took; to be asked for after `fetch`."""
+        ...
+
+    @property
+    def ended(self) -> float:
+        """When they ended, by the monotonic clock; to be asked for after `fetch`."""
+        ...
 
     def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Wait, and return values and explicit weights per name, each (steps,), and violations."""
+        """Wait, and return values and explicit weights per name, each (steps,), and violations.
+
+        Before it returns, the state may be anything; afterwards it is that after the last step.
+        """
         ...
 
 
@@ -215,13 +229,11 @@ class Executor(Protocol):
     """A step over a state, compiled or not, run for the batches of a window one after another.
 
     Attributes:
-        plan: In one line, how it runs.
-        largest: The largest useful window.
+        plan: How it runs; set before anything is compiled.
         whole: A window that fails has changed nothing.
     """
 
-    plan: str
-    largest: int
+    plan: Plan
     whole: bool
 
     @property
@@ -229,8 +241,16 @@ class Executor(Protocol):
         """How many programs were compiled so far."""
         ...
 
+    def facts(self, window: Window) -> Facts:
+        """Return what decides the plan for batches like these; traces the step."""
+        ...
+
+    def compile(self, window: Window) -> bool:
+        """Make the program for windows of batches like these; False where it was made before."""
+        ...
+
     def run(self, window: Window, first_step: int) -> Outputs:
-        """Run the window's batches; the state is that after the last of them."""
+        """Begin to run the window's batches; those of `rows` are gathered on the device."""
         ...
 
 
@@ -274,7 +294,7 @@ class Backend(Protocol):
         ...
 
     def executor(self, program: "Program", options: Options) -> Executor:
-        """Compile a program."""
+        """Return what runs a program; nothing is compiled yet."""
         ...
 
     def read(self, variable: Variable) -> Any:

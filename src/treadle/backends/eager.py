@@ -1,5 +1,6 @@
 """The reference: a window is a Python loop over its batches. Slow, and easy to look into."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from .background import Done, Results
 from .base import Program, Tensor, running
-from .window import Window, row
+from .plans import Facts, Plan
+from .window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +44,6 @@ def run_step(program: Program, batch: Any, number: Any) -> StepResult:
     return StepResult(values, weights, broken)
 
 
-class EagerOutputs:
-    """The results of some steps, one by one."""
-
-    def __init__(self, results: Sequence[StepResult], to_numpy: Callable[[Any], Any]) -> None:
-        self._results = results
-        self._to_numpy = to_numpy
-
-    def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        """Return values and explicit weights per name, each (steps,), and violations."""
-        first = self._results[0]
-        broken = [m for r in self._results for m, flag in r.broken.items() if self._to_numpy(flag)]
-        return (
-            self._stacked(first.values, "values"),
-            self._stacked(first.weights, "weights"),
-            broken,
-        )
-
-    def _stacked(self, names: Mapping[str, Tensor], which: str) -> dict[str, Any]:
-        return {
-            name: np.stack([self._to_numpy(getattr(r, which)[name]) for r in self._results])
-            for name in names
-        }
-
-
 class EagerExecutor:
     """Runs a program's batches one after another, uncompiled.
 
@@ -73,8 +52,8 @@ class EagerExecutor:
         around: Entered around each step: what the backend needs there.
         to_device: Makes a tensor of an array.
         to_numpy: Makes an array of a tensor.
-        plan: What to call this way of running.
-        largest: The largest window: how far values may pile up before they are fetched.
+        device: Where it runs.
+        refusal: Why nothing is compiled, where that was not asked for.
     """
 
     def __init__(
@@ -83,27 +62,54 @@ class EagerExecutor:
         around: Callable[[Program], AbstractContextManager[Any]],
         to_device: Callable[[Any], Tensor],
         to_numpy: Callable[[Any], Any],
-        plan: str,
-        largest: int,
+        device: str = "cpu",
+        refusal: str = "",
     ) -> None:
         self._program, self._around = program, around
         self._to_device, self._to_numpy = to_device, to_numpy
-        self.largest = largest
+        self._facts = Facts(device, refusal=refusal)
         self.whole = False
-        self.plan = plan
+        self.plan = Plan("", fused=False, largest=1)
 
     @property
     def programs(self) -> int:
         """Nothing is compiled."""
         return 0
 
-    def run(self, window: Window, first_step: int) -> EagerOutputs:
+    def facts(self, window: Window) -> Facts:
+        """Return that nothing can be compiled."""
+        return self._facts
+
+    def compile(self, window: Window) -> bool:
+        """Do nothing."""
+        return False
+
+    def run(self, window: Window, first_step: int) -> Done:
         """Run the window's batches in order."""
+        started = time.monotonic()
         results: list[StepResult] = []
         for i in range(window.count):
             batch = keras.tree.map_structure(
-                lambda x: None if x is None else self._to_device(x), row(window.batches, i)
+                lambda x: None if x is None else self._to_device(x), window.batch(i)
             )
             with self._around(self._program):
                 results.append(run_step(self._program, batch, first_step + i))
-        return EagerOutputs(results, self._to_numpy)
+        fetched = self._fetched(results)
+        return Done(lambda: fetched, time.monotonic() - started)
+
+    def _fetched(self, results: Sequence[StepResult]) -> Results:
+        first = results[0]
+        broken = [m for r in results for m, flag in r.broken.items() if self._to_numpy(flag)]
+        return (
+            self._stacked(results, first.values, "values"),
+            self._stacked(results, first.weights, "weights"),
+            broken,
+        )
+
+    def _stacked(
+        self, results: Sequence[StepResult], names: Mapping[str, Tensor], which: str
+    ) -> dict[str, Any]:
+        return {
+            name: np.stack([self._to_numpy(getattr(r, which)[name]) for r in results])
+            for name in names
+        }

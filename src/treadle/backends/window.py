@@ -1,4 +1,4 @@
-"""What travels from a source to an executor: some batches of equal form, stacked."""
+"""What travels from a source to an executor: some batches of equal form."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,21 +7,94 @@ import keras
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Consecutive batches of equal structure, shapes and dtypes, stacked along a new first axis.
+class Rows:
+    """Batches as rows of a data set that lies in memory as a whole.
+
+    An executor may put the data set on the device once and gather the batches there.
 
     Attributes:
-        batches: The batch's own structure (tuple, dict, nested …), each leaf an array of shape
-            (count, …batch's own shape); None leaves stay None.
-        count: How many batches there are.
-        examples: Examples in each of them: the first leaf's leading dimension, 1 for scalars.
+        owner: What the data set belongs to; it can be weakly referenced, and holds the arrays.
+        arrays: The data set's structure, each leaf an array of shape (examples, …) or None; the
+            same objects in all windows of an owner.
+        indices: int64 of shape (count, examples in a batch): which rows each batch holds.
     """
 
-    batches: Any
-    count: int
-    examples: int
+    owner: Any
+    arrays: Any
+    indices: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data set."""
+        return sum(x.nbytes for x in keras.tree.flatten(self.arrays) if x is not None)
+
+
+class Window:
+    """Consecutive batches of equal structure, shapes and dtypes.
+
+    Args:
+        batches: The batch's own structure (tuple, dict, nested …), each leaf an array of shape
+            (count, …batch's own shape), stacked along the new first axis; None leaves stay None.
+        count: How many batches there are.
+        examples: Examples in each of them: the first leaf's leading dimension, 1 for scalars.
+        rows: Where the batches are found instead; they are gathered when somebody asks for them.
+    """
+
+    __slots__ = ("_batches", "count", "examples", "rows")
+
+    def __init__(self, batches: Any, count: int, examples: int, rows: Rows | None = None) -> None:
+        self._batches, self.count, self.examples, self.rows = batches, count, examples, rows
+
+    @classmethod
+    def of_rows(cls, rows: Rows) -> "Window":
+        """Return a window of rows that are not gathered yet."""
+        return cls(None, *rows.indices.shape, rows=rows)
+
+    @property
+    def batches(self) -> Any:
+        """The stacked batches."""
+        if self._batches is None and self.rows is not None:
+            self._batches = _mapped(
+                lambda x: x.take(self.rows.indices, axis=0),  # type: ignore[union-attr]
+                self.rows.arrays,
+            )
+        return self._batches
+
+    @property
+    def stacked_bytes(self) -> int:
+        """Bytes of the stacked batches; 0 where they are rows of a data set."""
+        if self.rows is not None:
+            return 0
+        return sum(x.nbytes for x in keras.tree.flatten(self._batches) if x is not None)
+
+    def streamed(self) -> "Window":
+        """Return this window with its batches gathered, and without the data set."""
+        return self if self.rows is None else Window(self.batches, self.count, self.examples)
+
+    def batch(self, index: int) -> Any:
+        """Return one batch as NumPy arrays; None leaves stay None."""
+        if self._batches is None and self.rows is not None:
+            chosen = self.rows.indices[index]
+            return _mapped(lambda x: x.take(chosen, axis=0), self.rows.arrays)
+        return row(self._batches, index)
+
+    def split(self, count: int) -> tuple["Window", "Window"]:
+        """Return the first `count` batches and the rest, as views of the arrays."""
+        return self._part(slice(None, count), count), self._part(
+            slice(count, None), self.count - count
+        )
+
+    def _part(self, part: slice, count: int) -> "Window":
+        if self.rows is not None:
+            rows = self.rows
+            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
+        return Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
 
 
 def row(batches: Any, index: int) -> Any:
-    """Return one batch of a window; None leaves stay None."""
-    return keras.tree.map_structure(lambda x: None if x is None else x[index], batches)
+    """Return one batch of stacked ones; None leaves stay None."""
+    return _mapped(lambda x: x[index], batches)
+
+
+def _mapped(function: Any, structure: Any) -> Any:
+    return keras.tree.map_structure(lambda x: None if x is None else function(x), structure)

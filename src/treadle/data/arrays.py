@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..backends.window import Window
+from ..backends.window import Rows, Window
 from ..errors import DataError
 from ..hook import LoopView
-from .leaves import as_array, flattened, mapped, named, packed
+from .leaves import as_array, flattened, named, packed
 from .order import Integers, Permutation
 from .reader import refuse_beyond
 
@@ -104,6 +104,7 @@ class ArraySource:
         seed: Seed of the order, or None for the run's.
         endless: False: every epoch ends.
         inexact: None: any position can be read from.
+        closed: False: batches do not depend on the state of the run.
     """
 
     arrays: Any
@@ -115,6 +116,12 @@ class ArraySource:
 
     endless: bool = field(default=False, init=False)
     inexact: str | None = field(default=None, init=False)
+    closed: bool = field(default=False, init=False)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether some array is memory-mapped: then nobody should read all of it at once."""
+        return any(_is_mapped(leaf) for _, leaf in flattened(self.arrays))
 
     @property
     def length(self) -> int:
@@ -172,7 +179,7 @@ class ArraySource:
         """
         refuse_beyond(start, self.length, epoch)
         return ArrayReader(
-            self.arrays,
+            self,
             lambda start, most: self.indices(epoch, start, most, seed=seed, ordered=ordered),
             start,
             max(1, ORDERED_AT_ONCE // self.batch_size),
@@ -180,10 +187,10 @@ class ArraySource:
 
 
 class ArrayReader:
-    """Gathers whole windows of arrays; a step back is only a number.
+    """Tells which rows the batches of a window are; a step back is only a number.
 
     Args:
-        arrays: A structure of arrays of shape (examples, …).
+        source: What is read.
         indices: Returns which examples the next batches hold, given their first and most number.
         start: The number of the batch that comes first.
         at_least: Batches whose indices are computed at once.
@@ -191,12 +198,12 @@ class ArrayReader:
 
     def __init__(
         self,
-        arrays: Any,
+        source: ArraySource,
         indices: Callable[[int, int], Integers],
         start: int,
         at_least: int,
     ) -> None:
-        self._arrays = arrays
+        self._source, self._on_disk = source, source.on_disk
         self._indices = indices
         self._position = start
         self._at_least = at_least
@@ -204,19 +211,17 @@ class ArrayReader:
         self._known = indices(start, 0)
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches, gathered with one indexing per array; None at the end."""
+        """Return the next batches, to be gathered by whoever needs them; None at the end."""
         offset = self._position - self._known_from
         if offset < 0 or offset + most > len(self._known):
             offset, self._known_from = 0, self._position
             self._known = self._indices(self._position, max(most, self._at_least))
         indices = self._known[offset : offset + most]
-        count, examples = indices.shape
-        if count == 0:
+        if len(indices) == 0:
             return None
-        self._position += count
-        return Window(
-            mapped(lambda leaf: leaf.take(indices, axis=0), self._arrays), count, examples
-        )
+        self._position += len(indices)
+        window = Window.of_rows(Rows(self._source, self._source.arrays, indices))
+        return window.streamed() if self._on_disk else window
 
     def put_back(self, window: Window) -> None:
         """Give these batches again."""
@@ -224,3 +229,10 @@ class ArrayReader:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _is_mapped(array: Any) -> bool:
+    """Say whether an array's memory is that of a file, through whatever views."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None

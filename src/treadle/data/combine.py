@@ -7,7 +7,7 @@ from ..backends.window import Window
 from ..errors import DataError
 from ..hook import LoopView
 from .foreign import as_source
-from .leaves import sliced, split, window_of
+from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
 from .source import Reader, Source
 
@@ -96,6 +96,11 @@ class GroupSource:
         """Why the source cannot be resumed exactly."""
         return self.source.inexact
 
+    @property
+    def closed(self) -> bool:
+        """Whether the source's batches depend on the state of the run."""
+        return self.source.closed
+
     def read(
         self,
         epoch: int,
@@ -137,7 +142,7 @@ class GroupReader(CountingReader):
         count = window.count // self._n
         if count == 0:
             return self._joined(window)
-        whole, rest = split(window, count * self._n)
+        whole, rest = window.split(count * self._n)
         if rest.count:
             self._part.put_back(rest)
         members = tuple(sliced(whole.batches, slice(i, None, self._n)) for i in range(self._n))
@@ -207,6 +212,11 @@ class ZippedSource:
         return "; ".join(told) or None
 
     @property
+    def closed(self) -> bool:
+        """Whether some source's batches depend on the state of the run."""
+        return any(part.closed for _, part in self.parts)
+
+    @property
     def _shortest(self) -> int | None:
         return min((part.length for _, part in self.parts if part.length is not None), default=None)
 
@@ -274,7 +284,7 @@ class ZippedReader(CountingReader):
             windows[name], most = window, window.count
         for name, window in windows.items():
             if window.count > most:
-                windows[name], rest = split(window, most)
+                windows[name], rest = window.split(most)
                 self._readers[name].put_back(rest)
         if most == 0:
             return None

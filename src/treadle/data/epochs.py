@@ -72,6 +72,11 @@ class LimitedSource:
         """Why the source cannot be resumed exactly."""
         return self.source.inexact
 
+    @property
+    def closed(self) -> bool:
+        """Whether the source's batches depend on the state of the run."""
+        return self.source.closed
+
     def read(
         self,
         epoch: int,

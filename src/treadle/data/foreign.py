@@ -261,6 +261,7 @@ class IteratorSource:
         self.endless = False
         self.batch_examples: int | None = None
         self.inexact: str | None = _forward_only(f"a {_type_name(iterator)}")
+        self.closed = False
         self._iterator = iterator
         self._reader: BatchReader | None = None
 

@@ -82,7 +82,7 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
         endless=length is None,
         inexact="what a closed source gives depends on what its function keeps, and a checkpoint "
         "holds only the position",
-        at_once=1,
+        closed=True,
     )
 
 

@@ -94,12 +94,3 @@ def window_of(batches: Any, count: int) -> Window:
 def sliced(batches: Any, part: slice | int) -> Any:
     """Return a part of stacked batches, as views of their arrays."""
     return mapped(lambda leaf: leaf[part], batches)
-
-
-def split(window: Window, count: int) -> tuple[Window, Window]:
-    """Return the first `count` batches of a window and the rest, as views of its arrays."""
-    first, rest = slice(None, count), slice(count, None)
-    return (
-        Window(sliced(window.batches, first), count, window.examples),
-        Window(sliced(window.batches, rest), window.count - count, window.examples),
-    )

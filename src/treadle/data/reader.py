@@ -109,7 +109,7 @@ class BatchReader(CountingReader):
         reading: From where; random states are keyed by it.
         first: The number of the batch that the iterator gives first; those from there to the start
             are drawn and discarded.
-        at_once: The most batches drawn for one window; None draws what is asked for.
+        closed: Draw one batch at a time: it may depend on the steps before it.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class BatchReader(CountingReader):
         reading: Reading,
         *,
         first: int,
-        at_once: int | None = None,
+        closed: bool = False,
     ) -> None:
         super().__init__(reading.epoch, reading.start)
         self._open: Final = batches
         self._reading: Final = reading
-        self._at_once: Final = at_once
+        self._closed: Final = closed
         self._iterator: Iterator[Any] | None = None
         self._drawn = first
         self._waiting: deque[_Batch] = deque()
@@ -137,7 +137,7 @@ class BatchReader(CountingReader):
             close()
 
     def _draw(self, most: int) -> Window | None:
-        most = most if self._at_once is None else min(most, self._at_once)
+        most = 1 if self._closed else most
         with random_states.preserved():
             batch = self._next()
             if batch is None:
@@ -211,7 +211,7 @@ class BatchSource:
         inexact: Why a run on this source cannot be resumed exactly; None where it can.
         seeks: Whether `batches` begins at the start that it is told.
         seed: The source's own seed, or None for the run's.
-        at_once: The most batches drawn for one window, or None.
+        closed: Whether a batch may depend on the steps before it.
     """
 
     batches: Callable[[Reading], Iterator[Any]]
@@ -221,7 +221,7 @@ class BatchSource:
     inexact: str | None = None
     seeks: bool = True
     seed: int | None = None
-    at_once: int | None = None
+    closed: bool = False
 
     def read(
         self,
@@ -243,7 +243,7 @@ class BatchSource:
             lambda: self.batches(reading),
             reading,
             first=start if self.seeks else 0,
-            at_once=self.at_once,
+            closed=self.closed,
         )
 
 

@@ -53,6 +53,11 @@ class Source(Protocol):
         """Why a run cannot be resumed exactly, as a clause; None where it can."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether batches depend on the state of the run: then none is read before its turn."""
+        ...
+
     def read(
         self,
         epoch: int,

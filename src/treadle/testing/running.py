@@ -113,7 +113,11 @@ class Runner:
         self._prepared = Prepared(
             task, getattr(task, step), _arrays(batch), options or Options(), step
         )
-        self.executor = self._prepared.executor
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return self._prepared.programs
 
     @property
     def state(self) -> State:
@@ -131,7 +135,7 @@ class Runner:
         weights: list[dict[str, Array]] = []
         done = 0
         for window in _windows([_arrays(batch) for batch in batches], windows):
-            returned, by, broken = self.executor.run(window, done).fetch()
+            returned, by, broken = self._prepared.run(window, done).fetch()
             raise_violations(broken)
             self._prepared.refuse_moving_constants()
             values.append(returned)
@@ -143,7 +147,7 @@ class Runner:
             start,
             self.state.arrays(),
             active().name,
-            self.executor.plan,
+            str(self._prepared.plan),
         )
 
     def run_in_each(

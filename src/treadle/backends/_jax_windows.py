@@ -1,0 +1,254 @@
+"""JAX's windows: a step is a pure function by a `Scope`; a window is a loop in one jit."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from keras.src.random import seed_generator
+
+from .background import Results, Running
+from .base import Program, Scope, Tensor
+from .eager import StepResult, run_step
+from .plans import XLA, Facts, Plan
+from .window import Rows, Window
+
+SMALL_WINDOW = 8  # streamed windows are padded to this length, or to the largest: two programs
+
+_placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Data sets on the device by their owner, each put there once."""
+
+
+class JaxExecutor:
+    """Runs windows in one jitted loop, or steps in one call each.
+
+    The loop's trip count is a value, which XLA does not know: it is compiled alike for every
+    number of steps, so all window sizes agree bit for bit, and one program serves them all. (A
+    `scan` of length 1 would be inlined and round differently.) Arrays of a window that is shorter
+    than its program's are padded.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.plan = Plan(XLA, fused=True, largest=1)
+        self.whole = True
+        self._steps: dict[Any, _Step] = {}
+        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def facts(self, window: Window) -> Facts:
+        """Trace the step and look for convolutions."""
+        return Facts(jax.default_backend(), (XLA,), _convolves(self._step(window).closed.jaxpr))
+
+    def compile(self, window: Window) -> bool:
+        """Compile the program for windows like this."""
+        inputs = self._inputs(window)
+        key = self._key(inputs, window.rows is not None)
+        if key in self._compiled:
+            return False
+        step = self._step(window)
+        function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
+        # Compiled here and not at the first call, so that the time it takes can be told.
+        specs = _specs((self._state(), inputs))
+        number = jax.ShapeDtypeStruct((), np.int32)
+        self._compiled[key] = step, jax.jit(function).lower(*specs, number, number).compile()
+        return True
+
+    def run(self, window: Window, first_step: int) -> Running:
+        """Run the window in one call, or in a call for each batch."""
+        self.compile(window)
+        inputs = self._inputs(window)
+        step, function = self._compiled[self._key(inputs, window.rows is not None)]
+        state, count = self._state(), window.count
+
+        def fused() -> Any:
+            new, results = function(state, inputs, np.int32(count), np.int32(first_step))
+            return new, jax.tree.map(lambda x: x[:count], jax.device_get(results))
+
+        def singly() -> Any:
+            new, rows, held = state, list[Any](), jax.device_put(inputs)
+            for i in range(count):
+                new, out = function(new, held, np.int32(i), np.int32(first_step + i))
+                rows.append(out)
+            return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
+
+        def settle(outcome: Any) -> Results:
+            new, (values, weights, broken) = outcome
+            for variable, value in zip(self._program.variables, new, strict=True):
+                variable._direct_assign(value)
+            messages = [message for message, flags in broken.items() if flags.any()]
+            return {name: values[name] for name in step.names}, weights, messages
+
+        return Running(fused if self.plan.fused else singly, settle)
+
+    def _state(self) -> list[Tensor]:
+        return [v._value for v in self._program.variables]
+
+    def _inputs(self, window: Window) -> tuple[Any, Any]:
+        """Return the arrays that batches are found in, and which rows they are (or nothing)."""
+        if window.rows is not None:
+            return _on_device(window.rows), padded(
+                window.rows.indices.astype(np.int32), self.plan.largest
+            )
+        # A capacity of 1 would be simplified, and round differently.
+        small = window.count <= SMALL_WINDOW < self.plan.largest
+        capacity = SMALL_WINDOW if small else max(2, self.plan.largest)
+        return jax.tree.map(lambda x: padded(x, capacity), device_batch(window.batches)), None
+
+    def _key(self, inputs: Any, resident: bool) -> Any:
+        found = jax.tree.leaves(inputs)
+        forms = tuple((x.shape, str(x.dtype)) for x in found)
+        return jax.tree.structure(inputs), forms, resident, self.plan.fused
+
+    def _step(self, window: Window) -> "_Step":
+        """Trace the step for a form of batch, once."""
+        batch = device_batch(window.batch(0))
+        forms = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batch))
+        key = jax.tree.structure(batch), forms
+        if key not in self._steps:
+            self._steps[key] = _Step(self._program, self._state(), batch)
+        return self._steps[key]
+
+
+class _Step:
+    """One step as a jaxpr of (state, batch, number); the user's Python runs once."""
+
+    def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
+        self.names: list[str] = []
+
+        def pure(state: Sequence[Tensor], batch: Any, number: Any) -> Any:
+            with keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
+                result = run_step(program, batch, number)
+                self.names = list(result.values)  # JAX would sort them
+                new = [jnp.asarray(scope.get_current_value(v)) for v in program.variables]
+            return new, _arrays(result)
+
+        specs = _specs((state, batch))
+        self.closed, shapes = jax.make_jaxpr(pure, return_shape=True)(
+            *specs, jax.ShapeDtypeStruct((), np.int32)
+        )
+        self.results = shapes[1]
+        self._structure = jax.tree.structure(shapes)
+
+    def __call__(self, state: Any, batch: Any, number: Any) -> Any:
+        """Return the new state and what the step returned."""
+        return self._structure.unflatten(
+            jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
+        )
+
+
+def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
+    """Return a function that runs a step over the first `count` batches."""
+
+    def window(state: Any, inputs: Any, count: Any, first_step: Any) -> Any:
+        capacity = (inputs[1] if resident else jax.tree.leaves(inputs)[0]).shape[0]
+        buffers = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), step.results)
+
+        def body(i: Any, carry: Any) -> Any:
+            state, buffers = carry
+            state, out = step(state, _batch(inputs, i, resident), first_step + i)
+            buffers = jax.tree.map(
+                lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
+            )
+            return state, buffers
+
+        return jax.lax.fori_loop(0, count, body, (state, buffers))
+
+    return window
+
+
+def _single(step: _Step, resident: bool) -> Callable[..., Any]:
+    """Return a function that runs a step on batch `i`."""
+
+    def single(state: Any, inputs: Any, i: Any, number: Any) -> Any:
+        return step(state, _batch(inputs, i, resident), number)
+
+    return single
+
+
+def _batch(inputs: tuple[Any, Any], i: Any, resident: bool) -> Any:
+    """Return batch `i` in a trace: rows of the data set, or one of the stacked batches."""
+    held, indices = inputs
+    if not resident:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
+    rows = jax.lax.dynamic_index_in_dim(indices, i, keepdims=False)
+    return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
+
+
+def _on_device(rows: Rows) -> Any:
+    if rows.owner not in _placed:
+        _placed[rows.owner] = jax.tree.map(jnp.asarray, rows.arrays)
+    return _placed[rows.owner]
+
+
+def padded(x: Any, capacity: int) -> Any:
+    """Return an array with zeros behind it, of this many rows."""
+    missing = capacity - x.shape[0]
+    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
+
+
+def device_batch(batch: Any) -> Any:
+    """Return a batch as JAX takes it: NumPy arrays are passed on, which jit transfers fastest."""
+    return jax.tree.map(_standard, batch)
+
+
+def _standard(x: Any) -> Any:
+    """Return an array of a type that JAX has: 64-bit types become 32-bit, unless it is set up."""
+    array = np.asarray(x)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _arrays(result: StepResult) -> Any:
+    return jax.tree.map(jnp.asarray, (result.values, result.weights, result.broken))
+
+
+def _specs(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _convolves(jaxpr: Any) -> bool:
+    """Say whether a convolution is anywhere in a jaxpr."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            return True
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
+        ):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns") and _convolves(inner):
+                return True
+    return False
+
+
+@contextmanager
+def keras_random() -> Generator[None]:
+    """Let unseeded `keras.random` work while JAX traces.
+
+    Keras refuses, because its global generator would become a constant; here the generator's state
+    belongs to the step's state, so it does not.
+    """
+    original = seed_generator.global_seed_generator
+    generator = _global_generator()
+    seed_generator.global_seed_generator = lambda: generator
+    try:
+        yield
+    finally:
+        seed_generator.global_seed_generator = original
+
+
+def _global_generator() -> Any:
+    from keras.src.backend.common import global_state
+
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        generator = seed_generator.global_seed_generator()
+    return generator

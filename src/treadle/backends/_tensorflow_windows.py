@@ -1,0 +1,245 @@
+"""TensorFlow's windows: a step is traced once; a window is a graph loop over it, of any length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ..errors import StateError
+from .background import Results, Running
+from .base import Program
+from .eager import run_step
+from .plans import XLA, Facts, Plan
+from .window import Rows, Window
+
+GRAPH = "graph"
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+
+_placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""Data sets on the device by their owner, each put there once."""
+
+
+class TensorFlowExecutor:
+    """Runs windows in one graph, or steps in one each: a program for each form of batch."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.plan = Plan(GRAPH, fused=True, largest=1)
+        self.whole = False
+        self._steps: dict[Any, _Step] = {}
+        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+        self._known = {id(getattr(v, "_value", v)) for v in program.variables}
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def facts(self, window: Window) -> Facts:
+        """Trace the step and look for convolutions."""
+        return Facts(device(), (GRAPH, XLA), self._step(window).convolves())
+
+    def compile(self, window: Window) -> bool:
+        """Make the graph, and let TensorFlow optimize it by running it for no step at all."""
+        key = self._key(window)
+        if key in self._compiled:
+            return False
+        step = self._step(window)
+        make = self._window_function if self.plan.fused else self._single_function
+        function = make(step, window.rows is not None)
+        self._compiled[key] = step, function
+        if self.plan.fused:
+            function(*self._inputs(window), tf.constant(0), tf.constant(0))
+        return True
+
+    def run(self, window: Window, first_step: int) -> Running:
+        """Run the window in one call, or a call for each batch."""
+        self.compile(window)
+        step, function = self._compiled[self._key(window)]
+        run = self._run_fused if self.plan.fused else self._run_singly
+        return Running(lambda: step.fetched(run(function, window, first_step)))
+
+    def _run_fused(self, function: Any, window: Window, first_step: int) -> list[Any]:
+        arrays, chosen = self._inputs(window)
+        count, first = tf.constant(window.count), tf.constant(first_step)
+        return [x.numpy()[: window.count] for x in function(arrays, chosen, count, first)]
+
+    def _run_singly(self, function: Any, window: Window, first_step: int) -> list[Any]:
+        arrays, chosen = self._inputs(window)
+        outputs = [
+            function(arrays, chosen, tf.constant(i), tf.constant(first_step + i))
+            for i in range(window.count)
+        ]
+        return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
+
+    def _key(self, window: Window) -> Any:
+        held, plan = self._held(window), (self.plan.compiler, self.plan.fused)
+        resident = None if window.rows is None else window.rows.indices.shape[1]
+        return _form(held), resident, plan
+
+    def _held(self, window: Window) -> Any:
+        return window.batches if window.rows is None else window.rows.arrays
+
+    def _step(self, window: Window) -> "_Step":
+        """Trace the step for a form of batch, once."""
+        batch = window.batch(0)
+        key = _form(batch, whole=True)
+        if key not in self._steps:
+            self._steps[key] = _Step(self._program, tensors(batch), self._known)
+        return self._steps[key]
+
+    def _inputs(self, window: Window) -> tuple[list[Any], Any]:
+        """Return the tensors that batches are found in, and which rows they are of each."""
+        # XLA needs to know how many results there can be, so its windows are all of one length.
+        capacity = self.plan.largest if self.plan.compiler == XLA else window.count
+        if window.rows is None:
+            held = window.batches
+            if capacity != window.count:
+                held = keras.tree.map_structure(
+                    lambda x: None if x is None else padded(x, capacity), held
+                )
+            return leaves(tensors(held)), tf.zeros([0], tf.int64)
+        return _on_device(window.rows), tf.constant(padded(window.rows.indices, capacity))
+
+    def _window_function(self, step: "_Step", resident: bool) -> Any:
+        static = self.plan.largest if self.plan.compiler == XLA else None
+
+        @tf.autograph.experimental.do_not_convert
+        def window(arrays: Sequence[Any], chosen: Any, count: Any, first_step: Any) -> Any:
+            length = count if static is None else static
+            buffers = [
+                tf.TensorArray(spec.dtype, size=length, element_shape=spec.shape)
+                for spec in step.outputs
+            ]
+
+            def body(i: Any, buffers: Any) -> Any:
+                outputs = step(_batch(arrays, chosen, i, resident), first_step + i)
+                return i + 1, [b.write(i, x) for b, x in zip(buffers, outputs, strict=True)]
+
+            _, buffers = tf.while_loop(
+                lambda i, _: i < count, body, (0, buffers), parallel_iterations=1
+            )
+            return [buffer.stack() for buffer in buffers]
+
+        return self._concrete(window, step, resident, static)
+
+    def _single_function(self, step: "_Step", resident: bool) -> Any:
+        @tf.autograph.experimental.do_not_convert
+        def single(arrays: Sequence[Any], chosen: Any, i: Any, number: Any) -> Any:
+            return step(_batch(arrays, chosen, i, resident), number)
+
+        return self._concrete(single, step, resident, None)
+
+    def _concrete(self, function: Any, step: "_Step", resident: bool, length: int | None) -> Any:
+        if resident:
+            specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in step.inputs]
+        else:
+            specs = [tf.TensorSpec([length, *x.shape], x.dtype) for x in step.inputs]
+        chosen = tf.TensorSpec([length, step.examples] if resident else [0], tf.int64)
+        scalar = tf.TensorSpec([], tf.int32)
+        jit = True if self.plan.compiler == XLA else None
+        compiled = tf.function(function, jit_compile=jit, autograph=False)
+        return compiled.get_concrete_function(specs, chosen, scalar, scalar)
+
+
+class _Step:
+    """One step as a traced function of a flat batch and its number; the user's Python runs once."""
+
+    def __init__(self, program: Program, batch: Any, known: set[int]) -> None:
+        self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
+
+        @tf.autograph.experimental.do_not_convert
+        def step(flat: Sequence[Any], number: Any) -> list[Any]:
+            following = iter(flat)
+            given = keras.tree.map_structure(
+                lambda x: None if x is None else next(following), batch
+            )
+            result = run_step(program, given, number)
+            parts = (result.values, result.weights, result.broken)
+            self._names = tuple(list(part) for part in parts)  # type: ignore[assignment]
+            return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
+
+        flat = leaves(batch)
+        self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
+        self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
+        traced = tf.function(step, autograph=False)
+        self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
+        self.outputs = list(self._function.structured_outputs)
+        hidden = [v for v in self._function.graph.variables if id(v) not in known]
+        if hidden:
+            raise StateError(
+                f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
+                "of the task reaches: keep what holds it as an attribute, or pass it to "
+                "treadle.task(…, name=variable)"
+            )
+
+    def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
+        return self._function(flat, number)
+
+    def convolves(self) -> bool:
+        """Say whether a convolution is among its operations."""
+        graph = self._function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+        return any(node.op.startswith(CONVOLUTIONS) for node in nodes)
+
+    def fetched(self, columns: Sequence[Any]) -> Results:
+        """Return every step's outputs, in their order, by name; and the promises broken."""
+        following = iter(columns)
+        values, weights, broken = ({name: next(following) for name in part} for part in self._names)
+        return values, weights, [message for message, flags in broken.items() if flags.any()]
+
+
+def device() -> str:
+    """Return what TensorFlow computes on unless told otherwise."""
+    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return a batch's tensors in Keras' order, which keeps a dict's own; `tf.nest` sorts some."""
+    return [x for x in keras.tree.flatten(batch) if x is not None]
+
+
+def tensors(batch: Any) -> Any:
+    """Return a structure of arrays as tensors, float64 as Keras' float type; None stays None."""
+
+    def tensor(x: Any) -> Any:
+        if x is None or tf.is_tensor(x):
+            return x
+        array = np.asarray(x)
+        if array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        return tf.convert_to_tensor(array)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def padded(x: Any, capacity: int) -> Any:
+    """Return an array with zeros behind it, of this many rows."""
+    missing = capacity - x.shape[0]
+    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x
+
+
+def _on_device(rows: Rows) -> list[Any]:
+    if rows.owner not in _placed:
+        _placed[rows.owner] = leaves(tensors(rows.arrays))
+    return _placed[rows.owner]
+
+
+def _batch(arrays: Sequence[Any], chosen: Any, i: Any, resident: bool) -> list[Any]:
+    """Return batch `i` in a graph: rows of the data set, or one of the stacked batches."""
+    if not resident:
+        return [x[i] for x in arrays]
+    rows = chosen[i]
+    return [tf.gather(x, rows) for x in arrays]
+
+
+def _form(held: Any, whole: bool = False) -> Any:
+    """Return what programs are made for: structure, dtypes and shapes (without the first axis)."""
+    first = 0 if whole else 1
+    shape = keras.tree.map_structure(
+        lambda x: None if x is None else (str(x.dtype), *x.shape[first:]), held
+    )
+    return repr(shape)
