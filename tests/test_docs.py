@@ -191,6 +191,7 @@ def test_block_prints_what_the_page_says(block: Block, output: Block, printed: P
 
 
 def without_numbers(line: str) -> str:
+    line = re.sub(r" \([\d.]+ s of it compiling\)$", "", line)  # where that took long enough
     return re.sub(r"\d[\d,.]*(e[-+]\d+)?", "N", line).rstrip()
 
 

@@ -27,7 +27,7 @@ class Options:
             not depend on it.
         fused: Several steps are one call (True), or each is one (False); None means the plan's
             rule.
-        jit: Compile with XLA where that is a choice (TensorFlow); None means the plan's rule: no.
+        jit: Compile with XLA where that is a choice (TensorFlow); None means the plan's rule.
         data_on_device: Put the arrays of `treadle.data.from_arrays` on the device as a whole, and
             gather batches there; None means the plan's rule: up to 2 GiB. Results do not depend on
             it.

@@ -11,7 +11,7 @@ at the end of an epoch (there the source ends it).
 from collections.abc import Iterable
 
 from .backends.plans import XLA, Facts, Plan
-from .backends.window import Window
+from .backends.window import CAPACITIES, Window
 from .errors import ConfigurationError, StepError
 from .options import Options
 from .progress import Progress
@@ -33,10 +33,12 @@ DEVICE_BYTES = 2 * 2**30
 def choose(facts: Facts, options: Options) -> Plan:
     """Return the plan for a step: the written rule.
 
-    Steps are compiled by the backend's default compiler and fused to windows, except:
+    Steps are fused to windows and compiled by XLA, except:
 
-    - XLA on a CPU runs convolutions inside a loop 4 times slower than outside of one: single steps.
-    - A step that cannot be compiled runs as Python.
+    - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and those inside a loop 4
+      times slower than outside of one: graphs where there is a choice, else single steps.
+    - On a CPU, TensorFlow's XLA draws random numbers 5 times slower than graphs: graphs.
+    - A step that XLA refuses is a graph; one that nothing compiles runs as Python.
 
     Options that say otherwise win. `scripts/bench plans` measures the rule against all that could
     have been chosen.
@@ -45,10 +47,12 @@ def choose(facts: Facts, options: Options) -> Plan:
         StepError: The options ask for a compiled step, and it cannot be compiled.
 
     Example:
-        >>> print(choose(Facts("cpu", ("graph", "XLA")), Options()))
-        windows of up to 256, graph
+        >>> print(choose(Facts("cpu", ("XLA", "graph")), Options()))
+        windows of up to 256, XLA
+        >>> print(choose(Facts("cpu", ("XLA", "graph"), draws=True), Options()))
+        windows of up to 256, graph (XLA draws random numbers slower on a CPU)
         >>> print(choose(Facts("cpu", ("XLA",), convolves=True), Options()))
-        single steps, XLA (XLA runs convolutions slower in a loop on a CPU)
+        single steps, XLA (XLA convolves slower in a loop on a CPU)
     """
     if not facts.compilers and options.execution == "compiled":
         raise StepError(
@@ -57,16 +61,41 @@ def choose(facts: Facts, options: Options) -> Plan:
         )
     if not facts.compilers or options.execution == "eager":
         return Plan("", False, options.window or LARGEST_EAGER_WINDOW, facts.refusal)
-    compiler = facts.compilers[0]
-    if options.jit and XLA in facts.compilers:
-        compiler = XLA
+    compiler, why = facts.compilers[0], facts.refusal
+    if len(facts.compilers) > 1:  # a choice
+        if options.jit is not None:
+            compiler = XLA if options.jit else facts.compilers[-1]
+        elif facts.device == "cpu" and (facts.convolves or facts.draws):
+            compiler = facts.compilers[-1]
+            why = (
+                f"XLA {'convolves' if facts.convolves else 'draws random numbers'} slower on a CPU"
+            )
     largest = options.window or LARGEST_WINDOW
     if options.fused is not None:
-        return Plan(compiler, options.fused, largest)
+        return Plan(compiler, options.fused, largest, why)
     if compiler == XLA and facts.device == "cpu" and facts.convolves:
-        why = "XLA runs convolutions slower in a loop on a CPU"
-        return Plan(compiler, False, largest, why)
-    return Plan(compiler, True, largest)
+        return Plan(compiler, False, largest, "XLA convolves slower in a loop on a CPU")
+    return Plan(compiler, True, largest, why)
+
+
+def candidates(facts: Facts) -> list[Plan]:
+    """Return every plan that a step could have, the rule's choice or not.
+
+    Example:
+        >>> for plan in candidates(Facts("cpu", ("XLA", "graph"))):
+        ...     print(plan)
+        windows of up to 256, XLA
+        single steps, XLA
+        windows of up to 256, graph
+        single steps, graph
+        eager
+    """
+    compiled = [
+        Plan(compiler, fused, LARGEST_WINDOW)
+        for compiler in facts.compilers
+        for fused in (True, False)
+    ]
+    return [*compiled, Plan("", False, LARGEST_EAGER_WINDOW)]
 
 
 def places(nbytes: int, options: Options) -> bool:
@@ -100,6 +129,8 @@ class Pace:
         share = window.count * WINDOW_SECONDS / max(seconds, 1e-9)
         if window.stacked_bytes:
             share = min(share, window.count * STREAMED_BYTES / window.stacked_bytes)
+            # Programs of fixed lengths are filled where that is possible, and not padded.
+            share = max((size for size in CAPACITIES if size <= share < largest), default=share)
         self.size = max(1, min(largest, int(share), 4 * self.size))
 
 

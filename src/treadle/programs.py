@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .backends.base import Executor, Outputs, Program, StepContext, Variable, active
-from .backends.plans import Plan
+from .backends.plans import Plan, RefusedError
 from .backends.window import Window
 from .errors import ConfigurationError, StepError
+from .measuring import fastest
 from .options import Options
 from .plan import choose, places
 from .state import State, build
@@ -58,10 +60,27 @@ class Prepared:
         self.changes_something = bool(found.written or found.applied)
         native = not found.differentiated
         program = program_of(self.state, function, options, name, native)
-        self._executor: Executor = active().executor(program, options)
-        self._options, self._on_device = options, False
+        self._program, self._options, self._on_device = program, options, False
+        self._executor = self._make(eager=options.execution == "eager")
         self.plan: Plan | None = None
         self.compile_seconds = 0.0
+
+    def _compile_by_rule(self, window: Window) -> None:
+        """Choose a plan and compile; where the compiler refuses, choose again without it."""
+        facts = self._executor.facts(window)
+        while True:
+            self._executor.plan = plan = choose(facts, self._options)
+            try:
+                self._executor.compile(window)
+                return
+            except RefusedError as refusal:
+                if self._options.jit:
+                    raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal
+                facts = facts.without(plan.compiler, str(refusal))
+
+    def _make(self, eager: bool) -> Executor:
+        options = replace(self._options, execution="eager") if eager else self._options
+        return active().executor(self._program, options)
 
     @property
     def programs(self) -> int:
@@ -95,8 +114,11 @@ class Prepared:
         """Begin to run a window, which is `placed`; the first of its form is compiled before."""
         started = time.monotonic()
         if self.plan is None:
-            self.plan = choose(self._executor.facts(window), self._options)
-            self._executor.plan = self.plan
+            if self._options.execution == "measure":
+                self._executor = fastest(self._make, self._executor, window, self.state)
+            else:
+                self._compile_by_rule(window)
+            self.plan = self._executor.plan
             self._on_device = window.rows is not None
             compiled = True
         else:

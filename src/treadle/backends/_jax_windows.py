@@ -15,9 +15,7 @@ from .background import Results, Running
 from .base import Program, Scope, Tensor
 from .eager import StepResult, run_step
 from .plans import XLA, Facts, Plan
-from .window import Rows, Window
-
-SMALL_WINDOW = 8  # streamed windows are padded to this length, or to the largest: two programs
+from .window import Rows, Window, capacity
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device by their owner, each put there once."""
@@ -46,7 +44,13 @@ class JaxExecutor:
 
     def facts(self, window: Window) -> Facts:
         """Trace the step and look for convolutions."""
-        return Facts(jax.default_backend(), (XLA,), _convolves(self._step(window).closed.jaxpr))
+        found = _primitives(self._step(window).closed.jaxpr)
+        return Facts(
+            jax.default_backend(),
+            (XLA,),
+            convolves="conv_general_dilated" in found,
+            draws=any(name.startswith(("random_", "threefry")) for name in found),
+        )
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this."""
@@ -58,8 +62,8 @@ class JaxExecutor:
         function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
         # Compiled here and not at the first call, so that the time it takes can be told.
         specs = _specs((self._state(), inputs))
-        number = jax.ShapeDtypeStruct((), np.int32)
-        self._compiled[key] = step, jax.jit(function).lower(*specs, number, number).compile()
+        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
+        self._compiled[key] = step, jax.jit(function).lower(*specs, *numbers).compile()
         return True
 
     def run(self, window: Window, first_step: int) -> Running:
@@ -74,9 +78,9 @@ class JaxExecutor:
             return new, jax.tree.map(lambda x: x[:count], jax.device_get(results))
 
         def singly() -> Any:
-            new, rows, held = state, list[Any](), jax.device_put(inputs)
+            new, rows = state, list[Any]()
             for i in range(count):
-                new, out = function(new, held, np.int32(i), np.int32(first_step + i))
+                new, out = function(new, self._inputs(window, i), np.int32(first_step + i))
                 rows.append(out)
             return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
 
@@ -92,16 +96,20 @@ class JaxExecutor:
     def _state(self) -> list[Tensor]:
         return [v._value for v in self._program.variables]
 
-    def _inputs(self, window: Window) -> tuple[Any, Any]:
-        """Return the arrays that batches are found in, and which rows they are (or nothing)."""
+    def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
+        """Return the arrays that batches are found in, and which rows they are (or nothing).
+
+        They are those of the whole window, or of one batch where each step is a call.
+        """
+        if not self.plan.fused:
+            if window.rows is None:
+                return device_batch(window.batch(batch)), None
+            return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
         if window.rows is not None:
-            return _on_device(window.rows), padded(
-                window.rows.indices.astype(np.int32), self.plan.largest
-            )
-        # A capacity of 1 would be simplified, and round differently.
-        small = window.count <= SMALL_WINDOW < self.plan.largest
-        capacity = SMALL_WINDOW if small else max(2, self.plan.largest)
-        return jax.tree.map(lambda x: padded(x, capacity), device_batch(window.batches)), None
+            rows = window.rows.indices.astype(np.int32)
+            return _on_device(window.rows), padded(rows, capacity(window.count, self.plan.largest, ()))
+        length = capacity(window.count, self.plan.largest)
+        return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
     def _key(self, inputs: Any, resident: bool) -> Any:
         found = jax.tree.leaves(inputs)
@@ -149,12 +157,13 @@ def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
     """Return a function that runs a step over the first `count` batches."""
 
     def window(state: Any, inputs: Any, count: Any, first_step: Any) -> Any:
-        capacity = (inputs[1] if resident else jax.tree.leaves(inputs)[0]).shape[0]
-        buffers = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), step.results)
+        held, rows = inputs
+        length = (rows if resident else jax.tree.leaves(held)[0]).shape[0]
+        buffers = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), step.results)
 
         def body(i: Any, carry: Any) -> Any:
             state, buffers = carry
-            state, out = step(state, _batch(inputs, i, resident), first_step + i)
+            state, out = step(state, _batch(held, rows, i), first_step + i)
             buffers = jax.tree.map(
                 lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
             )
@@ -166,20 +175,23 @@ def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
 
 
 def _single(step: _Step, resident: bool) -> Callable[..., Any]:
-    """Return a function that runs a step on batch `i`."""
+    """Return a function that runs a step on one batch."""
 
-    def single(state: Any, inputs: Any, i: Any, number: Any) -> Any:
-        return step(state, _batch(inputs, i, resident), number)
+    def single(state: Any, inputs: Any, number: Any) -> Any:
+        held, rows = inputs
+        return step(state, _gathered(held, rows) if resident else held, number)
 
     return single
 
 
-def _batch(inputs: tuple[Any, Any], i: Any, resident: bool) -> Any:
+def _batch(held: Any, rows: Any, i: Any) -> Any:
     """Return batch `i` in a trace: rows of the data set, or one of the stacked batches."""
-    held, indices = inputs
-    if not resident:
+    if rows is None:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
-    rows = jax.lax.dynamic_index_in_dim(indices, i, keepdims=False)
+    return _gathered(held, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
+
+
+def _gathered(held: Any, rows: Any) -> Any:
     return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
 
 
@@ -214,19 +226,18 @@ def _specs(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def _convolves(jaxpr: Any) -> bool:
-    """Say whether a convolution is anywhere in a jaxpr."""
+def _primitives(jaxpr: Any) -> set[str]:
+    """Return the names of all operations in a jaxpr."""
+    found = {equation.primitive.name for equation in jaxpr.eqns}
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "conv_general_dilated":
-            return True
         for parameter in jax.tree.leaves(
             list(equation.params.values()),
             is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
         ):
             inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns") and _convolves(inner):
-                return True
-    return False
+            if hasattr(inner, "eqns"):
+                found |= _primitives(inner)
+    return found
 
 
 @contextmanager

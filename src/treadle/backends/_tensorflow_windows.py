@@ -7,16 +7,18 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ..errors import StateError
 from .background import Results, Running
 from .base import Program
 from .eager import run_step
-from .plans import XLA, Facts, Plan
-from .window import Rows, Window
+from .plans import XLA, Facts, Plan, RefusedError
+from .window import CAPACITIES, Rows, Window, capacity
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
 _placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 """Data sets on the device by their owner, each put there once."""
@@ -39,8 +41,24 @@ class TensorFlowExecutor:
         return len(self._compiled)
 
     def facts(self, window: Window) -> Facts:
-        """Trace the step and look for convolutions."""
-        return Facts(device(), (GRAPH, XLA), self._step(window).convolves())
+        """Trace the step and look at its operations."""
+        step = self._step(window)
+        found = step.operations()
+        facts = Facts(
+            device(),
+            (XLA, GRAPH),
+            convolves=any(name.startswith(CONVOLUTIONS) for name in found),
+            draws=any("Random" in name for name in found),
+        )
+        checks = sorted(found & CHECKS)
+        if checks:
+            return facts.without(XLA, f"XLA leaves out {checks[0]}")
+        layers = [x.name for x in self._program.new_context(0).layers if not x.supports_jit]
+        if layers:
+            return facts.without(XLA, f"the layer {layers[0]} does not support XLA")
+        if is_op_determinism_enabled():
+            return facts.without(XLA, "TensorFlow's determinism was asked for")
+        return facts
 
     def compile(self, window: Window) -> bool:
         """Make the graph, and let TensorFlow optimize it by running it for no step at all."""
@@ -49,10 +67,15 @@ class TensorFlowExecutor:
             return False
         step = self._step(window)
         make = self._window_function if self.plan.fused else self._single_function
-        function = make(step, window.rows is not None)
-        self._compiled[key] = step, function
+        function = make(step, window.rows is not None, self._length(window))
         if self.plan.fused:
-            function(*self._inputs(window), tf.constant(0), tf.constant(0))
+            try:
+                function(*self._inputs(window), tf.constant(0), tf.constant(0))
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+                if self.plan.compiler != XLA:
+                    raise
+                raise RefusedError(f"XLA: {str(error).strip().splitlines()[0]}") from error
+        self._compiled[key] = step, function
         return True
 
     def run(self, window: Window, first_step: int) -> Running:
@@ -68,20 +91,20 @@ class TensorFlowExecutor:
         return [x.numpy()[: window.count] for x in function(arrays, chosen, count, first)]
 
     def _run_singly(self, function: Any, window: Window, first_step: int) -> list[Any]:
-        arrays, chosen = self._inputs(window)
-        outputs = [
-            function(arrays, chosen, tf.constant(i), tf.constant(first_step + i))
-            for i in range(window.count)
-        ]
+        outputs: list[Any] = []
+        for i in range(window.count):
+            if window.rows is None:
+                given = leaves(tensors(window.batch(i))), tf.zeros([0], tf.int64)
+            else:
+                given = _on_device(window.rows), tf.constant(window.rows.indices[i])
+            outputs.append(function(*given, tf.constant(first_step + i)))
         return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
 
     def _key(self, window: Window) -> Any:
-        held, plan = self._held(window), (self.plan.compiler, self.plan.fused)
-        resident = None if window.rows is None else window.rows.indices.shape[1]
-        return _form(held), resident, plan
-
-    def _held(self, window: Window) -> Any:
-        return window.batches if window.rows is None else window.rows.arrays
+        plan = self.plan.compiler, self.plan.fused, self._length(window)
+        if window.rows is None:
+            return _form(window.batches), None, plan
+        return _form(window.rows.arrays), window.rows.indices.shape[1], plan
 
     def _step(self, window: Window) -> "_Step":
         """Trace the step for a form of batch, once."""
@@ -93,20 +116,25 @@ class TensorFlowExecutor:
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
         """Return the tensors that batches are found in, and which rows they are of each."""
-        # XLA needs to know how many results there can be, so its windows are all of one length.
-        capacity = self.plan.largest if self.plan.compiler == XLA else window.count
-        if window.rows is None:
-            held = window.batches
-            if capacity != window.count:
-                held = keras.tree.map_structure(
-                    lambda x: None if x is None else padded(x, capacity), held
-                )
-            return leaves(tensors(held)), tf.zeros([0], tf.int64)
-        return _on_device(window.rows), tf.constant(padded(window.rows.indices, capacity))
+        length = self._length(window)
+        if window.rows is not None:
+            rows = window.rows.indices
+            return _on_device(window.rows), tf.constant(padded(rows, length or len(rows)))
+        held = window.batches
+        if length is not None:
+            held = keras.tree.map_structure(
+                lambda x: None if x is None else padded(x, length), held
+            )
+        return leaves(tensors(held)), tf.zeros([0], tf.int64)
 
-    def _window_function(self, step: "_Step", resident: bool) -> Any:
-        static = self.plan.largest if self.plan.compiler == XLA else None
+    def _length(self, window: Window) -> int | None:
+        """Return how many results there can be, which XLA must know; None leaves it open."""
+        if self.plan.compiler != XLA or not self.plan.fused:
+            return None
+        sizes = CAPACITIES if window.rows is None else ()  # rows are small: one program for all
+        return capacity(window.count, self.plan.largest, sizes)
 
+    def _window_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
         @tf.autograph.experimental.do_not_convert
         def window(arrays: Sequence[Any], chosen: Any, count: Any, first_step: Any) -> Any:
             length = count if static is None else static
@@ -124,25 +152,25 @@ class TensorFlowExecutor:
             )
             return [buffer.stack() for buffer in buffers]
 
-        return self._concrete(window, step, resident, static)
-
-    def _single_function(self, step: "_Step", resident: bool) -> Any:
-        @tf.autograph.experimental.do_not_convert
-        def single(arrays: Sequence[Any], chosen: Any, i: Any, number: Any) -> Any:
-            return step(_batch(arrays, chosen, i, resident), number)
-
-        return self._concrete(single, step, resident, None)
-
-    def _concrete(self, function: Any, step: "_Step", resident: bool, length: int | None) -> Any:
         if resident:
-            specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in step.inputs]
-        else:
-            specs = [tf.TensorSpec([length, *x.shape], x.dtype) for x in step.inputs]
-        chosen = tf.TensorSpec([length, step.examples] if resident else [0], tf.int64)
-        scalar = tf.TensorSpec([], tf.int32)
+            rows = tf.TensorSpec([static, step.examples], tf.int64)
+            return self._concrete(window, step.whole, rows, numbers=2)
+        stacked = [tf.TensorSpec([static, *x.shape], x.dtype) for x in step.inputs]
+        return self._concrete(window, stacked, tf.TensorSpec([0], tf.int64), numbers=2)
+
+    def _single_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+        @tf.autograph.experimental.do_not_convert
+        def single(arrays: Sequence[Any], chosen: Any, number: Any) -> Any:
+            return step([tf.gather(x, chosen) for x in arrays] if resident else arrays, number)
+
+        chosen = tf.TensorSpec([step.examples if resident else 0], tf.int64)
+        return self._concrete(single, step.whole if resident else step.inputs, chosen, numbers=1)
+
+    def _concrete(self, function: Any, arrays: Any, chosen: Any, numbers: int) -> Any:
+        scalars = [tf.TensorSpec([], tf.int32)] * numbers
         jit = True if self.plan.compiler == XLA else None
         compiled = tf.function(function, jit_compile=jit, autograph=False)
-        return compiled.get_concrete_function(specs, chosen, scalar, scalar)
+        return compiled.get_concrete_function(arrays, chosen, *scalars)
 
 
 class _Step:
@@ -165,6 +193,7 @@ class _Step:
         flat = leaves(batch)
         self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
         self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
+        self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
         self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
@@ -179,11 +208,11 @@ class _Step:
     def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
         return self._function(flat, number)
 
-    def convolves(self) -> bool:
-        """Say whether a convolution is among its operations."""
+    def operations(self) -> set[str]:
+        """Return the names of its operations."""
         graph = self._function.graph.as_graph_def()
         nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-        return any(node.op.startswith(CONVOLUTIONS) for node in nodes)
+        return {node.op for node in nodes}
 
     def fetched(self, columns: Sequence[Any]) -> Results:
         """Return every step's outputs, in their order, by name; and the promises broken."""

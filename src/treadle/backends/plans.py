@@ -1,6 +1,6 @@
 """How a step runs, and what decides it: the facts that backends know, the plan made of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 XLA = "XLA"
 
@@ -11,15 +11,27 @@ class Facts:
 
     Attributes:
         device: `"cpu"`, `"gpu"` …: where it runs.
-        compilers: How it can be compiled, the backend's default first; empty where it cannot be.
+        compilers: How it can be compiled; empty where it cannot be. What the backend does without
+            being asked comes last.
         convolves: Convolutions are among its operations, or their gradients.
-        refusal: Why it cannot be compiled, as a clause; empty where it can.
+        draws: It draws random numbers.
+        refusal: Why a compiler is missing, as a clause; empty where none is.
     """
 
     device: str
     compilers: tuple[str, ...] = ()
     convolves: bool = False
+    draws: bool = False
     refusal: str = ""
+
+    def without(self, compiler: str, refusal: str) -> "Facts":
+        """Return these facts for a compiler that turned out to refuse the step."""
+        left = tuple(name for name in self.compilers if name != compiler)
+        return replace(self, compilers=left, refusal=refusal)
+
+
+class RefusedError(Exception):
+    """A compiler cannot compile a step; its text says why, as a clause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+
+CAPACITIES = (8, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,33 @@ class Window:
             slice(count, None), self.count - count
         )
 
+    def repeated(self, times: int) -> "Window":
+        """Return a window of these batches again and again."""
+        if self.rows is not None:
+            rows = self.rows
+            chosen = np.concatenate([rows.indices] * times)
+            return Window.of_rows(Rows(rows.owner, rows.arrays, chosen))
+        stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
+        return Window(stacked, self.count * times, self.examples)
+
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
             rows = self.rows
             return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
         return Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
+
+
+def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> int:
+    """Return for how many batches a program is made that runs `count` of them.
+
+    XLA must know how many there can be; it gets few numbers to know, so there are few programs. It
+    is never 1, which would be simplified, and then round differently.
+
+    Example:
+        >>> [capacity(count, 256) for count in (1, 8, 9, 200)]
+        [8, 8, 64, 256]
+    """
+    return next((size for size in sizes if count <= size < largest), max(count, largest, 2))
 
 
 def row(batches: Any, index: int) -> Any:

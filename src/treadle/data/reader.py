@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,9 @@ from ..errors import DataError
 from ..hook import LoopView
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, sliced
+
+DRAWING_SECONDS: Final = 0.3
+"""A window is closed after this time: a slow source must not hide a run for many batches."""
 
 
 class CountingReader(ABC):
@@ -147,13 +151,15 @@ class BatchReader(CountingReader):
                 for leaf in batch.leaves
             ]
             count, following = 0, batch
+            until = monotonic() + DRAWING_SECONDS
             while following is not None and following.is_like(batch):
                 for stack, leaf in zip(stacks, following.leaves, strict=True):
                     if stack is not None:
                         stack[count] = leaf
                 count += 1
                 try:
-                    following = self._next() if count < most else None
+                    more = count < most and monotonic() < until
+                    following = self._next() if more else None
                 except Exception:
                     following = None  # `_next` raises it again
             if following is not None:

@@ -18,6 +18,9 @@ from .values import brief, clock, line
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
 # A refresh is followed by this many times what it took without one: a slow terminal slows no run.
 REST = 200
+# What is told at the end: compiling or waiting for data of so many seconds; and of such a share of
+# the time, since the rest of the machine idled meanwhile.
+NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
 
 
 class Console(Hook):
@@ -81,7 +84,7 @@ class _Call:
     def __init__(self, console: rich.console.Console, loop: LoopView) -> None:
         self._console = console
         self._began = self._epoch_began = now = monotonic()
-        self._first = loop.progress
+        self._first, self._costs = loop.progress, loop.costs
         self._pace, self._table = Pace(), Table()
         self._means: Mapping[str, float] = {}
         self._means_due = now + METRICS
@@ -154,7 +157,7 @@ class _Call:
         at = loop.progress
         steps, seconds = at.step - self._first.step, at.seconds - self._first.seconds
         time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
-        ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}"
+        ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}{self._spent(loop, seconds)}"
         if error is not None:
             how = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             self._print(f"{how} after {at}; {ran}", "bold red")
@@ -162,6 +165,17 @@ class _Call:
             self._print(f"stopped after {at}: {loop.reason}; {ran}", "bold yellow")
         else:
             self._print(f"finished: {ran}", "bold green")
+
+    def _spent(self, loop: LoopView, seconds: float) -> str:
+        """Say what the time went to beside training, where it is worth knowing."""
+        compiling = loop.costs.compiling - self._costs.compiling
+        waiting = loop.costs.waiting - self._costs.waiting
+        parts: list[str] = []
+        if compiling >= NOTABLE_SECONDS:
+            parts.append(f"{brief(compiling)} s of it compiling")
+        if waiting >= NOTABLE_SHARE * (seconds - compiling) and waiting >= NOTABLE_SECONDS:
+            parts.append(f"{brief(waiting)} s waiting for data, which is the bottleneck")
+        return f" ({', '.join(parts)})" if parts else ""
 
     def _tell_plan(self, loop: LoopView) -> None:
         if loop.plan and loop.plan != self._plan:

@@ -134,6 +134,7 @@ class RunRecord(Hook):
         if self._begun and error is None:
             progress = asdict(loop.progress)
             self.facts |= {"finished": _now(), "reason": loop.reason, "progress": progress}
+            self.facts["costs"] = asdict(loop.costs)
             self._write()
 
     def _compare(self, wanted: Mapping[str, Any]) -> None:

@@ -1,0 +1,233 @@
+"""How a window runs changes nothing: its length, where its data lies, what was read ahead."""
+
+import ast
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import CLASSES, FEATURES, Classifier, dense, head
+from keras import ops
+
+import treadle
+from treadle import data
+from treadle.backends.base import active
+from treadle.errors import StepError
+from treadle.programs import Prepared
+from treadle.testing import same_start
+
+ROWS = 108  # 13 batches of 8, and one of 4
+
+
+def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
+    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
+
+
+def source(**kwargs: Any) -> Any:
+    return data.from_arrays(*arrays(), batch_size=8, **kwargs)
+
+
+def drawing() -> Classifier:
+    return Classifier(
+        [dense(), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=1), head()],
+        keras.optimizers.Adam(1e-2),
+    )
+
+
+def plain() -> Classifier:
+    return Classifier([dense(), keras.layers.BatchNormalization(), head()])
+
+
+def convolving() -> Classifier:
+    layers = [
+        keras.layers.Reshape((FEATURES, 1)),
+        keras.layers.Conv1D(4, 3, activation="tanh"),
+        keras.layers.Flatten(),
+        head(),
+    ]
+    return Classifier(layers, keras.optimizers.RMSprop(1e-2))
+
+
+def trained(make: Any, train: Any, epochs: int = 2, **options: Any) -> tuple[Any, treadle.Loop]:
+    """Return the arrays and the losses of a run from one and the same start."""
+    keras.utils.set_random_seed(0)
+    task = make()
+    with treadle.Loop(task, console=False, options=treadle.Options(**options)) as loop:
+        loop.prepare(train)
+        same_start(task)
+        history = loop.fit(train, validation=source(shuffle=False), epochs=epochs)
+    losses = {"losses": history.steps("loss"), "val": np.array(history["val_loss"])}
+    return {**losses, **loop.state.arrays()}, loop
+
+
+def same(found: Any, expected: Any) -> None:
+    assert list(found) == list(expected)
+    for path in expected:
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+
+
+@pytest.mark.parametrize("make", [drawing, plain, convolving])
+def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(make: Any) -> None:
+    expected, resident = trained(make, source(), data_on_device=True)
+    streamed, loop = trained(make, source(), data_on_device=False)
+    same(streamed, expected)
+    for window in (1, 3, 64):
+        same(trained(make, source(), window=window)[0], expected)
+    if "eager" not in resident.plan:
+        assert "data on the device" in resident.plan
+        assert "data streamed" in loop.plan
+
+
+@pytest.mark.parametrize("make", [drawing, convolving])
+def test_a_stream_of_the_same_batches_agrees_bit_for_bit(make: Any) -> None:
+    x, y = arrays()
+
+    def stream() -> Iterator[Any]:
+        for first in range(0, ROWS, 8):
+            yield x[first : first + 8], y[first : first + 8]
+
+    expected, _ = trained(make, source(shuffle=False))
+    same(trained(make, stream)[0], expected)
+    same(trained(make, stream, window=5)[0], expected)
+
+
+def test_programs_are_few_and_counted() -> None:
+    _, loop = trained(drawing, source(), epochs=3)
+    if "eager" in loop.plan:
+        assert loop.costs.programs == 0
+    else:
+        assert loop.costs.programs == 2  # full batches and the short one
+        assert loop.costs.compiling > 0
+
+
+def test_single_steps_agree_with_windows() -> None:
+    fused, loop = trained(plain, source(), fused=True)
+    single, alone = trained(plain, source(), fused=False)
+    for path, value in fused.items():
+        np.testing.assert_allclose(single[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
+    if "eager" not in loop.plan:
+        assert loop.plan.startswith("windows of up to 256, ")
+        assert alone.plan.startswith("single steps, ")
+
+
+def test_what_is_read_ahead_is_neither_lost_nor_counted() -> None:
+    given: list[int] = []
+
+    def stream() -> Iterator[Any]:
+        for i in range(20):
+            given.append(i)
+            yield np.full((2, 3), i, "float32")
+
+    class Sees(treadle.Task):
+        def __init__(self) -> None:
+            self.last = keras.Variable(-1.0)
+
+        def train_step(self, batch: Any) -> Any:
+            self.last.assign(batch[0, 0])
+            return {"seen": batch[0, 0]}
+
+    iterator = stream()
+    with treadle.Loop(Sees(), console=False) as loop:
+        seen: list[float] = []
+        for call, steps in enumerate((3, 4, 5)):
+            loop.fit(iterator, steps=steps)
+            assert loop.progress.step == len(loop.history.steps("seen")) == (3, 7, 12)[call]
+        seen = loop.history.steps("seen").tolist()
+    assert seen == list(range(12))
+    assert given == list(range(len(given)))
+
+
+def test_an_error_of_the_source_waits_for_its_turn() -> None:
+    def stream() -> Iterator[Any]:
+        for i in range(5):
+            yield np.full((2, 3), i, "float32")
+        raise OSError("the disk is gone")
+
+    class Sums(treadle.Task):
+        def __init__(self) -> None:
+            self.sum = keras.Variable(0.0)
+
+        def train_step(self, batch: Any) -> Any:
+            self.sum.assign_add(ops.mean(batch))
+            return {"mean": ops.mean(batch)}
+
+    task = Sums()
+    with treadle.Loop(task, console=False) as loop, pytest.raises(OSError) as caught:
+        loop.fit(stream, epochs=1)
+    assert loop.progress.step == 5
+    assert float(keras.ops.convert_to_numpy(task.sum)) == 0 + 1 + 2 + 3 + 4
+    assert any("the source" in note for note in caught.value.__notes__)
+
+
+def test_a_slow_source_hides_no_step_for_long() -> None:
+    looks: list[int] = []
+
+    class Looks(treadle.Hook):
+        def steps(self, loop: Any, logs: Any) -> None:
+            looks.append(len(logs.values["loss"]))
+
+    def stream() -> Iterator[Any]:
+        x, y = arrays()
+        for _ in range(12):
+            time.sleep(0.15)
+            yield x[:8], y[:8]
+
+    with treadle.Loop(plain(), console=False, hooks=[Looks()]) as loop:
+        loop.fit(stream, epochs=1, until="60 s")
+    assert sum(looks) == 12
+    assert max(looks) <= 3  # of the 64 that would fit
+    assert loop.costs.waiting > 0.5
+
+
+def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
+    train = source()
+    options = treadle.Options()
+    prepared = Prepared(plain(), lambda batch: {"n": ops.sum(batch[0])}, arrays(), options, "f")
+    reader = train.read(0)
+    first, second = reader.take(2), reader.take(3)
+    assert first.rows.owner is second.rows.owner is train
+    assert first.rows.arrays is second.rows.arrays
+    for window in (first, second):
+        values, _, _ = prepared.run(prepared.placed(window), 0).fetch()
+        sums = window.batches[0].sum((1, 2))
+        np.testing.assert_allclose(values["n"], sums, rtol=1e-5, atol=1e-5)
+
+
+def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.plan.DEVICE_BYTES", 100)
+    _, loop = trained(plain, source(), epochs=1)
+    assert "eager" in loop.plan or "data streamed" in loop.plan
+
+
+def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
+    measured, loop = trained(drawing, source(), epochs=1, execution="measure")
+    assert "measured, a step: " in loop.plan
+    pin = re.search(r"keep it with Options\((.*?)\)", loop.plan)
+    assert pin is not None
+    options = dict(option.split("=") for option in pin[1].split(", "))
+    values = {name: ast.literal_eval(value) for name, value in options.items()}
+    same(trained(drawing, source(), epochs=1, **values)[0], measured)
+
+
+def test_what_cannot_be_compiled_says_so_where_that_was_asked_for() -> None:
+    if active().name != "torch":
+        pytest.skip("TensorFlow and JAX compile every step that they can trace")
+
+    class Looks(Classifier):
+        def train_step(self, batch: Any) -> Any:
+            results = super().train_step(batch)
+            if float(results["loss"]) > 1e9:
+                raise AssertionError
+            return results
+
+    options = treadle.Options(execution="compiled")
+    with (
+        treadle.Loop(Looks([head()]), console=False, options=options) as loop,
+        pytest.raises(StepError, match="train_step cannot be compiled: "),
+    ):
+        loop.fit(source(), steps=1)
