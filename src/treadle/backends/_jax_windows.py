@@ -107,7 +107,8 @@ class JaxExecutor:
             return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
         if window.rows is not None:
             rows = window.rows.indices.astype(np.int32)
-            return _on_device(window.rows), padded(rows, capacity(window.count, self.plan.largest, ()))
+            length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
+            return _on_device(window.rows), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
