@@ -155,7 +155,7 @@ def test_a_build_run_looks_at_both_branches_and_differentiates_nothing() -> None
     with running(StepContext(build=found)):
         treadle.cond(True, lambda: taken.append("then"), lambda: taken.append("otherwise"))
         _, (gradient,) = treadle.gradients(lambda: a * a, [a])
-        _, grads = treadle.gradients(lambda: None, {"a": [], "b": [a]})
+        _, grads = treadle.gradients(lambda: {"a": a * a, "b": a * a}, {"a": [], "b": [a]})
         rows = treadle.for_each(lambda row: {"x": row}, ops.ones((3, 2)))
         _, (slope,) = treadle.input_gradients(lambda x: ops.sum(x), ops.ones((2,)))
     assert taken == ["then", "otherwise"]

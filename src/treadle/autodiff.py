@@ -76,6 +76,7 @@ def gradients(
     if step.build is not None:  # only variables and shapes matter: nothing is differentiated
         step.build.differentiated = True
         result = objective()
+        _losses(result, list(named) if several else None)
         zeros = {name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()}
         return result, zeros if several else zeros[ONLY]
     for name, part in named.items():
@@ -142,7 +143,9 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
     step = context()
     if step.build is not None:
         step.build.differentiated = True
-        return function(*tensors), [ops.zeros_like(x) for x in tensors]
+        result = function(*tensors)
+        _losses(result, None)
+        return result, [ops.zeros_like(x) for x in tensors]
 
     def scalar(leaves: Sequence[Tensor]) -> tuple[Losses, Any]:
         result = function(*leaves)
@@ -338,7 +341,8 @@ def _losses(result: Any, names: list[str] | None) -> Losses:
     """Find the loss or losses in what an objective returned, and check them."""
     if names is None:
         loss = result[0] if isinstance(result, tuple) and result else result
-        return {ONLY: _scalar_loss(loss, "the loss")}
+        swapped = isinstance(result, tuple) and any(_is_scalar(x) for x in result[1:])
+        return {ONLY: _scalar_loss(loss, "the loss", swapped)}
     losses = result[0] if isinstance(result, tuple) and result else result
     if not isinstance(losses, Mapping) or set(losses) != set(names):
         got = sorted(losses) if isinstance(losses, Mapping) else type(losses).__name__
@@ -349,7 +353,11 @@ def _losses(result: Any, names: list[str] | None) -> Losses:
     return {name: _scalar_loss(losses[name], f"the loss {name!r}") for name in names}
 
 
-def _scalar_loss(loss: Any, what: str) -> Tensor:
+def _is_scalar(thing: Any) -> bool:
+    return ops.is_tensor(thing) and tuple(thing.shape) == ()
+
+
+def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor:
     if loss is None or isinstance(loss, (str, Mapping, list)):
         raise GradientError(
             f"{what} must be a scalar tensor, but the objective returned {type(loss).__name__}"
@@ -357,8 +365,12 @@ def _scalar_loss(loss: Any, what: str) -> Tensor:
     tensor = ops.convert_to_tensor(loss)
     if tuple(tensor.shape) != ():
         raise GradientError(
-            f"{what} must be a scalar, but has shape {tuple(tensor.shape)}: reduce it, for example "
-            "with ops.mean"
+            f"{what} must be a scalar, but has shape {tuple(tensor.shape)}: "
+            + (
+                "return the loss first, as (loss, anything)"
+                if swapped
+                else "reduce it, for example with ops.mean"
+            )
         )
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     if "float" not in dtype:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .backends.base import active
 from .backends.window import row
+from .building import build
 from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError, DataError
@@ -18,7 +19,7 @@ from .options import Options, run_seed
 from .plan import Pace
 from .programs import Prepared, joined, program_of
 from .progress import Progress
-from .state import State, build
+from .state import State
 from .tasks import has_eval_step
 from .when import Span, When
 

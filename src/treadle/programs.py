@@ -8,11 +8,13 @@ from typing import Any
 from .backends.base import Executor, Outputs, Program, StepContext, Variable, active
 from .backends.plans import Plan, RefusedError
 from .backends.window import Window
+from .building import build
+from .constants import tensor_kept, told
 from .errors import ConfigurationError, StepError
 from .measuring import fastest
 from .options import Options
 from .plan import choose, places
-from .state import State, build
+from .state import State
 from .tasks import step_outputs
 
 
@@ -43,7 +45,7 @@ class Prepared:
         self._constants = self.state.constants()
         self._settled = False
         changed = set(found.written)
-        for optimizer, variables in found.applied:
+        for optimizer, variables, _ in found.applied:
             changed |= {id(v) for v in [*variables, *optimizer.variables]}
         native_variable = active().is_native_variable  # whose changes nobody sees
         self.written = [
@@ -142,12 +144,11 @@ class Prepared:
 
     def changed_constants(self) -> list[str]:
         """Return which Python values of the task changed since the step was built, and how."""
+        return [told(path, old, new) for path, (old, new) in self._changed().items()]
+
+    def _changed(self) -> dict[str, tuple[Any, Any]]:
         now = self.state.constants()
-        return [
-            f"{path} changed from {old!r} to {now[path]!r}"
-            for path, old in self._constants.items()
-            if now[path] != old
-        ]
+        return {p: (old, now[p]) for p, old in self._constants.items() if now[p] != old}
 
     def refuse_moving_constants(self) -> None:
         """Refuse, after its first run, a step that changes Python values itself.
@@ -158,11 +159,19 @@ class Prepared:
         if self._settled:
             return
         self._settled = True
-        changed = self.changed_constants()
+        changed = self._changed()
+        for path, (_, new) in changed.items():
+            if tensor_kept(new):
+                raise StepError(
+                    f"a tensor of {self._name} was kept in {path}, where it means nothing once the "
+                    "step is compiled: return it from the step, which logs it, or assign it to a "
+                    "keras.Variable that the task holds"
+                )
         if changed:
             raise StepError(
-                f"{self._name} changes Python values ({'; '.join(changed)}), which a compiled step "
-                "does only while it is traced: keep what changes in a keras.Variable"
+                f"{self._name} changes Python values ({'; '.join(self.changed_constants())}), "
+                "which a compiled step does only while it is traced: keep what changes in a "
+                "keras.Variable"
             )
 
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import re
-import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from .backends.base import Build, StepContext, Variable, active
+from .backends.base import Variable, active
+from .constants import mark, part_of
 from .errors import StateError
 
 # Bookkeeping of Keras' own: what it lists is found under the attribute that the user wrote.
@@ -24,8 +23,6 @@ BOOKKEEPING = frozenset(
     _compile_loss _losses
     """.split()  # noqa: SIM905 - a list of strings would take a page
 )
-LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
-MAX_BUILD_RUNS = 8
 
 
 class State:
@@ -137,8 +134,10 @@ class State:
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             if self._first_visit(thing):
+                if again is not None:
+                    self._constants[path] = lambda: mark(again())
                 for key, part in pairs:
-                    part_again = None if again is None else _part_of(again, key)
+                    part_again = None if again is None else part_of(again, key)
                     self._walk(part, f"{path}/{key}", part_again)
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
@@ -162,14 +161,14 @@ class State:
                 self._walk(part, f"{path}/{name}")
         if again is not None and not isinstance(thing, (list, tuple, dict)):
             # A plain value is a constant; anything else is one in that it is this very object.
-            self._constants.setdefault(path, lambda: _mark(again()))
+            self._constants.setdefault(path, lambda: mark(again()))
 
     def _walk_attributes(self, holder: Any, path: str) -> None:
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
             again = partial(getattr, holder, name, None)
             if isinstance(value, (bool, int, float, str)) or value is None:
-                self._constants[inner] = lambda again=again: _mark(again())
+                self._constants[inner] = lambda again=again: mark(again())
             else:
                 self._walk(value, inner, again)
 
@@ -215,7 +214,7 @@ class State:
             plain = isinstance(getattr(thing, name, ()), (bool, int, float, str, NoneType))
             if plain and not name.startswith("_") and name not in ("name", "built"):
                 again = partial(getattr, thing, name, None)
-                self._constants.setdefault(f"{path}/{name}", lambda again=again: _mark(again()))
+                self._constants.setdefault(f"{path}/{name}", lambda again=again: mark(again()))
 
     def _add_metric(self, path: str, metric: Any) -> None:
         name, suffix = path.rsplit("/", 1)[-1], 1
@@ -273,155 +272,8 @@ def _attributes(layer: Any) -> dict[str, Any]:
     return {name.lstrip("_"): value for name, value in {**layers, **attributes}.items()}
 
 
-def build(
-    task: Any, function: Callable[[Any], Any], batch: Any, name: str, check: bool = True
-) -> tuple[State, Build]:
-    """Run a step abstractly until no new variable appears; its updates are discarded.
-
-    Optimizers are built with the variables that their `apply` was given. On return the state holds
-    all that the step reads or changes.
-
-    Args:
-        task: What holds the state.
-        function: The step, a function of a batch.
-        batch: A real batch, of NumPy arrays.
-        name: The step's name, for messages.
-        check: Refuse variables and optimizers that no attribute reaches.
-
-    Raises:
-        StateError: The step uses a variable or an optimizer that no attribute of the task reaches,
-            or makes new variables every time.
-    """
-    backend = active()
-    known = -1
-    for _ in range(MAX_BUILD_RUNS):
-        state = State.discover(task)
-        found = Build()
-        step = StepContext(
-            build=found,
-            layers=state.layers,
-            variables=state.variables,
-            path_of=state.path_of,
-        )
-        before = len(state.variables)
-        try:
-            with _apply_builds(found):
-                scope = backend.abstract_run(function, batch, step)
-        except Exception:
-            # A native step may stumble over variables that it has only just made: once they exist
-            # it gets another run.
-            if len(State.discover(task).variables) == before:
-                raise
-            continue
-        found.read, found.written = dict(scope.foreign), dict(scope.assigned)
-        for optimizer, variables in found.applied:
-            if not optimizer.built and variables:
-                with keras.name_scope(optimizer.name):
-                    optimizer.build(variables)
-        state = State.discover(task)
-        used = {**found.read, **found.written}
-        if len(state.variables) + len(used) == known:
-            if check:
-                _check_reached(state, found, name)
-            return state, found
-        known = len(state.variables) + len(used)
-    raise StateError(
-        f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
-        "in __init__ and keep them as attributes"
-    )
-
-
-def _check_reached(state: State, found: Build, name: str) -> None:
-    reached = {id(optimizer) for optimizer in state.optimizers.values()}
-    for optimizer, _ in found.applied:
-        if id(optimizer) not in reached:
-            raise StateError(
-                f"{name} applies the optimizer {optimizer.name!r} ({type(optimizer).__name__}), "
-                "which no attribute of the task reaches, so it would be neither saved nor compiled "
-                "in: keep it as an attribute, or pass it to treadle.task(…, optimizer=optimizer)"
-            )
-    hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
-    if hidden:
-        names = ", ".join(state.path_of(v) for v in hidden[:5])
-        more = f" and {len(hidden) - 5} more" if len(hidden) > 5 else ""
-        raise StateError(
-            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
-            "step would never see it change: keep what holds it as an attribute, or pass it to "
-            "treadle.task(…, model=model)"
-        )
-
-
-@contextmanager
-def _apply_builds(found: Build) -> Generator[None]:
-    """Let `optimizer.apply` only take note of its variables: nothing is known of gradients yet."""
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        given = trainable_variables if trainable_variables is not None else []
-        found.applied.append((self, list(given)))
-
-    base: Any = keras.optimizers.Optimizer
-    own = {kind: kind.__dict__.get("apply") for kind in _kinds_of(base)}
-    for kind, original in own.items():
-        if original is not None or kind is base:
-            kind.apply = apply
-    try:
-        yield
-    finally:
-        for kind, original in own.items():
-            if original is not None:
-                kind.apply = original
-            elif kind is base:
-                del kind.apply
-
-
-def _kinds_of(base: Any) -> set[Any]:
-    """Return a class and all that were derived from it."""
-    return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))
-
-
 def _kind(dtype: str) -> str:
     """Return `float`, `int` or `bool` for a dtype of any size."""
     return (
         dtype.rstrip("0123456789").removeprefix("u").removeprefix("b") if dtype != "bool" else dtype
     )
-
-
-class _This:
-    """An object as a constant: equal to itself alone."""
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _This) and other._thing is self._thing
-
-    def __hash__(self) -> int:
-        return id(self._thing)
-
-    def __repr__(self) -> str:
-        return f"one {type(self._thing).__name__}"
-
-
-def _mark(value: Any) -> Any:
-    """Return what changes when a value does; large arrays are known by identity alone."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float):
-        return value if value == value else "nan"  # which is not equal to itself
-    if isinstance(value, (bool, int, str, NoneType)):
-        return value
-    if not isinstance(value, np.ndarray) or value.nbytes > LARGE:
-        return _This(value)
-    return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
-
-
-def _part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
-    """Return what reads one part of a container again, or None where it is gone."""
-
-    def read() -> Any:
-        try:
-            return whole()[key]
-        except (LookupError, TypeError):
-            return None
-
-    return read

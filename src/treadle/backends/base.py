@@ -121,13 +121,14 @@ class Build:
     """What an abstract run of a step finds out.
 
     Attributes:
-        applied: Optimizers whose `apply` was called, each with the variables it was given.
+        applied: Optimizers whose `apply` was called, each with the variables that it was given
+            and the number of gradients.
         read: Variables that were read, by id.
         written: Variables that were assigned, by id.
         differentiated: `gradients` was called, so the step is portable, not native.
     """
 
-    applied: list[tuple[Any, list[Variable]]] = field(default_factory=lambda: [])
+    applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
     read: dict[int, Variable] = field(default_factory=lambda: {})
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False

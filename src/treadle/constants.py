@@ -1,0 +1,105 @@
+"""What a compiled step takes as constant: how each Python value is told from what it was."""
+
+import zlib
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+import keras
+import numpy as np
+
+LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
+SHOWN = 5  # keys of a dict that a message lists
+
+
+class This:
+    """An object as a constant: equal to itself alone.
+
+    Attributes:
+        thing: The object.
+    """
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, This) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+    def __repr__(self) -> str:
+        return f"one {type(self.thing).__name__}"
+
+
+class Items:
+    """A list, tuple or dict as a constant: as many items, under the same keys.
+
+    The items are constants of their own.
+
+    Attributes:
+        last: The item at the end, or None.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self._kind: type = next(k for k in (dict, list, tuple) if isinstance(container, k))
+        named = isinstance(container, dict)
+        self._keys: Any = tuple(container) if named else len(container)
+        items: list[Any] = list(container.values() if named else container)
+        self.last = items[-1] if items else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Items) and (self._kind, self._keys) == (other._kind, other._keys)
+
+    def __hash__(self) -> int:
+        return hash((self._kind, self._keys))
+
+    def __repr__(self) -> str:
+        if isinstance(self._keys, int):
+            return f"a {self._kind.__name__} of {self._keys}"
+        more = ", …" if len(self._keys) > SHOWN else ""
+        return f"a dict of {len(self._keys)} ({', '.join(map(str, self._keys[:SHOWN]))}{more})"
+
+
+def mark(value: Any) -> Any:
+    """Return what changes when a value does; large arrays are known by identity alone."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if value == value else "nan"  # which is not equal to itself
+    if isinstance(value, (bool, int, str, NoneType)):
+        return value
+    if isinstance(value, (list, tuple, dict)):
+        return Items(value)
+    if not isinstance(value, np.ndarray) or value.nbytes > LARGE:
+        return This(value)
+    return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
+
+
+def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
+    """Return what reads one part of a container again, or None where it is gone."""
+
+    def read() -> Any:
+        try:
+            return whole()[key]
+        except (LookupError, TypeError):
+            return None
+
+    return read
+
+
+def told(path: str, old: Any, new: Any) -> str:
+    """Say how a constant changed from one mark to another.
+
+    Example:
+        >>> told("losses", mark([]), mark([0.5]))
+        'losses changed from a list of 0 to a list of 1'
+    """
+    same = isinstance(old, This) and isinstance(new, This) and repr(old) == repr(new)
+    return f"{path} changed from {old!r} to {repr(new).replace('one', 'another', int(same))}"
+
+
+def tensor_kept(new: Any) -> bool:
+    """Say whether a constant's mark is that of a tensor, or of a container that ends with one."""
+    thing = new.thing if isinstance(new, This) else new.last if isinstance(new, Items) else None
+    return bool(keras.ops.is_tensor(thing))

@@ -1,0 +1,216 @@
+"""What new users do wrong inside a step, and what they are told: the same on every backend."""
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import CLASSES, FEATURES, Classifier, dense, head
+
+import treadle
+from treadle import data
+from treadle.errors import GradientError, StepError, TreadleError
+
+ROWS = 40
+
+
+def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
+    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
+
+
+def source() -> Any:
+    return data.from_arrays(*arrays(), batch_size=8)
+
+
+class Does(Classifier):
+    """A classifier that does something of the test's own after each step of learning."""
+
+    def __init__(self, action: Callable[..., Any], **state: Any) -> None:
+        super().__init__([keras.Input((FEATURES,)), dense(), head()])
+        self.action = action
+        vars(self).update(state)
+
+    def train_step(self, batch: Any) -> Any:
+        logs = super().train_step(batch)
+        self.action(self, batch, logs["loss"])
+        return logs
+
+
+@pytest.fixture(params=["auto", "eager"])
+def options(request: pytest.FixtureRequest) -> treadle.Options:
+    return treadle.Options(execution=request.param)
+
+
+def told(
+    kind: type[TreadleError], task: Any, options: treadle.Options | None = None, train: Any = None
+) -> str:
+    """The message that training ends with."""
+    with pytest.raises(kind) as caught, treadle.Loop(task, options=options, console=False) as loop:
+        loop.fit(source() if train is None else train, epochs=1)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+# What is kept in Python
+
+
+@pytest.mark.parametrize(
+    ("holder", "keep", "expected"),
+    [
+        (
+            [],
+            lambda held, loss: held.append(1),
+            r"train_step changes Python values \(held changed from a list of \d to a list of \d\), "
+            r"which a compiled step does only while it is traced: keep what changes in a keras\."
+            r"Variable",
+        ),
+        (
+            {"start": 0},
+            lambda held, loss: held.update({f"key{len(held)}": 0}),
+            r"train_step changes Python values \(held changed from a dict of \d \(start, key1.*\) "
+            r"to a dict of \d \(start, key1.*\)\), which .*",
+        ),
+        (
+            [],
+            lambda held, loss: held.append(loss),
+            r"a tensor of train_step was kept in held, where it means nothing once the step is "
+            r"compiled: return it from the step, which logs it, or assign it to a keras\.Variable "
+            r"that the task holds",
+        ),
+        (
+            {"last": None},
+            lambda held, loss: held.update(last=loss),
+            r"a tensor of train_step was kept in held(/last)?, where .*",
+        ),
+    ],
+    ids=["number-in-list", "key-in-dict", "tensor-in-list", "tensor-in-dict"],
+)
+def test_what_a_step_puts_into_containers(
+    options: treadle.Options, holder: Any, keep: Any, expected: str
+) -> None:
+    task = Does(lambda task, batch, loss: keep(task.held, loss), held=type(holder)(holder))
+    assert re.fullmatch(expected, told(StepError, task, options))
+
+
+def test_a_tensor_kept_in_an_attribute(options: treadle.Options) -> None:
+    task = Does(lambda task, batch, loss: setattr(task, "last", loss), last=None)
+    assert told(StepError, task, options).startswith("a tensor of train_step was kept in last, ")
+
+
+def test_containers_that_hooks_fill_are_constants() -> None:
+    task = Does(lambda task, batch, loss: None, seen=[])
+    hooks = [treadle.at("2 steps", lambda loop: loop.task.seen.append(1))]
+    with treadle.Loop(task, hooks=hooks, console=False) as loop:
+        history = loop.fit(source(), epochs=1)
+    assert history["note"] == [
+        "compiled anew, because seen changed from a list of 0 to a list of 1"
+    ]
+
+
+def test_an_optimizer_of_another_kind_is_told_by_both() -> None:
+    def replaced(loop: Any) -> None:
+        loop.task.optimizer = keras.optimizers.SGD(0.1)
+
+    task = Does(lambda task, batch, loss: None)
+    task.optimizer = keras.optimizers.Adam()
+    hooks = [treadle.at("2 steps", replaced)]
+    with treadle.Loop(task, hooks=hooks, console=False) as loop:
+        history = loop.fit(source(), epochs=1)
+    assert "optimizer changed from one Adam to one SGD" in history["note"][0]
+
+
+@pytest.mark.parametrize(
+    ("draw", "which"),
+    [
+        (lambda task: random.random(), "Python's random"),
+        (lambda task: np.random.normal(), "numpy.random"),
+        (lambda task: task.rng.normal(), "rng"),
+        (lambda task: task.old.normal(), "old"),
+        (lambda task: task.python.random(), "python"),
+    ],
+)
+def test_random_numbers_that_are_not_of_keras(
+    options: treadle.Options, draw: Callable[[Any], float], which: str
+) -> None:
+    task = Does(
+        lambda task, batch, loss: draw(task),
+        rng=np.random.default_rng(0),
+        old=np.random.RandomState(0),
+        python=random.Random(0),
+    )
+    assert told(StepError, task, options) == (
+        f"train_step draws from {which}, which a compiled step does only while it is traced, so "
+        "that all steps would get the same number: use keras.random with a "
+        "keras.random.SeedGenerator that the task holds, or draw where batches are made"
+    )
+
+
+def test_random_numbers_of_keras_and_of_sources_are_fine(options: treadle.Options) -> None:
+    def batches() -> Any:
+        for _ in range(3):
+            yield tuple(part[np.random.permutation(ROWS)[:8]] for part in arrays())
+
+    class Dropping(Classifier):
+        def __init__(self) -> None:
+            super().__init__([dense(), keras.layers.Dropout(0.5), head()])  # not built
+
+    with treadle.Loop(Dropping(), options=options, console=False) as loop:
+        loop.fit(batches, epochs=1)
+    assert loop.progress.step == 3
+
+
+# Losses and gradients
+
+
+def test_the_loss_comes_first(options: treadle.Options) -> None:
+    class Swapped(Does):
+        def train_step(self, batch: Any) -> Any:
+            x, y = batch
+
+            def objective() -> Any:
+                logits = self.model(x)
+                return logits, self.loss(y, logits)
+
+            (loss, logits), grads = treadle.gradients(objective, self.model.trainable_variables)
+            self.accuracy.update_state(y, logits)
+            self.optimizer.apply(grads, self.model.trainable_variables)
+            return {"loss": loss}
+
+    assert told(GradientError, Swapped(print), options) == (
+        f"the loss must be a scalar, but has shape (8, {CLASSES}): return the loss first, as "
+        "(loss, anything)"
+    )
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_one_gradient_for_each_variable(options: treadle.Options, optimizer: Any) -> None:
+    class Forgetful(Does):
+        def train_step(self, batch: Any) -> Any:
+            x, y = batch
+            variables = self.model.trainable_variables
+            loss, grads = treadle.gradients(lambda: self.loss(y, self.model(x)), variables)
+            self.action(self.optimizer, grads, self.model.trainable_variables)
+            return {"loss": loss}
+
+    def task(action: Any) -> Any:
+        made = Forgetful(action)
+        made.optimizer = optimizer(0.1)
+        made.model = keras.Sequential([dense(), head()])  # not built: no gradients at first
+        return made
+
+    kind = optimizer.__name__
+    fewer = told(StepError, task(lambda o, g, v: o.apply(g[:-1], v)), options)
+    assert fewer == (
+        f"train_step applies 3 gradients to 4 variables by optimizer ({kind}), so that none is "
+        "left for model/layers/1/bias: pass one gradient for each variable, in the same order"
+    )
+    more = told(StepError, task(lambda o, g, v: o.apply(g, v[:-1])), options)
+    assert more == (
+        f"train_step applies 4 gradients to 3 variables by optimizer ({kind}): pass one gradient "
+        "for each variable, in the same order"
+    )
