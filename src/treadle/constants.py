@@ -45,8 +45,7 @@ class Items:
         self._kind: type = next(k for k in (dict, list, tuple) if isinstance(container, k))
         named = isinstance(container, dict)
         self._keys: Any = tuple(container) if named else len(container)
-        items: list[Any] = list(container.values() if named else container)
-        self.last = items[-1] if items else None
+        self.last = next(reversed(container.values() if named else container), None)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Items) and (self._kind, self._keys) == (other._kind, other._keys)

@@ -81,6 +81,7 @@ class Evaluation:
                         feed.read_ahead(pace.size, prepared.placed)
                     finally:
                         values, weights, _ = outputs.fetch()
+                    prepared.refuse_moving_constants()
                     examples = np.full(window.count, float(window.examples))
                     means.add(values, {n: weights.get(n, examples) for n in values})
                     pace.ran(window, outputs.seconds, prepared.largest)

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from .errors import ConfigurationError
 from .progress import Progress
 
+Plain = bool | int | float | str
+PLAIN = (bool, int, float, str)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -227,3 +230,64 @@ class History:
             last.progress,
         )
         self._chunks[:] = [merged]
+
+
+def plain(value: Any) -> Plain | None:
+    """Return a scalar of any library as Python's own; None for what is no number and no text.
+
+    Example:
+        >>> plain(np.float32(0.5)), plain("a text"), plain(np.zeros((8, 8)))
+        (0.5, 'a text', None)
+    """
+    if type(value) in (bool, int, float, str):
+        return value
+    if not isinstance(value, (bool, int, float, str)):
+        shape = getattr(value, "shape", None)
+        if shape is None or len(shape) != 0:
+            return None
+    array = np.asarray(value)
+    if array.dtype.kind == "b":
+        return bool(array)
+    if array.dtype.kind in "iu":
+        return int(array)
+    if array.dtype.kind in "fV":  # V: bfloat16 and the other narrow floats
+        return float(array)
+    return str(value) if array.dtype.kind == "U" else None
+
+
+def loggable(values: Mapping[str, Any], who: str) -> dict[str, Plain]:
+    """Return what is to be logged as plain Python values, tensors as numbers.
+
+    Args:
+        values: Name to a scalar of any library (a tensor, also one that requires a gradient) or a
+            text.
+        who: Who logs it, for the message.
+
+    Raises:
+        ConfigurationError: A value is neither a scalar nor a text.
+
+    Example:
+        >>> loggable({"rate": np.float32(0.5), "note": "halved"}, "halve")
+        {'rate': 0.5, 'note': 'halved'}
+    """
+    found: dict[str, Plain] = {}
+    for name, value in values.items():
+        scalar = plain(value) if isinstance(value, (*PLAIN, np.generic)) else _scalar(value)
+        if scalar is None:
+            shape = getattr(value, "shape", None)
+            of = f"of shape {tuple(shape)}" if shape is not None else f"a {type(value).__name__}"
+            raise ConfigurationError(
+                f"{who} logs {str(name)!r}, {of}: only scalars and texts can be logged. Reduce it, "
+                "for example with keras.ops.mean, or keep it out"
+            )
+        found[str(name)] = scalar
+    return found
+
+
+def _scalar(value: Any) -> Plain | None:
+    """Return a tensor without dimensions as a number, and None for everything else."""
+    if getattr(value, "shape", None) is None or len(value.shape) != 0:
+        return None
+    from .backends.base import active  # late: it imports Keras
+
+    return plain(active().to_numpy(value))

@@ -31,7 +31,7 @@ from .feed import Feed
 from .hook import Hook
 from .hooks.final import read_arrays
 from .hooks.run_record import RunRecord
-from .logs import History, Logs, Record
+from .logs import History, Logs, Record, loggable
 from .options import Options
 from .plan import check_end
 from .progress import Costs, Progress
@@ -264,8 +264,12 @@ class Loop:
         return self._training.metrics()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the user's own at this moment."""
-        self._record("log", values)
+        """Record values of the user's own at this moment: scalars of any library, and texts.
+
+        Raises:
+            ConfigurationError: A value is neither; nothing was recorded.
+        """
+        self._record("log", loggable(values, "loop.log"))
 
     def stop(self, why: str) -> None:
         """End training at this boundary."""

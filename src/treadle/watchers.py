@@ -10,7 +10,7 @@ from . import hooks as default_hooks
 from .errors import ConfigurationError, noting
 from .hook import Hook, LoopView
 from .hooks.lines import read_log
-from .logs import History, Record, StepLogs
+from .logs import History, Plain, Record, StepLogs, loggable
 from .progress import Progress
 from .when import Scheduled, When
 
@@ -64,10 +64,11 @@ class Watchers:
         for scheduled in self._scheduled:
             if scheduled.when.due(before, loop.progress, epoch_ended):
                 function: Callable[[Any], Any] = scheduled.function
-                with noting(getattr(function, "__name__", "a hook"), loop.progress):
-                    result = function(loop)
-                if isinstance(result, Mapping):
-                    loop.log(result)
+                name = getattr(function, "__name__", type(function).__name__)
+                with noting(name, loop.progress):
+                    result = _returned(function(loop), f"the hook {name}")
+                    if result:
+                        loop.log(result)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Tell every hook that training ended, whatever the others do.
@@ -86,6 +87,24 @@ class Watchers:
             raise failures[0]
         for failure in failures:
             error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
+
+
+def _returned(result: Any, hook: str) -> dict[str, Plain]:
+    """Return what a hook wants to be logged.
+
+    Tensors are passed over: `lambda loop: loop.task.scale.assign(2.0)` returns one.
+
+    Raises:
+        ConfigurationError: It returned a number or a text without a name, or no scalar under one.
+    """
+    if isinstance(result, Mapping):
+        return loggable(result, hook)
+    if isinstance(result, (bool, int, float, str, np.generic)):
+        raise ConfigurationError(
+            f"{hook} returned {result!r} without a name, so it cannot be logged: return a dict "
+            "such as {'name': value}, or nothing"
+        )
+    return {}
 
 
 def recorded_history(directory: Path) -> History:

@@ -9,10 +9,12 @@ import keras
 import numpy as np
 import pytest
 from cases import CLASSES, FEATURES, Classifier, dense, head
+from keras import ops
 
 import treadle
 from treadle import data
-from treadle.errors import GradientError, StepError, TreadleError
+from treadle.errors import ConfigurationError, GradientError, StepError, TreadleError
+from treadle.hooks.lines import read_log
 
 ROWS = 40
 
@@ -214,3 +216,93 @@ def test_one_gradient_for_each_variable(options: treadle.Options, optimizer: Any
         f"train_step applies 4 gradients to 3 variables by optimizer ({kind}): pass one gradient "
         "for each variable, in the same order"
     )
+
+
+# Hooks
+
+
+def logged(value: Any) -> Any:
+    """The history and the log's lines of a run whose hook returns this, and whose user logs it."""
+
+    def hook(loop: Any) -> Any:
+        return value(loop) if callable(value) else value
+
+    task = Does(lambda task, batch, loss: None)
+    with treadle.Loop(task, hooks=[treadle.at("2 steps", hook)], console=False) as loop:
+        return loop.fit(source(), epochs=1)
+
+
+def test_scalars_and_texts_of_any_library_are_logged(tmp_path: Any) -> None:
+    def hook(loop: Any) -> Any:
+        weight = loop.task.model.trainable_variables[0]
+        return {
+            "text": "half way",
+            "yes": True,
+            "numpy": np.float32(0.5),
+            "array": np.array(3),
+            "tensor": ops.convert_to_tensor(weight)[0, 0],  # requires a gradient on PyTorch
+            "variable": loop.task.optimizer.iterations,
+        }
+
+    task = Does(lambda task, batch, loss: None)
+    hooks = [treadle.at("2 steps", hook)]
+    with treadle.Loop(task, tmp_path, hooks=hooks, console=False) as loop:
+        loop.fit(source(), epochs=1)
+    record = next(r for r in loop.history.records if r.kind == "log")
+    kinds = {name: type(value) for name, value in record.values.items()}
+    assert kinds == dict(text=str, yes=bool, numpy=float, array=int, tensor=float, variable=int)
+    assert record.values["variable"] == 2
+    _, records = read_log(tmp_path / "log.jsonl")
+    assert {name: records[0][name] for name in kinds} == record.values
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (
+            {"rates": np.zeros(3)},
+            "the hook hook logs 'rates', of shape (3,): only scalars and texts can be logged. "
+            "Reduce it, for example with keras.ops.mean, or keep it out",
+        ),
+        (
+            lambda loop: {"kernel": loop.task.model.trainable_variables[0]},
+            f"the hook hook logs 'kernel', of shape ({FEATURES}, 5): only scalars and texts can be "
+            "logged. Reduce it, for example with keras.ops.mean, or keep it out",
+        ),
+        (
+            {"nothing": None},
+            "the hook hook logs 'nothing', a NoneType: only scalars and texts can be logged. "
+            "Reduce it, for example with keras.ops.mean, or keep it out",
+        ),
+        (
+            "half way",
+            "the hook hook returned 'half way' without a name, so it cannot be logged: return a "
+            "dict such as {'name': value}, or nothing",
+        ),
+        (
+            0.5,
+            "the hook hook returned 0.5 without a name, so it cannot be logged: return a dict such "
+            "as {'name': value}, or nothing",
+        ),
+    ],
+)
+def test_what_hooks_must_not_return(value: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        logged(value)
+    assert str(caught.value) == expected
+    assert caught.value.__notes__[0].startswith("in hook, after step 2, epoch 1, batch 2")
+
+
+def test_tensors_that_hooks_return_by_the_way_are_passed_over() -> None:
+    history = logged(lambda loop: loop.task.optimizer.iterations.assign(7))
+    assert history.names() == ["loss", "accuracy"]
+
+
+def test_what_users_must_not_log() -> None:
+    task = Does(lambda task, batch, loss: None)
+    with (
+        treadle.Loop(task, console=False) as loop,
+        pytest.raises(ConfigurationError, match=r"^loop\.log logs 'a', of shape \(2,\): only"),
+    ):
+        loop.log({"a": np.zeros(2)})
+    assert loop.history.records == []

@@ -4,32 +4,8 @@ from collections.abc import Mapping
 from math import floor, isfinite, log10
 from typing import Any
 
-import numpy as np
-
-Plain = bool | int | float | str
-
-
-def plain(value: Any) -> Plain | None:
-    """Return a scalar of any library as Python's own; None for what is no number and no text.
-
-    Example:
-        >>> plain(np.float32(0.5)), plain("a text"), plain(np.zeros((8, 8)))
-        (0.5, 'a text', None)
-    """
-    if type(value) in (bool, int, float, str):
-        return value
-    if not isinstance(value, (bool, int, float, str)):
-        shape = getattr(value, "shape", None)
-        if shape is None or len(shape) != 0:
-            return None
-    array = np.asarray(value)
-    if array.dtype.kind == "b":
-        return bool(array)
-    if array.dtype.kind in "iu":
-        return int(array)
-    if array.dtype.kind in "fV":  # V: bfloat16 and the other narrow floats
-        return float(array)
-    return str(value) if array.dtype.kind == "U" else None
+from ..logs import Plain as Plain
+from ..logs import plain as plain
 
 
 def short(value: Any, fixed: bool = False) -> str:
