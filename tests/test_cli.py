@@ -222,7 +222,7 @@ def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
     result = run_tiny("--set", "fails=user", code=1)
     assert "KeyError: 'my own mistake'" in result.stderr
     assert "mine.py" in result.stderr
-    assert "in train_step, after step 0" in result.stderr
+    assert "in train_step, step 1 (epoch 1, batch 1)" in result.stderr
     assert not any(Path("runs").iterdir())
     assert "EOFError: in init" in run_tiny("--set", "fails=init", code=1).stderr
 
@@ -230,7 +230,7 @@ def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
 def test_an_error_in_the_step_exits_with_1():
     result = run_tiny("--set", "fails=step", code=1)
     assert result.stderr.splitlines()[-2].startswith("error: train_step returned 'loss' of shape")
-    assert "after step 0" in result.stderr.splitlines()[-1]
+    assert "step 1 (epoch 1, batch 1)" in result.stderr.splitlines()[-1]
 
 
 def test_an_interrupt_exits_with_130():

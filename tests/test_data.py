@@ -206,15 +206,15 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: from_arrays(None, batch_size=1), r"^from_arrays got no arrays: call it as"),
         (
             lambda: from_arrays(X[:0], Y[:0], batch_size=1),
-            r"^leaf 0 holds no examples: its shape is \(0, 2\)$",
+            r"^the first array holds no examples: its shape is \(0, 2\)$",
         ),
         (
             lambda: from_arrays({"x": X, "y": Y[:9]}, batch_size=1),
-            r"^leaf y has 9 examples, but leaf x has 12: all arrays must be of one length$",
+            r"^the array 'y' has 9 examples, but the array 'x' has 12: all arrays must be of one",
         ),
         (
             lambda: from_arrays(X, (Y, Y[:9]), batch_size=1),
-            r"^leaf 1/1 has 9 examples, but leaf 0 has 12:",
+            r"^the array \[1\]\[1\] has 9 examples, but the first array has 12:",
         ),
         (lambda: from_arrays(X, batch_size=0), r"^batch_size must be at least 1, not 0$"),
         (
@@ -224,13 +224,16 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: from_arrays(X, batch_size=1, seed=-1), r"^seed must be a whole number from 0"),
         (
             lambda: from_arrays(X, np.array(["a"] * 12, object), batch_size=1),
-            r"^leaf 1 is a ndarray of dtype object: batches are arrays of numbers or booleans",
+            r"^the second array is a ndarray of dtype object: batches are arrays of numbers",
         ),
         (
             lambda: from_arrays(np.array(["a"]), batch_size=1),
             r"^the batch is a ndarray of dtype <U",
         ),
-        (lambda: from_arrays([1, 2], batch_size=1), r"^leaf 0 is a number, not an array of exam"),
+        (
+            lambda: from_arrays([1, 2], batch_size=1),
+            r"^the first array is a number, not an ar",
+        ),
         (lambda: from_function(lambda rng: 0, 0), r"^length must be at least 1 batch, not 0$"),
         (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be a whole number from 0"),
         (lambda: closed(lambda loop: 0, 0), r"^length must be at least 1 batch, not 0$"),
@@ -316,7 +319,7 @@ def test_leaves_of_every_kind():
         "half": torch.ones(2, dtype=torch.bfloat16),
         "grad": torch.ones(2, requires_grad=True),
         "jax": jnp.ones(2),
-        "list": [1, 2.5],
+        "tuple": (1, 2.5),
         "none": None,
         "numpy": np.float32(3),
         "tf": tf.ones(2),
@@ -326,7 +329,7 @@ def test_leaves_of_every_kind():
     assert window.count == 2 and window.examples == 1  # the first leaf is a scalar
     assert found["none"] is None
     assert found["half"].dtype == ml_dtypes.bfloat16 and (found["half"] == 1).all()
-    assert [leaf.tolist() for leaf in found["list"]] == [[1, 1], [2.5, 2.5]]
+    assert [leaf.tolist() for leaf in found["tuple"]] == [[1, 1], [2.5, 2.5]]
     for name in ("grad", "jax", "tf", "numpy"):
         assert found[name].dtype == np.float32
     assert found["bool"].dtype == np.bool_
@@ -374,7 +377,7 @@ def test_stopping_inside_a_batch_does_not_end_the_epoch():
 def test_bad_leaves_name_batch_and_path():
     reader = as_source([{"text": np.zeros(1)}, {"text": "a"}]).read(0)
     assert reader.take(2).count == 1
-    with pytest.raises(DataError, match=r"^leaf text is a str of dtype <U1:") as caught:
+    with pytest.raises(DataError, match=r"^the array 'text' is a str of dtype <U1:") as caught:
         reader.take(2)
     assert caught.value.__notes__ == ["while the source was giving batch 2 of epoch 1"]
 

@@ -227,7 +227,7 @@ def test_tensorflow_tensors_that_only_it_knows(kind):
     data = tf.data.Dataset.from_tensors({"x": tensor, "y": tf.zeros(2)})
     with pytest.raises(DataError, match=rf"^this tf.data.Dataset gives {kind} tensors"):
         as_source(data)
-    with pytest.raises(DataError, match=r"^leaf x is a (Ragged|Sparse)Tensor of dtype object"):
+    with pytest.raises(DataError, match=r"^the array 'x' is a (Ragged|Sparse)Tensor of dtype"):
         as_source(lambda: iter([{"x": tensor}])).read(0).take(1)
 
 

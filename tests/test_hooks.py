@@ -124,8 +124,9 @@ def test_nonfinite_names_the_rows_of_the_batch():
     y[7] = NAN
     loop = Loop(step=20, batches={22: (x, {"label": y, "id": np.arange(8), "none": None})})
     assert nonfinite(loop, loss=[1.0, NAN, NAN]) == (
-        "loss is nan at step 22, epoch 1, batch 2. The batch held it already: leaf 0, rows 2, 5; "
-        "leaf 1/label, row 7. Mend or leave out these rows (their numbers count within the batch)"
+        "loss is nan at step 22, epoch 1, batch 2. The batch held it already: the first array, "
+        "rows 2, 5; the array [1]['label'], row 7. Mend or leave out these rows (their numbers count "
+        "within the batch)"
     )
 
 
@@ -138,7 +139,7 @@ def test_nonfinite_names_a_few_rows_of_many():
 
 def test_nonfinite_names_a_leaf_without_rows():
     message = nonfinite(Loop(batches={1: {"weight": np.float32(NAN)}}), loss=[INF])
-    assert "held it already: leaf weight. Mend" in message
+    assert "held it already: the array 'weight'. Mend" in message
 
 
 def test_nonfinite_says_that_it_was_the_step():

@@ -26,6 +26,10 @@ def test_an_epoch_begins_at_its_first_batch() -> None:
 
 def test_it_speaks_as_messages_do() -> None:
     assert str(Progress(step=12, epoch=1, batch=4)) == "step 12, epoch 2, batch 4"
+    assert str(Progress(step=12, epoch=1)) == "step 12 and 1 epoch"
+    assert str(Progress(step=16, epoch=4)) == "step 16 and 4 epochs"
+    assert str(Progress(step=3)) == "step 3"  # single steps belong to no epoch
+    assert Progress().following() == "step 1 (epoch 1, batch 1)"
 
 
 def test_examples_in_docstrings() -> None:

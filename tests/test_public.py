@@ -90,6 +90,43 @@ def test_noting_says_where_once() -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("place", "note"),
+    [
+        ({}, "in it, after step 16 and 4 epochs; the weights are those of that step"),
+        ({"running": 1}, "in it, step 17 (epoch 5, batch 1); the weights are those before it"),
+        (
+            {"running": 1, "lost": 1},
+            "in it, step 17 (epoch 5, batch 1); the weights are those before or after it",
+        ),
+        (
+            {"running": 8},
+            "in it, steps 17 to 24 (epoch 5, batches 1 to 8); the weights are those before step 17",
+        ),
+        (
+            {"running": 8, "lost": 8},
+            "in it, steps 17 to 24 (epoch 5, batches 1 to 8); the weights are those before step 17 "
+            "or of any step to 24",
+        ),
+    ],
+)
+def test_noting_counts_from_one(place: dict[str, int], note: str) -> None:
+    with (
+        pytest.raises(ValueError) as caught,
+        noting("it", Progress(step=16, epoch=4), **place),
+    ):
+        raise ValueError
+    assert caught.value.__notes__ == [note]
+
+
+def test_noting_knows_the_start() -> None:
+    with pytest.raises(ValueError) as caught, noting("it", Progress()):
+        raise ValueError
+    assert caught.value.__notes__ == [
+        "in it, before the first step; the weights are those of the start"
+    ]
+
+
 @pytest.mark.parametrize("name", ["errors", "hook", "plan"])
 def test_examples_in_docstrings(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"treadle.{name}"))

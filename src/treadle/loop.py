@@ -27,6 +27,7 @@ from .data.source import Source
 from .directory import described
 from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
+from .explaining import explaining
 from .feed import Feed
 from .hook import Hook
 from .hooks.final import read_arrays
@@ -36,6 +37,7 @@ from .options import Options
 from .plan import check_end
 from .progress import Costs, Progress
 from .state import State
+from .tracebacks import shortened
 from .training import Training, stacked
 from .watchers import Watchers, recorded_history
 from .when import Scheduled, Span, When
@@ -177,7 +179,7 @@ class Loop:
         self.steps_planned = None if steps is None else self.progress.step + steps
         self.steps_per_epoch = source.length
         try:
-            with self._run(epochs, whole=True):
+            with shortened(), self._run(epochs, whole=True):
                 for _ in self.epochs(epochs):
                     for _ in self.steps(source, every="auto"):
                         pass
@@ -200,7 +202,7 @@ class Loop:
         """
         done, self._in_epochs = 0, True
         try:
-            with self._run(count):
+            with shortened(), self._run(count):
                 while (count is None or done < count) and not self._over():
                     self._epoch_ended = True
                     yield self.progress.epoch
@@ -221,7 +223,7 @@ class Loop:
             every: When to yield; `"auto"` yields when a window happens to end.
         """
         look = None if every == "auto" else When(Span.parse(every))
-        with self._run(None):
+        with shortened(), self._run(None):
             before = self.progress
             for _ in self._windows(as_source(source), look):
                 if look is None or look.due(before, self.progress):
@@ -234,7 +236,7 @@ class Loop:
 
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return what the step returned."""
-        with self._run(None):
+        with shortened(), self._run(None):
             window, batches = stacked(batch), self.progress.batch
             if self._training.prepared is None:
                 self._prepare(window)
@@ -244,12 +246,13 @@ class Loop:
 
     def evaluate(self, source: Any) -> dict[str, float]:
         """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
-        with noting("evaluation", self.progress):
+        with shortened(), noting("evaluation", self.progress), explaining():
             return self._evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
-        return self._evaluation.predict(source, self)
+        with shortened(), explaining():
+            return self._evaluation.predict(source, self)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
@@ -257,7 +260,8 @@ class Loop:
         Arrays are tensors inside; Python numbers and texts are constants. It draws from a random
         stream of its own, another one in each call.
         """
-        return self._evaluation.call(function, *inputs)
+        with shortened(), explaining():
+            return self._evaluation.call(function, *inputs)
 
     def metrics(self) -> dict[str, float]:
         """Return training means and metric results since they were last reset."""
@@ -289,10 +293,11 @@ class Loop:
 
     def prepare(self, source: Any) -> None:
         """Build and check `train_step` with the first batch of a source, without training."""
-        self._feed.open(as_source(source), self.progress, self)
-        window = self._feed.first(self.progress)
-        if window is not None:
-            self._prepare(window)
+        with shortened():
+            self._feed.open(as_source(source), self.progress, self)
+            window = self._feed.first(self.progress)
+            if window is not None:
+                self._prepare(window)
 
     def _windows(self, source: Source, look: When | None) -> Iterator[None]:
         """Train through the rest of an epoch; see the top of this file."""
@@ -335,10 +340,9 @@ class Loop:
         note = self._training.recompiled(window)
         if note:
             self.log({"note": note})
-        ahead = self._training.steps_lost_on_error(window)
-
+        lost = self._training.steps_lost_on_error(window)
         try:
-            with noting("train_step", self.progress, ahead):
+            with noting("train_step", self.progress, window.count, lost), explaining(window):
                 logs = self._training.run(window, self.progress, meanwhile)
             self._feed.ran(until=self._training.ended)
         except BaseException:  # a later call reads these batches again
@@ -351,7 +355,7 @@ class Loop:
         self._watchers.tell("steps", self, logs)
 
     def _prepare(self, window: Window) -> None:
-        with noting("train_step", self.progress):
+        with noting("train_step", self.progress, running=1), explaining(window):
             self._training.prepare(window)
 
     def _end_epoch(self) -> None:

@@ -45,8 +45,27 @@ class Progress:
         return Progress(self.step, self.epoch, self.batch, self.examples, seconds)
 
     def __str__(self) -> str:
-        """Say it as messages do: `step 12, epoch 1, batch 4` (all counted from 1 but the step)."""
-        return f"step {self.step}, epoch {self.epoch + 1}, batch {self.batch}"
+        """Say what is done, as messages do behind "after": `step 12, epoch 1, batch 4`.
+
+        All count from 1. Where an epoch has not begun: `step 12 and 1 epoch`.
+        """
+        if self.batch:
+            return f"step {self.step}, epoch {self.epoch + 1}, batch {self.batch}"
+        epochs = f"{self.epoch} epoch{'s' if self.epoch > 1 else ''}"
+        return f"step {self.step}{f' and {epochs}' if self.epoch else ''}"
+
+    def following(self, count: int = 1) -> str:
+        """Say which steps come next: `step 13 (epoch 1, batch 5)`.
+
+        Example:
+            >>> Progress(step=12, batch=4).following(3)
+            'steps 13 to 15 (epoch 1, batches 5 to 7)'
+        """
+        epoch, step, batch = self.epoch + 1, self.step + 1, self.batch + 1
+        if count == 1:
+            return f"step {step} (epoch {epoch}, batch {batch})"
+        steps, batches = self.step + count, self.batch + count
+        return f"steps {step} to {steps} (epoch {epoch}, batches {batch} to {batches})"
 
 
 @dataclass(frozen=True, slots=True)

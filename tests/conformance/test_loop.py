@@ -348,7 +348,7 @@ def test_errors_of_the_user_say_where_the_run_stood() -> None:
     with pytest.raises(ZeroDivisionError, match="mine") as caught, loop_of(make(Broken)) as loop:
         loop.fit(source(), epochs=1)
     assert caught.value.__notes__[-1] == (
-        "in train_step, after step 0, epoch 1, batch 0; the weights are those of that step"
+        "in train_step, step 1 (epoch 1, batch 1); the weights are those before it"
     )
     assert any(entry.name == "train_step" for entry in caught.traceback)
 
@@ -443,7 +443,7 @@ def test_labels_of_the_wrong_shape_come_out_with_the_place() -> None:
     wrong = data.from_arrays(x, np.zeros((ROWS, 7), "int32"), batch_size=8)
     with pytest.raises(Exception) as caught, loop_of() as loop:
         loop.fit(wrong, epochs=1)
-    assert "in train_step, after step 0" in caught.value.__notes__[-1]
+    assert "in train_step, step 1 (epoch 1, batch 1)" in caught.value.__notes__[-1]
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows() -> None:

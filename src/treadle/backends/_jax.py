@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.extend.core import Var, jaxpr_as_fun
 
 from ..options import Options
+from . import hints
 from ._jax_windows import JaxExecutor, device_batch, keras_random
 from .base import (
     Executor,
@@ -227,6 +228,24 @@ class JaxBackend:
             return jax.device_get(pure(state, device_batch(inputs), np.int32(stream)))
 
         return call
+
+    def explain(self, error: Exception) -> str:
+        """Explain what tracing cannot do."""
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            return hints.CONDITION
+        found = hints.common(error, self.name)
+        if found:
+            return found
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            return hints.NUMPY
+        if isinstance(
+            error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+        ):
+            return hints.NUMBER
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            return hints.KEPT
+        value = isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist")
+        return hints.VALUE if value else ""
 
     def own_random(self) -> AbstractContextManager[Any]:
         """JAX keeps no random state."""

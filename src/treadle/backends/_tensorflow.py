@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ..options import Options
+from . import hints
 from ._tensorflow_windows import TensorFlowExecutor, device, tensors
 from .base import (
     Executor,
@@ -156,6 +157,21 @@ class TensorFlowBackend:
 
         return call
 
+    def explain(self, error: Exception) -> str:
+        """Explain what a graph cannot do, and find the sentence in what a graph says."""
+        text = str(error)
+        if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
+            return hints.CONDITION if "bool" in text else hints.NUMBER
+        if isinstance(error, tf.errors.OpError):
+            return _sentence(text)
+        if isinstance(error, NotImplementedError) and "Cannot convert a symbolic" in text:
+            return hints.NUMPY
+        if isinstance(error, TypeError) and "SymbolicTensor" in text:
+            return hints.NUMBER
+        if isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist"):
+            return hints.VALUE
+        return hints.common(error, self.name)
+
     def own_random(self) -> AbstractContextManager[Any]:
         """Keras draws from its own seeds alone."""
         return nullcontext()
@@ -196,6 +212,13 @@ def _effects(
         result = branch()
         values = [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed.values()]
     return result, values
+
+
+def _sentence(message: str) -> str:
+    """Return what happened, from the end of a message that first lists where nodes were made."""
+    head = message.partition("\n\t [[")[0].rstrip()
+    last = head.rpartition("\n")[2].strip()
+    return f"TensorFlow says: {last}" if last != message.strip() else ""
 
 
 @contextmanager

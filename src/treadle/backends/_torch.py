@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..options import Options
+from . import hints
 from .base import (
     Executor,
     Losses,
@@ -124,6 +125,12 @@ class TorchBackend:
             return keras.tree.map_structure(self.to_numpy, outputs)
 
         return call
+
+    def explain(self, error: Exception) -> str:
+        """Explain what tensors of PyTorch cannot do."""
+        found = hints.common(error, self.name)
+        numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
+        return found or (hints.NUMPY if numpy else "")
 
     def own_random(self) -> AbstractContextManager[Any]:
         """Put torch's generator back afterwards: unseeded Dropout draws from it."""

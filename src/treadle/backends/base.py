@@ -325,6 +325,13 @@ class Backend(Protocol):
         """
         ...
 
+    def explain(self, error: Exception) -> str:
+        """Return what an exception of a step is likely to mean and what to do, or nothing.
+
+        It is told below what the framework says.
+        """
+        ...
+
     def own_random(self) -> AbstractContextManager[Any]:
         """Return a context after which the framework's own random state is as before."""
         ...

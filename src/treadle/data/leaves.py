@@ -12,6 +12,9 @@ from ..errors import DataError
 Array = np.ndarray[Any, np.dtype[Any]]
 Path = tuple[Any, ...]
 
+ORDINALS = ("first", "second", "third", "fourth")
+
+NUMBERS = (bool, int, float)
 NO_NUMBERS = "OUSMmT"
 """NumPy's kinds of dtypes that no backend computes with: objects, texts, bytes, dates."""
 
@@ -38,8 +41,42 @@ def mapped(function: Callable[[Array], Any], structure: Any) -> Any:
 
 
 def named(path: Path) -> str:
-    """Return how messages call a leaf: `leaf 0/image`, or `the batch` where it is the whole."""
-    return f"leaf {'/'.join(map(str, path))}" if path else "the batch"
+    """Return how messages call a leaf; the whole is `the batch`.
+
+    Example:
+        >>> named((1,)), named(("image",)), named((0, "image")), named(())
+        ('the second array', "the array 'image'", "the array [0]['image']", 'the batch')
+    """
+    if len(path) != 1:
+        return f"the array {''.join(f'[{key!r}]' for key in path)}" if path else "the batch"
+    key: Any = next(iter(path))
+    place = isinstance(key, int) and key < len(ORDINALS)
+    return f"the {ORDINALS[key]} array" if place else f"the array {key!r}"
+
+
+def refuse_lists(structure: Any, leaves: Sequence[tuple[Path, Any]]) -> None:
+    """Refuse lists of Python numbers in a batch: each number would be an array of its own.
+
+    Args:
+        structure: The batch.
+        leaves: Its leaves, as `flattened` returns them.
+
+    Raises:
+        DataError: There is such a list.
+    """
+    for path, leaf in leaves:
+        if path and type(leaf) in NUMBERS:
+            holders = [structure]
+            for key in path[:-1]:
+                holders.append(holders[-1][key])
+            if isinstance(holders[-1], list) and all(type(x) in NUMBERS for x in holders[-1]):
+                lists = (i for i, x in enumerate(holders) if isinstance(x, list))
+                # A batch may be a list of arrays itself.
+                outer = next(i for i in lists if i > 0 or len(holders) == 1)
+                raise DataError(
+                    f"{named(path[:outer])} is a list of Python numbers, not an array: make it one "
+                    "with numpy.asarray, or a tuple where each number is meant by itself"
+                )
 
 
 def as_array(path: Path, leaf: Any) -> Array | None:

@@ -13,7 +13,7 @@ from ..backends.window import Window
 from ..errors import DataError
 from ..hook import LoopView
 from . import random_states
-from .leaves import Array, Path, as_array, examples_in, flattened, packed, sliced
+from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
 
 DRAWING_SECONDS: Final = 0.3
 """A window is closed after this time: a slow source must not hide a run for many batches."""
@@ -91,6 +91,7 @@ class _Batch:
         if structure is None:
             raise DataError("the source gave None where a batch was expected")
         pairs = flattened(structure)
+        refuse_lists(structure, pairs)
         return cls(structure, [p for p, _ in pairs], [as_array(p, leaf) for p, leaf in pairs])
 
     def is_like(self, other: "_Batch") -> bool:
