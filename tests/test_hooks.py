@@ -81,7 +81,7 @@ def test_defaults():
     def names(found):
         return [type(hook).__name__ for hook in found]
 
-    everything = ["Console", "JSONLines", "CSV", "NonFinite", "FinalModel", "LearningCurve"]
+    everything = ["Console", "JSONLines", "CSV", "FinalModel", "NonFinite", "LearningCurve"]
     assert names(hooks.defaults(Path("runs"), quiet=False)) == everything
     assert names(hooks.defaults(Path("runs"), quiet=True)) == everything[1:]
     assert names(hooks.defaults(None, quiet=True)) == ["NonFinite"]
@@ -125,8 +125,8 @@ def test_nonfinite_names_the_rows_of_the_batch():
     loop = Loop(step=20, batches={22: (x, {"label": y, "id": np.arange(8), "none": None})})
     assert nonfinite(loop, loss=[1.0, NAN, NAN]) == (
         "loss is nan at step 22, epoch 1, batch 2. The batch held it already: the first array, "
-        "rows 2, 5; the array [1]['label'], row 7. Mend or leave out these rows (their numbers count "
-        "within the batch)"
+        "rows 2, 5; the array [1]['label'], row 7. Mend or leave out these rows (their numbers "
+        "count within the batch)"
     )
 
 

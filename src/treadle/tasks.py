@@ -93,6 +93,10 @@ class Supervised(Task):
         loss: A Keras loss, its name, or a function of `(y, outputs)` that returns one per example.
         optimizer: A Keras optimizer, or its name.
         metrics: Keras metrics or their names: a list (named by the metrics) or a dict.
+            `"accuracy"` is the accuracy that fits a cross-entropy, as `compile` has it.
+
+    Raises:
+        ConfigurationError: `"accuracy"` with a loss that does not say which one.
 
     Example:
         >>> import keras, treadle
@@ -111,11 +115,10 @@ class Supervised(Task):
             found = keras.src.losses.losses.LossFunctionWrapper(found, name=name)
         self.loss = found
         self.optimizer = keras.optimizers.get(optimizer)
-        named = metrics if isinstance(metrics, Mapping) else dict.fromkeys(())
-        if not isinstance(metrics, Mapping):
-            listed = [keras.metrics.get(m) for m in metrics]
-            named = {m.name: m for m in listed}
-        self.metrics = {name: keras.metrics.get(metric) for name, metric in named.items()}
+        if isinstance(metrics, Mapping):
+            self.metrics = {name: _metric(metric, found) for name, metric in metrics.items()}
+        else:
+            self.metrics = {m.name: m for m in (_metric(metric, found) for metric in metrics)}
 
     def train_step(self, batch: Batch) -> Returned:
         """Take one gradient step; returns the loss, regularization included."""
@@ -147,6 +150,32 @@ class Supervised(Task):
         """Update every metric."""
         for metric in self.metrics.values():
             metric.update_state(y, outputs, sample_weight=sample_weight)
+
+
+ACCURACIES = {
+    "sparse_categorical_crossentropy": "SparseCategoricalAccuracy",
+    "categorical_crossentropy": "CategoricalAccuracy",
+    "categorical_focal_crossentropy": "CategoricalAccuracy",
+    "binary_crossentropy": "BinaryAccuracy",
+    "binary_focal_crossentropy": "BinaryAccuracy",
+}
+
+
+def _metric(metric: Any, loss: Any) -> Any:
+    """Return a metric by its name; of `accuracy` the one that fits the loss."""
+    if not isinstance(metric, str) or metric not in ("accuracy", "acc"):
+        return keras.metrics.get(metric)
+    kind = ACCURACIES.get(getattr(getattr(loss, "fn", None), "__name__", ""))
+    if kind is None:
+        known = "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
+        raise ConfigurationError(
+            f"{metric!r} does not say which accuracy fits the loss {loss.name!r}: write {known}"
+        )
+    if kind == "BinaryAccuracy" and getattr(loss, "from_logits", False):
+        # Keras' own compares with 0.5, also where outputs are logits.
+        fn = keras.metrics.binary_accuracy
+        return keras.metrics.MeanMetricWrapper(fn, name=metric, threshold=0.0)
+    return getattr(keras.metrics, kind)(name=metric)
 
 
 class FunctionTask(Task):

@@ -2,9 +2,7 @@
 
 import random
 import re
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,52 +10,17 @@ import numpy as np
 import pytest
 from cases import CLASSES, FEATURES, Classifier, dense, head
 from keras import ops
+from mistakes import ROWS, Does, arrays, source, told
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, DataError, GradientError, StepError, TreadleError
+from treadle.errors import ConfigurationError, GradientError, StepError
 from treadle.hooks.lines import read_log
-
-ROWS = 40
-
-
-def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
-
-
-def source() -> Any:
-    return data.from_arrays(*arrays(), batch_size=8)
-
-
-class Does(Classifier):
-    """A classifier that does something of the test's own after each step of learning."""
-
-    def __init__(self, action: Callable[..., Any], **state: Any) -> None:
-        super().__init__([keras.Input((FEATURES,)), dense(), head()])
-        self.action = action
-        vars(self).update(state)
-
-    def train_step(self, batch: Any) -> Any:
-        logs = super().train_step(batch)
-        self.action(self, batch, logs["loss"])
-        return logs
 
 
 @pytest.fixture(params=["auto", "eager"])
 def options(request: pytest.FixtureRequest) -> treadle.Options:
     return treadle.Options(execution=request.param)
-
-
-def told(
-    kind: type[TreadleError], task: Any, options: treadle.Options | None = None, train: Any = None
-) -> str:
-    """The message that training ends with."""
-    with pytest.raises(kind) as caught, treadle.Loop(task, options=options, console=False) as loop:
-        loop.fit(source() if train is None else train, epochs=1)
-    assert type(caught.value) is kind
-    return str(caught.value)
 
 
 # What is kept in Python
@@ -310,222 +273,52 @@ def test_what_users_must_not_log() -> None:
     assert loop.history.records == []
 
 
-# What frameworks say, and what is added
-
-
-def raised(task: Any, train: Any = None) -> Exception:
-    """What training ends with."""
-    with pytest.raises(Exception) as caught, treadle.Loop(task, console=False) as loop:
-        loop.fit(source() if train is None else train, epochs=1)
-    assert not isinstance(caught.value, TreadleError)
-    return caught.value
-
-
-def branches(task: Any, batch: Any, loss: Any) -> Any:
-    if loss > 0.5:
-        task.holder = None
-
-
-def native_tensorflow(task: Any, batch: Any, loss: Any) -> Any:
-    import tensorflow as tf
-
-    tf.reduce_mean(loss * 2.0)
-
-
-def native_torch(task: Any, batch: Any, loss: Any) -> Any:
-    import torch
-
-    torch.mean(loss)
-
-
-def makes_optimizer(task: Any, batch: Any, loss: Any) -> Any:
-    treadle.minimize(lambda: ops.mean(task.model(batch[0])), task.model, keras.optimizers.Adam())
-
-
-CONDITION = "choose values with keras.ops.where, and branches that train with treadle.cond"
-NUMBER = "compute with keras.ops, for example keras.ops.cast, and return from the step"
-VALUE = "return it from the step, and look at it in a hook or in the history"
-NUMPY = "A function of NumPy's was given a tensor of the step: use the one of the same name in"
-MADE = "The step makes a variable: make layers, metrics and optimizers once, in the task's __init__"
-TO_TENSORFLOW = "write it with keras.ops and treadle.gradients, which run everywhere, or run it"
-COMPILED = ("tensorflow", "jax")
+# Supervised
 
 
 @pytest.mark.parametrize(
-    ("action", "hint", "backends"),
+    ("loss", "like"),
     [
-        (branches, CONDITION, COMPILED),
-        (lambda task, batch, loss: float(loss), NUMBER, COMPILED),
-        (lambda task, batch, loss: range(ops.cast(loss, "int32")), NUMBER, COMPILED),
-        (lambda task, batch, loss: loss.numpy(), VALUE, COMPILED),
-        (lambda task, batch, loss: np.mean(task.model(batch[0])), NUMPY, ("tensorflow", "torch")),
-        (lambda task, batch, loss: np.asarray(loss), NUMPY, COMPILED),
-        (native_tensorflow, "calls TensorFlow, and Keras runs on JAX: " + TO_TENSORFLOW, ("jax",)),
-        (native_torch, "The step calls PyTorch, and Keras runs on ", COMPILED),
-        (lambda task, batch, loss: loss.backward(), "The step calls PyTorch, and Ker", COMPILED),
-        (makes_optimizer, MADE, (*COMPILED, "torch")),
-    ],
-    ids=[
-        "if", "float", "range", "value", "numpy", "asarray", "tensorflow", "torch", "backward",
-        "optimizer",
-    ],
-)  # fmt: skip
-def test_broken_rules_come_with_what_to_do(
-    action: Any, hint: str, backends: tuple[str, ...]
-) -> None:
-    if keras.config.backend() not in backends:
-        pytest.skip("this works there")
-    for module in ("tensorflow", "torch"):
-        if action.__name__ == f"native_{module}":
-            pytest.importorskip(module)
-    notes = raised(Does(action)).__notes__
-    assert hint in notes[-2]
-    assert notes[-1].startswith("in train_step, step 1 (epoch 1, batch 1); the weights are those ")
-
-
-def test_rules_broken_in_evaluations_too() -> None:
-    if keras.config.backend() == "torch":
-        pytest.skip("there a tensor's value is known")
-
-    class Evaluates(Does):
-        def eval_step(self, batch: Any) -> Any:
-            return {"loss": float(super().eval_step(batch)["loss"])}
-
-    with treadle.Loop(Evaluates(lambda *_: None), console=False) as loop:
-        for run in (lambda: loop.evaluate(source()), lambda: loop.call(float, np.float32(1))):
-            with pytest.raises(Exception) as caught:
-                run()
-            assert any(NUMBER in note for note in caught.value.__notes__)
-
-
-def test_labels_out_of_range() -> None:
-    x, y = arrays()
-    y[27] = 7
-    train = data.from_arrays(x, y, batch_size=8, shuffle=False)
-    task = Does(lambda task, batch, loss: None)
-    if keras.config.backend() == "jax":  # as steps.md says: such a row has no loss there
-        with treadle.Loop(task, console=False) as loop:
-            losses = loop.fit(train, epochs=1).steps("loss")
-        assert np.isfinite(losses).all()
-        return
-    error = raised(task, train)
-    told = {"tensorflow": "Received a label value of 7 which is outside the valid range of [0, 3)."}
-    text = told.get(keras.config.backend(), "Target 7 is out of bounds")
-    assert text in (str(error) if keras.config.backend() == "torch" else error.__notes__[-2])
-
-
-def test_arrays_of_other_lengths() -> None:
-    x, y = arrays()
-    note = (
-        "The first array of the batch has 32 rows, but the second array has 30: if both count "
-        "examples, the batch was cut wrongly"
-    )
-    assert note in raised(Does(lambda *_: None), [(x[:32], y[:30])]).__notes__
-    named = [{"image": x[:32], "label": y[:30]}]
-    task = treadle.task(lambda batch: ops.mean(batch["image"][:, 0] * batch["label"]))
-    assert note.replace("first array", "array 'image'").replace(
-        "second array", "array 'label'"
-    ) in (raised(task, named).__notes__)
-
-
-@pytest.mark.parametrize(
-    ("batch", "name"),
-    [
-        (lambda x, y: (x.tolist(), y.tolist()), "the first array"),
-        (lambda x, y: [x, y.tolist()], "the second array"),
-        (lambda x, y: {"image": x, "label": y.tolist()}, "the array 'label'"),
-        (lambda x, y: y.tolist(), "the batch"),
+        (keras.losses.SparseCategoricalCrossentropy(), "sparse_categorical_accuracy"),
+        ("sparse_categorical_crossentropy", "sparse_categorical_accuracy"),
+        ("categorical_crossentropy", "categorical_accuracy"),
+        (keras.losses.BinaryCrossentropy(), "binary_accuracy"),
     ],
 )
-def test_lists_of_numbers(batch: Any, name: str) -> None:
-    task = Does(lambda *_: None)
-    assert told(DataError, task, train=[batch(*arrays())]) == (
-        f"{name} is a list of Python numbers, not an array: make it one with numpy.asarray, or a "
-        "tuple where each number is meant by itself"
-    )
-
-
-# Tracebacks
-
-
-OWN = str(Path(treadle.__file__).parent)
-
-
-def lines_of(error: BaseException) -> list[str]:
-    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-
-
-def fails(task: Any, batch: Any, loss: Any) -> Any:
-    raise ZeroDivisionError("mine")
-
-
-def in_an_objective(task: Any, batch: Any, loss: Any) -> Any:
-    def objective() -> Any:
-        return fails(task, batch, loss)
-
-    treadle.minimize(objective, task.model, task.optimizer)
-
-
-def test_tracebacks_are_of_the_user_and_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for action, names in (
-        (fails, ["raised", "train_step", "fails"]),
-        (in_an_objective, ["raised", "train_step", "in_an_objective", "objective", "fails"]),
-    ):
-        error = raised(Does(action))
-        frames = traceback.extract_tb(error.__traceback__)
-        assert [frame.name for frame in frames] == names
-    assert not any(name.startswith(OWN) for name in lines_of(error))
-    assert len(error.__notes__) >= 1
-    monkeypatch.setenv("TREADLE_TRACEBACK", "full")
-    assert any(name.startswith(OWN) for name in lines_of(raised(Does(fails))))
-
-
-def test_tracebacks_end_in_the_library_that_failed() -> None:
+@pytest.mark.parametrize("name", ["accuracy", "acc"])
+def test_accuracy_is_the_one_that_fits_the_loss(loss: Any, like: str, name: str) -> None:
+    binary = like == "binary_accuracy"
+    units, activation = (1, "sigmoid") if binary else (CLASSES, "softmax")
+    model = keras.Sequential([keras.layers.Dense(units, activation=activation)])
+    task = treadle.Supervised(model, loss, "adam", [name, like])
     x, y = arrays()
-    frames = lines_of(raised(Does(lambda *_: None), [(x[:32], y[:30])]))
-    assert frames[0] == __file__ and not frames[-1].startswith(OWN)
-    assert not any(name.startswith(OWN) for name in frames[:-1])
+    if binary:
+        y = (y > 0).astype("float32")[:, None]
+    elif like == "categorical_accuracy":
+        y = np.eye(CLASSES, dtype="float32")[y]
+    with treadle.Loop(task, console=False) as loop:
+        history = loop.fit(data.from_arrays(x, y, batch_size=8), epochs=2)
+    assert history[name] == history[like]
+    assert 0 < history[name][0] < 1
 
 
-def test_tracebacks_of_treadles_errors_are_the_users_lines() -> None:
-    task = Does(lambda *_: None)
-    with pytest.raises(DataError) as caught:
-        treadle.Loop(task, console=False).fit([arrays()[1].tolist()], epochs=1)
-    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [
-        __file__
-    ]
+def test_accuracy_of_binary_logits_is_theirs() -> None:
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    task = treadle.Supervised(model, loss, keras.optimizers.SGD(0.0), {"hits": "accuracy"})
+    x = np.array([[0.2], [0.4], [-0.1], [0.7]], "float32")  # 0.2 and 0.4 are more likely than not
+    y = np.array([[1], [0], [0], [1]], "float32")
+    with treadle.Loop(task, console=False) as loop:
+        assert loop.evaluate([(x, y)])["hits"] == 0.75
 
 
-def test_tracebacks_of_every_way_in() -> None:
-    class Failing(Does):
-        def eval_step(self, batch: Any) -> Any:
-            fails(self, batch, None)
-
-        predict_step = eval_step
-
-    def stepwise(loop: Any) -> None:
-        for _ in loop.epochs(1):
-            for _ in loop.steps(source()):
-                pass
-
-    loop = treadle.Loop(Failing(fails), console=False)
-    for run in (
-        stepwise,
-        lambda loop: list(loop.steps(source())),
-        lambda loop: loop.step(tuple(part[:8] for part in arrays())),
-        lambda loop: loop.prepare(source()),
-        lambda loop: loop.evaluate(source()),
-        lambda loop: loop.predict(source()),
-        lambda loop: loop.call(lambda: fails(None, None, None)),
-    ):
-        with pytest.raises(ZeroDivisionError) as caught:
-            run(loop)
-        files = set(lines_of(caught.value))
-        assert files == {__file__}
-
-
-def test_a_fault_of_treadles_own_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.training.joined", None)
-    with pytest.raises(TypeError) as caught:
-        treadle.Loop(Does(lambda *_: None), console=False).fit(source(), epochs=1)
-    assert sum(name.startswith(OWN) for name in lines_of(caught.value)) > 2
+@pytest.mark.parametrize(
+    ("loss", "name"), [("mse", "mean_squared_error"), (keras.losses.Hinge(), "hinge")]
+)
+def test_accuracy_of_other_losses_is_refused(loss: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.Supervised(keras.Sequential([head()]), loss, "adam", ["accuracy"])
+    assert str(caught.value) == (
+        f"'accuracy' does not say which accuracy fits the loss '{name}': write "
+        "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
+    )

@@ -263,6 +263,13 @@ class JaxBackend:
         """Return the value itself: JAX never changes an array."""
         return variable._value
 
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at all in one program; on a CPU with NumPy, which has nothing to compile."""
+        values = [v._value for v in variables]
+        if jax.default_backend() == "cpu":
+            return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
+        return [bool(x) for x in jax.device_get(_finite(values))]
+
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
         return np.asarray(tensor)
@@ -270,6 +277,11 @@ class JaxBackend:
     def to_device(self, array: Any) -> Tensor:
         """Return an array as a JAX array (64-bit types become 32-bit)."""
         return jnp.asarray(array)
+
+
+@jax.jit
+def _finite(values: Sequence[Tensor]) -> list[Tensor]:
+    return [jnp.isfinite(x).all() for x in values]
 
 
 def _gradients(

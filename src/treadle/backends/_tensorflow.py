@@ -189,6 +189,11 @@ class TensorFlowBackend:
         """Return a copy of a variable's value."""
         return tf.identity(getattr(variable, "_value", variable))
 
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at each, and fetch all answers."""
+        values = [tf.math.is_finite(getattr(v, "_value", v)) for v in variables]
+        return tf.stack([tf.reduce_all(x) for x in values]).numpy().tolist() if values else []
+
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
         return np.asarray(tensor)

@@ -149,6 +149,13 @@ class TorchBackend:
         """Return a copy of a variable's value."""
         return variable._value.detach().clone()
 
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at each, and fetch all answers; on a CPU with NumPy, which waits for no threads."""
+        values = [v._value.detach() for v in variables]
+        if all(x.is_cpu and x.dtype in (torch.float32, torch.float64) for x in values):
+            return [bool(np.isfinite(x.numpy()).all()) for x in values]
+        return torch.stack([torch.isfinite(x).all() for x in values]).tolist()
+
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
         return keras.ops.convert_to_numpy(tensor)

@@ -310,6 +310,10 @@ class Backend(Protocol):
         """Return a copy of a variable's value, on the device where that is cheap."""
         ...
 
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Say of each variable of a float type whether all its values are finite, in one fetch."""
+        ...
+
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
         ...

@@ -53,7 +53,8 @@ def __dir__() -> list[str]:
 def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
     """Return the hooks that every run has, in the order in which they are told.
 
-    `NonFinite` comes after those that write, so that the log holds the value that ended the run.
+    `NonFinite` comes after those that write, so that the log holds the value that ended the run;
+    at the end they are told in reverse, so that it looks at the weights before they are written.
 
     Args:
         directory: The run directory; without one nothing is written.
@@ -72,4 +73,4 @@ def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
     hooks: list[Hook] = [] if quiet else [Console()]
     if directory is None:
         return [*hooks, NonFinite()]
-    return [*hooks, JSONLines(), CSV(), NonFinite(), FinalModel(), LearningCurve()]
+    return [*hooks, JSONLines(), CSV(), FinalModel(), NonFinite(), LearningCurve()]

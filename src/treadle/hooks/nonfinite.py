@@ -1,13 +1,14 @@
 """Ending a run whose values are no longer numbers."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from ..data.leaves import flattened, named
-from ..errors import ConfigurationError, NonFiniteError, did_you_mean
+from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 from ..hook import Hook, LoopView
-from ..logs import StepLogs
+from ..logs import Record, StepLogs
 from ..progress import Progress
 
 ACTIONS = ("raise", "stop")
@@ -15,10 +16,14 @@ ROWS_NAMED = 5
 
 
 class NonFinite(Hook):
-    """Ends a run at the first step that returned NaN or infinity, and says where it came from.
+    """Ends a run whose steps return NaN or infinity, or whose weights become so.
 
-    Looks at what the steps returned after each window, which costs no transfer. The weights are
-    then those at the end of the window.
+    Looks at what the steps returned after each window, which costs no transfer; the weights are
+    then those at the end of the window. At the end of each epoch, at each validation and at the end
+    of the run, before the final model is written, it looks at all float variables but those of
+    metrics: NaN in the data can ruin weights while the loss stays a number. A variable that is not
+    trainable may hold NaN or infinity from the start on. What an epoch or a validation records as
+    NaN or infinity is told as a warning in the log.
 
     Args:
         action: `"raise"` ends the run with an error; `"stop"` ends it as if it had been asked to
@@ -26,7 +31,7 @@ class NonFinite(Hook):
 
     Raises:
         ConfigurationError: The action is not known.
-        NonFiniteError: After a window with a value that is not finite.
+        NonFiniteError: A step returned a value that is not finite, or a variable holds one.
 
     Example:
         >>> import treadle
@@ -37,17 +42,67 @@ class NonFinite(Hook):
         if action not in ACTIONS:
             raise ConfigurationError(f"unknown action {action!r}.{did_you_mean(action, ACTIONS)}")
         self._action = action
+        self._looked = 0  # the step at which the variables were last looked at
+        self._meant: set[str] = set()
+        self._warned: set[str] = set()
+        self._acted = False
+
+    def start(self, loop: LoopView) -> None:
+        """Take note of what is not finite on purpose."""
+        self._looked, self._warned, self._acted = loop.progress.step, set(), False
+        self._meant = {p for p, v in _not_finite(loop).items() if not getattr(v, "trainable", True)}
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Look at the variables, and at what was recorded."""
+        if record.kind == "log":
+            return
+        self._warn(loop, record.values)
+        self._look(loop, ended=False)
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Look at the variables once more, before the final model is written."""
+        if error is None:
+            self._look(loop, ended=True)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Look at every value of the window."""
         # A sum is finite unless a term is not (or it overflows, which the second look finds out).
         for array in logs.values.values():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                message = _explained(loop, logs)
-                if self._action == "raise":
-                    raise NonFiniteError(message)
-                loop.stop(message)
+                self._act(loop, _explained(loop, logs))
                 return
+
+    def _act(self, loop: LoopView, message: str, ended: bool = False) -> None:
+        self._acted = True
+        if self._action == "raise":
+            raise NonFiniteError(message)
+        if ended:
+            loop.log({"warning": message})
+        else:
+            loop.stop(message)
+
+    def _look(self, loop: LoopView, ended: bool) -> None:
+        """Look at the variables, unless that was done after this very step."""
+        clean, self._looked = self._looked, loop.progress.step
+        if clean == loop.progress.step or self._acted:
+            return
+        bad = {path: v for path, v in _not_finite(loop).items() if path not in self._meant}
+        if bad:
+            self._act(loop, _ruined(loop, bad, clean), ended)
+
+    def _warn(self, loop: LoopView, values: Mapping[str, Any]) -> None:
+        floats = {name: value for name, value in values.items() if isinstance(value, float)}
+        bad = {name: value for name, value in floats.items() if not np.isfinite(value)}
+        new = [name for name in bad if name not in self._warned]
+        self._warned = set(bad)
+        if new:
+            told = ", ".join(f"{name} is {bad[name]}" for name in new)
+            loop.log(
+                {
+                    "warning": f"{told} after {loop.progress}: look for values that are not finite "
+                    "in the set that it was measured on, and at the step or metric that made it"
+                }
+            )
 
 
 def _explained(loop: LoopView, logs: StepLogs) -> str:
@@ -69,6 +124,58 @@ def _explained(loop: LoopView, logs: StepLogs) -> str:
             'treadle.Options(execution="eager") lets you look inside the step'
         )
     return f"{name} is {logs.values[name][offset]} at {at}. {why}"
+
+
+def _not_finite(loop: LoopView) -> dict[str, Any]:
+    """Return the float variables, but those of metrics, that hold NaN or infinity, by path."""
+    import keras  # late: it fixes the backend, which nobody may have chosen at import
+
+    from ..backends.base import active
+
+    state = loop.state
+    metrics = {id(v) for metric in state.metrics.values() for v in metric.variables}
+    chosen = {
+        path: v
+        for path, v in state.variables.items()
+        if id(v) not in metrics and "float" in keras.backend.standardize_dtype(v.dtype)
+    }
+    flags = active().finite(list(chosen.values()))
+    return {path: v for (path, v), finite in zip(chosen.items(), flags, strict=True) if not finite}
+
+
+def _ruined(loop: LoopView, bad: Mapping[str, Any], clean: int) -> str:
+    """Say which variables are not finite, since when, and which batches may have done it."""
+    from ..backends.base import active
+
+    path, last = next(iter(bad)), loop.progress.step
+    flags = ~np.isfinite(active().read(bad[path]))
+    others = f"{len(bad) - 1} more variable{'s do' if len(bad) > 2 else ' does'}"
+    more = f" (and {others})" if len(bad) > 1 else ""
+    since = f"step {last}" if last == clean + 1 else f"some step from {clean + 1} to {last}"
+    where = _bad_batches(loop, clean)
+    why = (
+        f"{where}. Mend or leave out these rows (their numbers count within the batch)"
+        if where
+        else "Look for such values in the data, as with numpy.isfinite(x).all(); where there are "
+        "none, lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer)"
+    )
+    return (
+        f"{path} holds {int(flags.sum())} of {flags.size} values that are not finite{more}, since "
+        f"{since}, though every step returned finite ones. {why}"
+    )
+
+
+def _bad_batches(loop: LoopView, clean: int) -> str:
+    """Name the first batch at hand, which are those of the last window, that is not finite."""
+    found = ""
+    for step in range(loop.progress.step, clean, -1):
+        try:
+            rows = _bad_inputs(loop.batch_at(step))
+        except DataError:
+            break
+        if rows:
+            found = f"The batch of step {step} held some already: {'; '.join(rows)}"
+    return found
 
 
 def _bad_inputs(batch: Any) -> list[str]:

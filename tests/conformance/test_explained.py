@@ -1,0 +1,226 @@
+"""What is added to the words of frameworks, and which lines a traceback shows."""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from mistakes import Does, arrays, raised, source, told
+
+import treadle
+from treadle import data
+from treadle.errors import DataError
+
+# What frameworks say, and what is added
+
+
+def branches(task: Any, batch: Any, loss: Any) -> Any:
+    if loss > 0.5:
+        task.holder = None
+
+
+def native_tensorflow(task: Any, batch: Any, loss: Any) -> Any:
+    import tensorflow as tf
+
+    tf.reduce_mean(loss * 2.0)
+
+
+def native_torch(task: Any, batch: Any, loss: Any) -> Any:
+    import torch
+
+    torch.mean(loss)
+
+
+def makes_optimizer(task: Any, batch: Any, loss: Any) -> Any:
+    treadle.minimize(lambda: ops.mean(task.model(batch[0])), task.model, keras.optimizers.Adam())
+
+
+CONDITION = "choose values with keras.ops.where, and branches that train with treadle.cond"
+NUMBER = "compute with keras.ops, for example keras.ops.cast, and return from the step"
+VALUE = "return it from the step, and look at it in a hook or in the history"
+NUMPY = "A function of NumPy's was given a tensor of the step: use the one of the same name in"
+MADE = "The step makes a variable: make layers, metrics and optimizers once, in the task's __init__"
+TO_TENSORFLOW = "write it with keras.ops and treadle.gradients, which run everywhere, or run it"
+COMPILED = ("tensorflow", "jax")
+
+
+@pytest.mark.parametrize(
+    ("action", "hint", "backends"),
+    [
+        (branches, CONDITION, COMPILED),
+        (lambda task, batch, loss: float(loss), NUMBER, COMPILED),
+        (lambda task, batch, loss: range(ops.cast(loss, "int32")), NUMBER, COMPILED),
+        (lambda task, batch, loss: loss.numpy(), VALUE, COMPILED),
+        (lambda task, batch, loss: np.mean(task.model(batch[0])), NUMPY, ("tensorflow", "torch")),
+        (lambda task, batch, loss: np.asarray(loss), NUMPY, COMPILED),
+        (native_tensorflow, "calls TensorFlow, and Keras runs on JAX: " + TO_TENSORFLOW, ("jax",)),
+        (native_torch, "The step calls PyTorch, and Keras runs on ", COMPILED),
+        (lambda task, batch, loss: loss.backward(), "The step calls PyTorch, and Ker", COMPILED),
+        (makes_optimizer, MADE, (*COMPILED, "torch")),
+    ],
+    ids=[
+        "if", "float", "range", "value", "numpy", "asarray", "tensorflow", "torch", "backward",
+        "optimizer",
+    ],
+)  # fmt: skip
+def test_broken_rules_come_with_what_to_do(
+    action: Any, hint: str, backends: tuple[str, ...]
+) -> None:
+    if keras.config.backend() not in backends:
+        pytest.skip("this works there")
+    for module in ("tensorflow", "torch"):
+        if action.__name__ == f"native_{module}":
+            pytest.importorskip(module)
+    notes = raised(Does(action)).__notes__
+    assert hint in notes[-2]
+    assert notes[-1].startswith("in train_step, step 1 (epoch 1, batch 1); the weights are those ")
+
+
+def test_rules_broken_in_evaluations_too() -> None:
+    if keras.config.backend() == "torch":
+        pytest.skip("there a tensor's value is known")
+
+    class Evaluates(Does):
+        def eval_step(self, batch: Any) -> Any:
+            return {"loss": float(super().eval_step(batch)["loss"])}
+
+    with treadle.Loop(Evaluates(lambda *_: None), console=False) as loop:
+        for run in (lambda: loop.evaluate(source()), lambda: loop.call(float, np.float32(1))):
+            with pytest.raises(Exception) as caught:
+                run()
+            assert any(NUMBER in note for note in caught.value.__notes__)
+
+
+def test_labels_out_of_range() -> None:
+    x, y = arrays()
+    y[27] = 7
+    train = data.from_arrays(x, y, batch_size=8, shuffle=False)
+    task = Does(lambda task, batch, loss: None)
+    if keras.config.backend() == "jax":  # as steps.md says: such a row has no loss there
+        with treadle.Loop(task, console=False) as loop:
+            losses = loop.fit(train, epochs=1).steps("loss")
+        assert np.isfinite(losses).all()
+        return
+    error = raised(task, train)
+    told = {"tensorflow": "Received a label value of 7 which is outside the valid range of [0, 3)."}
+    text = told.get(keras.config.backend(), "Target 7 is out of bounds")
+    assert text in (str(error) if keras.config.backend() == "torch" else error.__notes__[-2])
+
+
+def test_arrays_of_other_lengths() -> None:
+    x, y = arrays()
+    note = (
+        "The first array of the batch has 32 rows, but the second array has 30: if both count "
+        "examples, the batch was cut wrongly"
+    )
+    assert note in raised(Does(lambda *_: None), [(x[:32], y[:30])]).__notes__
+    named = [{"image": x[:32], "label": y[:30]}]
+    task = treadle.task(lambda batch: ops.mean(batch["image"][:, 0] * batch["label"]))
+    assert note.replace("first array", "array 'image'").replace(
+        "second array", "array 'label'"
+    ) in (raised(task, named).__notes__)
+
+
+@pytest.mark.parametrize(
+    ("batch", "name"),
+    [
+        (lambda x, y: (x.tolist(), y.tolist()), "the first array"),
+        (lambda x, y: [x, y.tolist()], "the second array"),
+        (lambda x, y: {"image": x, "label": y.tolist()}, "the array 'label'"),
+        (lambda x, y: y.tolist(), "the batch"),
+    ],
+)
+def test_lists_of_numbers(batch: Any, name: str) -> None:
+    task = Does(lambda *_: None)
+    assert told(DataError, task, train=[batch(*arrays())]) == (
+        f"{name} is a list of Python numbers, not an array: make it one with numpy.asarray, or a "
+        "tuple where each number is meant by itself"
+    )
+
+
+# Tracebacks
+
+
+OWN = str(Path(treadle.__file__).parent)
+
+
+def lines_of(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def fails(task: Any, batch: Any, loss: Any) -> Any:
+    raise ZeroDivisionError("mine")
+
+
+def in_an_objective(task: Any, batch: Any, loss: Any) -> Any:
+    def objective() -> Any:
+        return fails(task, batch, loss)
+
+    treadle.minimize(objective, task.model, task.optimizer)
+
+
+def test_tracebacks_are_of_the_user_and_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for action, names in (
+        (fails, ["raised", "train_step", "fails"]),
+        (in_an_objective, ["raised", "train_step", "in_an_objective", "objective", "fails"]),
+    ):
+        error = raised(Does(action))
+        frames = traceback.extract_tb(error.__traceback__)
+        assert [frame.name for frame in frames] == names
+    assert not any(name.startswith(OWN) for name in lines_of(error))
+    assert len(error.__notes__) >= 1
+    monkeypatch.setenv("TREADLE_TRACEBACK", "full")
+    assert any(name.startswith(OWN) for name in lines_of(raised(Does(fails))))
+
+
+def test_tracebacks_end_in_the_library_that_failed() -> None:
+    x, y = arrays()
+    frames = lines_of(raised(Does(lambda *_: None), [(x[:32], y[:30])]))
+    assert Path(frames[0]).parent == Path(__file__).parent and not frames[-1].startswith(OWN)
+    assert not any(name.startswith(OWN) for name in frames[:-1])
+
+
+def test_tracebacks_of_treadles_errors_are_the_users_lines() -> None:
+    task = Does(lambda *_: None)
+    with pytest.raises(DataError) as caught:
+        treadle.Loop(task, console=False).fit([arrays()[1].tolist()], epochs=1)
+    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [
+        __file__
+    ]
+
+
+def test_tracebacks_of_every_way_in() -> None:
+    class Failing(Does):
+        def eval_step(self, batch: Any) -> Any:
+            fails(self, batch, None)
+
+        predict_step = eval_step
+
+    def stepwise(loop: Any) -> None:
+        for _ in loop.epochs(1):
+            for _ in loop.steps(source()):
+                pass
+
+    loop = treadle.Loop(Failing(fails), console=False)
+    for run in (
+        stepwise,
+        lambda loop: list(loop.steps(source())),
+        lambda loop: loop.step(tuple(part[:8] for part in arrays())),
+        lambda loop: loop.prepare(source()),
+        lambda loop: loop.evaluate(source()),
+        lambda loop: loop.predict(source()),
+        lambda loop: loop.call(lambda: fails(None, None, None)),
+    ):
+        with pytest.raises(ZeroDivisionError) as caught:
+            run(loop)
+        assert {Path(file).parent for file in lines_of(caught.value)} == {Path(__file__).parent}
+
+
+def test_a_fault_of_treadles_own_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.training.joined", None)
+    with pytest.raises(TypeError) as caught:
+        treadle.Loop(Does(lambda *_: None), console=False).fit(source(), epochs=1)
+    assert sum(name.startswith(OWN) for name in lines_of(caught.value)) > 2
