@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -39,12 +40,12 @@ TASK = """
             if self.fails == "step":
                 return {"loss": x}
             def objective():
-                return ops.mean((self.model(x) - y) ** 2)
+                return ops.mean(ops.subtract(self.model(x), y) ** 2)
             return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
 
         def eval_step(self, batch):
             x, y = batch
-            return {"loss": ops.mean((self.model(x) - y) ** 2)}
+            return {"loss": ops.mean(ops.subtract(self.model(x), y) ** 2)}
 
         def datasets(self):
             if self.fails == "interrupt":
@@ -157,6 +158,59 @@ def test_a_run_shows_what_it_trains_and_how_far_it_is():
     text = run_tiny("--epochs", 1).stdout
     assert "a tiny task" in text
     assert "epoch 1/1" in text
+
+
+@pytest.fixture
+def float32_again():
+    import keras
+
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_precision_is_recorded_and_belongs_to_the_run(float32_again):
+    told = json.loads(run_tiny("--json", "--precision", "mixed_float16", "--directory", "d").stdout)
+    assert 0 < told["last"]["loss_scale"] <= 2.0**15
+    record = json.loads(Path("d/run.json").read_text())
+    assert record["precision"] == record["configuration"]["precision"] == "mixed_float16"
+    again = run_tiny("--precision", "float32", "--directory", "d", code=2)
+    assert "precision was 'mixed_float16', now 'float32'" in again.stderr
+    assert json.loads(treadle("evaluate", "d", "--json").stdout)["test"]["loss"] > 0
+
+
+def test_bfloat16_is_recommended_where_it_pays(monkeypatch, tmp_path):
+    import keras
+
+    from treadle.backends.base import active
+    from treadle.cli import advice
+
+    large = SimpleNamespace(model=keras.Sequential([keras.Input((512,)), keras.layers.Dense(512)]))
+    small = SimpleNamespace(model=keras.Sequential([keras.Input((512,)), keras.layers.Dense(64)]))
+    images = keras.Input((8, 8, 64))
+    pictures = SimpleNamespace(model=keras.Sequential([images, keras.layers.Conv2D(64, 3)]))
+    unbuilt = SimpleNamespace(model=keras.Sequential([keras.layers.Dense(512)]))
+    monkeypatch.setattr(type(active()), "bfloat16_pays", lambda self: True)
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text("processor : 0\nflags\t: fpu avx512f avx512_bf16\n")
+    monkeypatch.setattr(advice, "CPU", cpu)
+    word = "this CPU has instructions for bfloat16: --precision mixed_bfloat16 is worth trying"
+    tasks = (large, pictures, small, unbuilt)
+    assert [advice.on_precision(task) for task in tasks] == [word, word, None, None]
+    assert word not in run_tiny().stderr
+    code = Path("mine.py").read_text().replace("Input((2,))", "Input((512,))")
+    code = code.replace("Dense(1)", "Dense(512)").replace("size=(8, 2)", "size=(8, 512)")
+    Path("mine.py").write_text(code)
+    assert run_tiny("--directory", "a").stderr.count(word) == 1
+    for silent in (["--directory", "a"], ["--precision", "float32"], ["--quiet"], ["--json"]):
+        assert word not in run_tiny(*silent).stderr
+    cpu.write_text("flags\t: fpu avx512f\n")
+    assert advice.on_precision(large) is None
+    cpu.unlink()
+    assert advice.on_precision(large) is None
+    cpu.write_text("flags\t: amx_bf16\n")
+    assert advice.on_precision(large) == word
+    monkeypatch.setattr(type(active()), "bfloat16_pays", lambda self: False)
+    assert advice.on_precision(large) is None
 
 
 def test_json_is_all_that_is_printed():

@@ -171,6 +171,31 @@ def test_nonfinite_lets_numbers_pass():
     assert loop.reason is None
 
 
+def test_nonfinite_lets_steps_pass_that_were_undone():
+    loop = Loop(batches={2: np.zeros(4)})
+    scaling = {"loss_scale": [4.0, 4.0], "undone": [0.0, 1.0]}
+    loop.window(hooks.NonFinite(), loss=[1.0, INF], **scaling)
+    loop = Loop(batches={2: np.array([0.0, NAN])})
+    message = nonfinite(loop, loss=[1.0, NAN], **scaling)
+    assert "The batch held it already: the batch, row 1. Mend" in message
+
+
+def test_nonfinite_says_what_float16_may_have_done():
+    loop = Loop(batches={1: np.zeros(4)})
+    message = nonfinite(loop, loss=[INF], loss_scale=[4.0], undone=[0.0])
+    assert "Compute the loss in float32, since float16 ends at 65,504. Lower the" in message
+
+
+def test_nonfinite_ends_what_no_scale_can_save():
+    smallest = 2.0**-14
+    scaling = {"loss_scale": [2 * smallest, smallest], "undone": [1.0, 1.0]}
+    assert nonfinite(Loop(batches={}), loss=[1.0, 1.0], **scaling) == (
+        "gradients are not finite at step 2, epoch 1, batch 2, not even with a loss scale of "
+        "2**-14, so it is not the scale that is too large for float16. Look for a division by "
+        "zero, or a logarithm or a root of zero, or train in mixed_bfloat16"
+    )
+
+
 def test_nonfinite_knows_its_actions():
     with pytest.raises(ConfigurationError) as caught:
         hooks.NonFinite(action="stopp")

@@ -74,6 +74,12 @@ def test_nan_is_told_not_hidden() -> None:
     assert np.isnan(means.result()["loss"])
 
 
+def test_what_counts_nothing_may_be_no_number() -> None:
+    means = Means()
+    means.add({"loss": np.array([1.0, np.nan, np.inf])}, {"loss": np.array([2.0, 0.0, 0.0])})
+    assert means.result() == {"loss": 1.0}
+
+
 def test_values_and_weights_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="zip"):
         Means().add({"loss": np.ones(2)}, {"loss": np.ones(3)})

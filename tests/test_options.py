@@ -98,8 +98,12 @@ def test_an_unknown_backend_and_an_unknown_precision() -> None:
     )
     with pytest.raises(ConfigurationError, match="unknown precision 'half'"):
         treadle.setup(precision="half")
-    with pytest.raises(ConfigurationError, match="mixed_float16 needs loss scaling"):
-        treadle.setup(precision="mixed_float16")
+    with pytest.raises(ConfigurationError) as narrow:
+        treadle.setup(precision="bfloat16")
+    assert str(narrow.value) == (
+        "precision 'bfloat16' would keep weights in bfloat16, where most updates are too small to "
+        "change them: use 'mixed_bfloat16', which keeps them in float32"
+    )
 
 
 @pytest.mark.parametrize("what", [{"seed": 0}, {"precision": "float32"}, {"devices": object()}])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .hook import Hook as Hook
     from .logs import History as History
     from .loop import Loop as Loop
+    from .loss_scale import LossScale as LossScale
     from .options import Options as Options
     from .options import setup as setup
     from .progress import Progress as Progress
@@ -47,6 +48,7 @@ _NAMES = {
     "hook": "Hook",
     "logs": "History",
     "loop": "Loop",
+    "loss_scale": "LossScale",
     "options": "Options setup",
     "progress": "Progress",
     "stepping": "blend frozen_copy phase step weighted",

@@ -18,6 +18,7 @@ from .backends.base import (
     hand_outward,
 )
 from .errors import GradientError, StepError
+from .loss_scale import scaled, unscaled
 
 Variables = Any  # a list of variables, or a model, layer or metric that has some
 ONLY = ""  # the name under which a single loss travels
@@ -69,10 +70,6 @@ def gradients(
     index = {id(variable): i for i, variable in enumerate(union)}
     step = context()
 
-    def function(inputs: Sequence[Tensor]) -> tuple[Losses, Any]:
-        result = objective()
-        return _losses(result, list(named) if several else None), result
-
     if step.build is not None:  # only variables and shapes matter: nothing is differentiated
         step.build.differentiated = True
         result = objective()
@@ -94,7 +91,8 @@ def gradients(
                 "gradients: leave it out of the variables"
             )
     groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
-    result, found = active().differentiate(function, union, (), groups)
+    names = list(named) if several else None
+    result, found = _differentiate(lambda _: objective(), names, union, (), groups)
     grads = {
         name: [
             _reached(gradient, variable, name, unreached)
@@ -115,7 +113,8 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
         inputs: Float tensors of any shape.
 
     Returns:
-        `(what the function returned, one gradient per input)`, each of its input's shape.
+        `(what the function returned, one gradient per input)`, each of its input's shape and
+        dtype; for a float16 input a float32 one, since float16 has no room for small gradients.
 
     Raises:
         GradientError: No inputs, an input that is not of a float type, a result that is no scalar,
@@ -145,17 +144,16 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
         step.build.differentiated = True
         result = function(*tensors)
         _losses(result, None)
-        return result, [ops.zeros_like(x) for x in tensors]
+        return result, [ops.zeros_like(x, _dtype_of_gradient(x)) for x in tensors]
 
-    def scalar(leaves: Sequence[Tensor]) -> tuple[Losses, Any]:
-        result = function(*leaves)
-        return _losses(result, None), result
-
-    result, found = active().differentiate(scalar, (), tensors, {ONLY: list(range(len(tensors)))})
-    for i, gradient in enumerate(found[ONLY]):
+    groups = {ONLY: list(range(len(tensors)))}
+    result, found = _differentiate(lambda leaves: function(*leaves), None, (), tensors, groups)
+    grads: list[Tensor] = []
+    for i, (gradient, x) in enumerate(zip(found[ONLY], tensors, strict=True)):
         if gradient is None:
             raise GradientError(f"the function's result does not depend on input {i}")
-    return result, [gradient for gradient in found[ONLY] if gradient is not None]
+        grads.append(ops.cast(gradient, _dtype_of_gradient(x)))
+    return result, grads
 
 
 def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
@@ -376,6 +374,44 @@ def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor:
     if "float" not in dtype:
         raise GradientError(f"{what} must be of a float type, but is {dtype}")
     return tensor
+
+
+def _differentiate(
+    function: Callable[[Sequence[Tensor]], Any],
+    names: list[str] | None,
+    variables: Sequence[Variable],
+    inputs: Sequence[Tensor],
+    groups: Mapping[str, Sequence[int]],
+) -> tuple[Any, dict[str, list[Tensor | None]]]:
+    """Run a function and differentiate its losses, scaled meanwhile where the step scales them."""
+    step = context()
+    scale = step.loss_scale
+    factor = None if scale is None else scale.factor(nested=step.depth > 0)
+
+    def losses(leaves: Sequence[Tensor]) -> tuple[Losses, Any]:
+        result = function(leaves)
+        found = _losses(result, names)
+        if factor is not None:
+            found = {name: scaled(loss, factor) for name, loss in found.items()}
+        return found, result
+
+    result, found = active().differentiate(losses, variables, inputs, groups)
+    if scale is None:
+        return result, found
+    scale.look([g for part in found.values() for g in part if g is not None])
+    dtypes = [*(v.dtype for v in variables), *map(_dtype_of_gradient, inputs)]
+    return result, {
+        name: [
+            None if gradient is None else unscaled(gradient, factor, dtypes[i])
+            for i, gradient in zip(groups[name], part, strict=True)
+        ]
+        for name, part in found.items()
+    }
+
+
+def _dtype_of_gradient(tensor: Tensor) -> str:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return "float32" if dtype == "float16" else dtype
 
 
 def _reached(gradient: Tensor | None, variable: Variable, name: str, unreached: str) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DirectoryError
+from .options import precision_name
 
 RUN = "run.json"
 
@@ -29,9 +30,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def described(task: Any) -> dict[str, Any]:
-    """Return what a task says of itself: its class and its plain attributes."""
+    """Return what makes a run what it is: its task's class and plain attributes, its precision."""
     plain = {k: v for k, v in vars(task).items() if isinstance(v, (bool, int, float, str))}
-    return {"task": type(task).__qualname__, "settings": plain}
+    name = type(task).__qualname__
+    return {"task": name, "settings": plain, "precision": precision_name()}
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

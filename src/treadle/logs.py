@@ -13,6 +13,10 @@ Plain = bool | int | float | str
 PLAIN = (bool, int, float, str)
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# What steps log beside their own values where their losses are scaled: by what, and 1.0 where the
+# step was undone.
+LOSS_SCALE, UNDONE = "loss_scale", "undone"
+
 
 @dataclass(frozen=True, slots=True)
 class StepLogs:
@@ -119,8 +123,9 @@ class Means:
         for name, array in values.items():
             total, weight = self._sums.get(name, (0.0, 0.0))
             for value, by in zip(array.tolist(), weights[name].tolist(), strict=True):
-                total += value * by
-                weight += by
+                if by:  # what counts nothing may be NaN
+                    total += value * by
+                    weight += by
             self._sums[name] = total, weight
 
     def result(self) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Loop:
             hooks of the same class.
         options: How steps are executed.
         configuration: What the run is, in JSON's types, recorded with it; the task's name and
-            Python attributes where it is not given.
+            Python attributes, and the precision, where it is not given.
         fresh: Start anew in a directory that holds a run.
         console: Show progress.
 

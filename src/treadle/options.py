@@ -12,7 +12,7 @@ from .errors import BackendError, ConfigurationError, did_you_mean
 
 BACKENDS = ("tensorflow", "jax", "torch")
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
-PRECISIONS = ("float32", "float64", "mixed_bfloat16")
+PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ def setup(
     Args:
         seed: Seeds initial weights, dropout, the order of the data, and Python's and NumPy's own
             generators; a whole number from 0.
-        precision: A Keras dtype policy: `"float32"`, `"mixed_bfloat16"` …
+        precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
+            compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (losses are then
+            scaled; see `LossScale`).
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported.
         devices: A `keras.distribution` object, set for all layers made afterwards.
 
@@ -92,12 +94,15 @@ def setup(
     if seed is not None and seed < 0:
         raise ConfigurationError(f"seed must be a whole number from 0, not {seed!r}")
     if precision is not None and precision not in PRECISIONS:
-        what = (
-            "mixed_float16 needs loss scaling, which Treadle does not have yet: use mixed_bfloat16"
-            if precision == "mixed_float16"
-            else f"unknown precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
+        if f"mixed_{precision}" in PRECISIONS:
+            raise ConfigurationError(
+                f"precision {precision!r} would keep weights in {precision}, where most updates "
+                f"are too small to change them: use 'mixed_{precision}', which keeps them in "
+                "float32"
+            )
+        raise ConfigurationError(
+            f"unknown precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
         )
-        raise ConfigurationError(what)
     import keras
 
     built = _names_of_what_exists()
@@ -122,6 +127,13 @@ def backend_name() -> str:
     import keras
 
     return keras.config.backend()
+
+
+def precision_name() -> str:
+    """Return the dtype policy of layers that are made now: what `setup(precision=…)` sets."""
+    import keras
+
+    return keras.config.dtype_policy().name
 
 
 def run_seed() -> int:

@@ -11,6 +11,8 @@ from .backends.window import Window
 from .building import build
 from .constants import tensor_kept, told
 from .errors import ConfigurationError, StepError
+from .logs import LOSS_SCALE, UNDONE
+from .loss_scale import LossScale, Step, undoing
 from .measuring import fastest
 from .options import Options
 from .plan import choose, places
@@ -40,7 +42,6 @@ class Prepared:
             return values, weights
 
         self.state, found = build(task, function, batch, name, options.preflight)
-        _refuse_half_precision(self.state)
         self._name = name
         self._constants = self.state.constants()
         self._settled = False
@@ -61,7 +62,12 @@ class Prepared:
         self.returns = names[0]
         self.changes_something = bool(found.written or found.applied)
         native = not found.differentiated
-        program = program_of(self.state, function, options, name, native)
+        run: Step = function
+        if self.state.loss_scale is not None:
+            _refuse_unscaled(self.state, native and bool(found.applied), name)
+            if not native:
+                run = self._undoing(function, self.state.loss_scale)
+        program = program_of(self.state, run, options, name, native)
         self._program, self._options, self._on_device = program, options, False
         self._executor = self._make(eager=options.execution == "eager")
         self.plan: Plan | None = None
@@ -129,6 +135,14 @@ class Prepared:
             self.compile_seconds += time.monotonic() - started
         return self._executor.run(window, first_step)
 
+    def _undoing(self, function: Step, scale: LossScale) -> Step:
+        """Return a step that is undone where its gradients overflow; see `loss_scale`."""
+        joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, dict.fromkeys(self.metrics, 0.0), self._name)
+        seeds = {id(v) for v in self.state.seeds}  # an undone step's random numbers are used up
+        changed = [self.state.variables[path] for path in self.written]
+        self.written += [self.state.path_of(v) for v in scale.variables]
+        return undoing(function, scale, [v for v in changed if id(v) not in seeds], self._name)
+
     def require_results(self) -> None:
         """Refuse a step of which nothing would be known.
 
@@ -175,17 +189,25 @@ class Prepared:
             )
 
 
-def _refuse_half_precision(state: State) -> None:
-    """Refuse float16, whose gradients vanish unless losses are scaled, which is not done yet.
+def _refuse_unscaled(state: State, unscaled: bool, name: str) -> None:
+    """Refuse what loss scaling cannot save: weights in float16, and losses that it never sees.
 
     Raises:
-        ConfigurationError: A layer computes in float16.
+        ConfigurationError: A layer trains weights in float16, or a step that differentiates by
+            itself trains a layer that computes in it.
     """
     for layer in state.layers:
-        if layer.compute_dtype == "float16":
+        narrow = layer.compute_dtype == "float16"
+        if narrow and any(v.trainable and v.dtype == "float16" for v in layer._trainable_variables):
+            raise ConfigurationError(
+                f"the layer {layer.name!r} keeps its weights in float16, where most updates are "
+                "too small to change them: use mixed_float16, which keeps them in float32"
+            )
+        if narrow and unscaled:
             raise ConfigurationError(
                 f"the layer {layer.name!r} computes in float16, where small gradients become zero "
-                "unless losses are scaled, which Treadle does not do yet: use mixed_bfloat16"
+                f"unless losses are scaled, and {name} differentiates without Treadle, which "
+                "therefore cannot scale them: use treadle.gradients, or mixed_bfloat16"
             )
 
 
@@ -209,8 +231,14 @@ def program_of(
 ) -> Program:
     """Return a function over a state as what backends compile."""
     variables = list(state.variables.values())
+    scale = state.loss_scale
     nobodys = frozenset(
-        id(v) for v in [*state.seeds, *(v for m in state.metrics.values() for v in m.variables)]
+        id(v)
+        for v in [
+            *state.seeds,
+            *(v for m in state.metrics.values() for v in m.variables),
+            *(scale.variables if scale is not None else ()),
+        ]
     )
     paths: Mapping[str, Variable] = state.variables
 
@@ -222,6 +250,7 @@ def program_of(
             path_of=state.path_of,
             checked=options.checked,
             owned_by_nobody=nobodys,
+            loss_scale=scale,
         )
 
     return Program(function, variables, state.seeds, new_context, name, native)

@@ -13,6 +13,8 @@ import numpy as np
 from .backends.base import Variable, active
 from .constants import mark, part_of
 from .errors import StateError
+from .logs import LOSS_SCALE
+from .loss_scale import LossScale
 
 # Bookkeeping of Keras' own: what it lists is found under the attribute that the user wrote.
 BOOKKEEPING = frozenset(
@@ -34,6 +36,7 @@ class State:
         optimizers: Path to optimizer.
         metrics: Name to metric; the name is the metric's last attribute name.
         seeds: The states of seed generators, Keras' global one included.
+        loss_scale: What losses are multiplied by, where some layer computes in float16; else None.
 
     Example:
         >>> import keras
@@ -51,6 +54,7 @@ class State:
         self.optimizers: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
         self.seeds: list[Variable] = []
+        self.loss_scale: LossScale | None = None
         self._paths: dict[int, str] = {}
         self._seen: set[int] = set()
         self._constants: dict[str, Callable[[], Any]] = {}
@@ -61,10 +65,14 @@ class State:
         """Walk a task.
 
         Raises:
-            StateError: An optimizer scales its own loss, which `gradients` would not know of.
+            StateError: An optimizer scales its own loss, which `gradients` would not know of; or a
+                layer computes in float16, and the attribute `loss_scale` is something else.
         """
         state = cls()
         state._walk_attributes(task, "")
+        if any(layer.compute_dtype == "float16" for layer in state.layers):
+            state.loss_scale = LossScale.of(task)
+            state._walk(state.loss_scale, LOSS_SCALE, partial(getattr, task, LOSS_SCALE, None))
         for path, optimizer in state.optimizers.items():
             state._add_optimizer(path, optimizer)
         # `keras.random` without a seed draws from here.

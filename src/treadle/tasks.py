@@ -144,7 +144,9 @@ class Supervised(Task):
     def total_loss(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
         """Return the loss with all that layers and regularizers add to it."""
         loss = self.loss(y, outputs, sample_weight=sample_weight)
-        return loss + sum(self.model.losses) if self.model.losses else loss
+        # Those of layers that compute in half precision are of it, too.
+        extra = [ops.cast(x, loss.dtype) for x in self.model.losses]
+        return loss + sum(extra) if extra else loss
 
     def update_metrics(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
         """Update every metric."""

@@ -426,18 +426,6 @@ def test_bad_input_is_refused() -> None:
         loop_of(NoEvaluation()).predict(source())
 
 
-def test_float16_is_refused_and_bfloat16_trains() -> None:
-    def precise(policy: str) -> Any:
-        return Classifier([dense(dtype=policy), keras.layers.Dense(CLASSES, dtype="float32")])
-
-    with pytest.raises(ConfigurationError, match=r"computes in float16.*use mixed_bfloat16"):
-        loop_of(precise("mixed_float16")).fit(source(), steps=1)
-    with loop_of(precise("mixed_bfloat16")) as loop:
-        losses = loop.fit(source(), epochs=3).steps("loss")
-    assert losses.dtype == np.float32
-    assert losses[-6:].mean() < losses[:6].mean()
-
-
 def test_labels_of_the_wrong_shape_come_out_with_the_place() -> None:
     x, _ = arrays()
     wrong = data.from_arrays(x, np.zeros((ROWS, 7), "int32"), batch_size=8)

@@ -47,15 +47,18 @@ def test_a_seed_imports_no_other_framework() -> None:
 
 
 def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
-    treadle.setup(precision="mixed_bfloat16")
-    assert keras.layers.Dense(1).compute_dtype == "bfloat16"
+    for dtype in ("float16", "bfloat16"):
+        keras.backend.clear_session()
+        treadle.setup(precision=f"mixed_{dtype}")
+        layer = keras.layers.Dense(1)
+        assert (layer.compute_dtype, layer.variable_dtype) == (dtype, "float32")
 
 
 def test_what_cannot_be_set_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="seed must be a whole number from 0, not -1"):
         treadle.setup(seed=-1)
-    with pytest.raises(ConfigurationError, match="mixed_float16 needs loss scaling"):
-        treadle.setup(precision="mixed_float16")
+    with pytest.raises(ConfigurationError, match=r"would keep weights in float16.*'mixed_float16'"):
+        treadle.setup(precision="float16")
     with pytest.raises(ConfigurationError, match=r"unknown precision 'float23'. Did you mean 'fl"):
         treadle.setup(precision="float23")
     with pytest.raises(BackendError, match=r"unknown backend 'pytorch'. Did you mean 'torch'"):
@@ -69,3 +72,7 @@ def test_what_cannot_be_set_is_refused() -> None:
     keras.layers.Dense(1)
     with pytest.raises(ConfigurationError, match=r"setup\(seed=…\) must come before .*'dense'"):
         treadle.setup(seed=0)
+    with pytest.raises(
+        ConfigurationError, match=r"setup\(precision=…\) must come before .*'dense'"
+    ):
+        treadle.setup(precision="mixed_float16")

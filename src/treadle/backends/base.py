@@ -150,6 +150,7 @@ class StepContext:
             happened.
         depth: How many `gradients` are running around this moment.
         inside: How many objectives, branches and mapped functions lie around this moment.
+        loss_scale: The `treadle.LossScale` that losses are multiplied by; None where nothing is.
     """
 
     number: Any = 0
@@ -162,6 +163,7 @@ class StepContext:
     violations: list[tuple[str, Tensor]] = field(default_factory=lambda: [])
     depth: int = 0
     inside: int = 0
+    loss_scale: Any = None
 
 
 _running = threading.local()
@@ -334,6 +336,10 @@ class Backend(Protocol):
 
         It is told below what the framework says.
         """
+        ...
+
+    def bfloat16_pays(self) -> bool:
+        """Say whether it runs on a CPU, and faster in bfloat16 where the CPU has it."""
         ...
 
     def own_random(self) -> AbstractContextManager[Any]:

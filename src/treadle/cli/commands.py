@@ -126,7 +126,7 @@ def run(
         str | None,
         typer.Option(
             metavar="POLICY",
-            help="A Keras dtype policy, as mixed_bfloat16; default: Keras' own.",
+            help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' own setting.",
             show_default=False,
             rich_help_panel=HOW,
         ),

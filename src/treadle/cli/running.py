@@ -11,10 +11,10 @@ import treadle
 
 from ..directory import RUN, read_run
 from ..errors import ConfigurationError, DirectoryError
-from ..options import Options
+from ..options import Options, backend_name, precision_name
 from ..recipes import Recipe, resolve
 from ..when import Span
-from . import environment, output
+from . import advice, environment, output
 
 if TYPE_CHECKING:  # importing it would import NumPy
     from ..logs import History
@@ -90,6 +90,11 @@ def train(request: Request) -> Outcome:
     if not request.quiet and (description := made.describe()):
         output.say(description)
     with _directory(request.directory, request.recipe.name) as directory:
+        new = request.fresh or not (directory / RUN).exists()
+        if new and not request.quiet and request.precision is None:
+            word = advice.on_precision(made.task)
+            if word:
+                output.note(word)
         loop = treadle.Loop(
             made.task,
             directory,
@@ -166,15 +171,13 @@ def _recorded(directory: Path) -> dict[str, Any]:
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
     """Return all that makes this run what it is, as it is compared and recorded."""
-    import keras  # by now with its backend
-
     return {
         "recipe": request.recipe.source,
         "settings": dict(request.settings),
         **lasts,
         "seed": request.seed,
-        "backend": keras.config.backend(),
-        "precision": keras.config.dtype_policy().name,
+        "backend": backend_name(),
+        "precision": precision_name(),
         "execution": request.options.execution,
         "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
     }

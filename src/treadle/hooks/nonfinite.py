@@ -8,11 +8,14 @@ import numpy as np
 from ..data.leaves import flattened, named
 from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 from ..hook import Hook, LoopView
-from ..logs import Record, StepLogs
+from ..logs import LOSS_SCALE, UNDONE, Record, StepLogs
 from ..progress import Progress
 
 ACTIONS = ("raise", "stop")
 ROWS_NAMED = 5
+# float16's smallest normal number. What overflows even at this scale is larger than 1e9, or was no
+# number before it was scaled.
+SMALLEST_SCALE = 2.0**-14
 
 
 class NonFinite(Hook):
@@ -24,6 +27,9 @@ class NonFinite(Hook):
     metrics: NaN in the data can ruin weights while the loss stays a number. A variable that is not
     trainable may hold NaN or infinity from the start on. What an epoch or a validation records as
     NaN or infinity is told as a warning in the log.
+
+    A step that loss scaling undid (`mixed_float16`) did no harm and ends nothing, unless its batch
+    held what is not finite, or a scale of 2**-14 was still too large for it.
 
     Args:
         action: `"raise"` ends the run with an error; `"stop"` ends it as if it had been asked to
@@ -66,11 +72,9 @@ class NonFinite(Hook):
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Look at every value of the window."""
-        # A sum is finite unless a term is not (or it overflows, which the second look finds out).
-        for array in logs.values.values():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                self._act(loop, _explained(loop, logs))
-                return
+        message = _explained(loop, logs)
+        if message:
+            self._act(loop, message)
 
     def _act(self, loop: LoopView, message: str, ended: bool = False) -> None:
         self._acted = True
@@ -106,24 +110,44 @@ class NonFinite(Hook):
 
 
 def _explained(loop: LoopView, logs: StepLogs) -> str:
-    bad = {name: ~np.isfinite(a) for name, a in logs.values.items() if a.dtype.kind == "f"}
-    offset, name = min((int(flags.argmax()), name) for name, flags in bad.items() if flags.any())
-    after = logs.progress
-    step = logs.first_step + offset
-    at = Progress(step, after.epoch, after.batch - (after.step - step))
-    rows = _bad_inputs(loop.batch_at(step))
+    """Return what is wrong with the first step that is a reason to end the run; else nothing."""
+    bad = {
+        name: ~np.isfinite(array)
+        for name, array in logs.values.items()
+        if array.dtype.kind == "f" and not np.isfinite(array).all()
+    }
+    undone = logs.values[UNDONE] if LOSS_SCALE in logs.values else np.zeros(logs.steps)
+    if not bad and not undone.any():
+        return ""
+    for offset in range(logs.steps):
+        step = logs.first_step + offset
+        at = Progress(step, logs.progress.epoch, logs.progress.batch - logs.steps + offset + 1)
+        if undone[offset] and logs.values[LOSS_SCALE][offset] <= SMALLEST_SCALE:
+            return (
+                f"gradients are not finite at {at}, not even with a loss scale of 2**-14, so it is "
+                "not the scale that is too large for float16. Look for a division by zero, or a "
+                "logarithm or a root of zero, or train in mixed_bfloat16"
+            )
+        names = [name for name, flags in bad.items() if flags[offset]]
+        rows = _bad_inputs(loop.batch_at(step)) if names else []
+        if names and (rows or not undone[offset]):
+            value = logs.values[min(names)][offset]
+            return f"{min(names)} is {value} at {at}. {_reason(rows, LOSS_SCALE in logs.values)}"
+    return ""
+
+
+def _reason(rows: list[str], narrow: bool) -> str:
     if rows:
-        why = (
+        return (
             f"The batch held it already: {'; '.join(rows)}. Mend or leave out these rows (their "
             "numbers count within the batch)"
         )
-    else:
-        why = (
-            "All inputs of this batch are finite, so it was the step. Lower the learning rate, or "
-            "clip gradients (clipnorm=1.0 in the optimizer); "
-            'treadle.Options(execution="eager") lets you look inside the step'
-        )
-    return f"{name} is {logs.values[name][offset]} at {at}. {why}"
+    half = "Compute the loss in float32, since float16 ends at 65,504. " if narrow else ""
+    return (
+        f"All inputs of this batch are finite, so it was the step. {half}Lower the learning rate, "
+        "or clip gradients (clipnorm=1.0 in the optimizer); "
+        'treadle.Options(execution="eager") lets you look inside the step'
+    )
 
 
 def _not_finite(loop: LoopView) -> dict[str, Any]:

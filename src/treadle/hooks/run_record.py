@@ -14,7 +14,7 @@ from ..directory import RUN, differences, read_run
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
 from ..logs import StepLogs
-from ..options import backend_name, run_seed
+from ..options import backend_name, precision_name, run_seed
 
 LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", "state.npz", "curves.png")
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
@@ -120,6 +120,7 @@ class RunRecord(Hook):
                 continue
         self.facts |= {
             "backend": backend_name(),
+            "precision": precision_name(),
             "seed": run_seed(),
             "options": asdict(loop.options),
             "plan": loop.plan,

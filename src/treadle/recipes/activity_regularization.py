@@ -27,7 +27,7 @@ class ActivityRegularization(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """Return the inputs as they are."""
-        self.add_loss(self.amount * ops.sum(inputs))
+        self.add_loss(self.amount * ops.sum(ops.cast(inputs, "float32")))
         return inputs
 
 

@@ -34,7 +34,7 @@ class Linear(treadle.Task):
         x, y = batch
 
         def objective() -> Any:
-            return ops.mean(ops.square(self.model(x) - y))
+            return ops.mean(ops.square(ops.subtract(self.model(x), y)))
 
         return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
 
