@@ -1,0 +1,128 @@
+"""Who is timed: what every contestant has in common, and those that every backend has.
+
+A contestant trains whole epochs and returns what it counted. Hand-driven loops are closures over
+their own model; `fit` takes its own time, between the ends of two epochs, so that nothing of what
+a call of it sets up counts against it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import keras
+
+import treadle
+
+from .workloads import Job
+
+Values = dict[str, float]
+Epoch = Callable[[], Values]
+
+
+@dataclass
+class Round:
+    """What one turn of a contestant took.
+
+    Attributes:
+        seconds: For all its steps.
+        steps: How many.
+        values: What the last epoch counted: loss, accuracy.
+    """
+
+    seconds: float
+    steps: int
+    values: Values
+
+
+class Contestant:
+    """One way to train.
+
+    Args:
+        epoch: Trains one epoch of `steps` steps and returns what it counted, which waits for the
+            device.
+        steps: Steps in such an epoch.
+    """
+
+    def __init__(self, epoch: Epoch, steps: int) -> None:
+        self._epoch, self.steps = epoch, steps
+
+    def round(self, epochs: int = 1) -> Round:
+        """Train some epochs and take the time."""
+        values: Values = {}
+        started = time.perf_counter()
+        for _ in range(epochs):
+            values = self._epoch()
+        return Round(time.perf_counter() - started, epochs * self.steps, values)
+
+
+class Fit(Contestant):
+    """`model.fit`, as it runs in the midst of many epochs, without a progress bar."""
+
+    def __init__(self, model: Any, data: Any, steps: int, **arguments: Any) -> None:
+        self.model, self.steps = model, steps
+        self._data, self._arguments = data, arguments
+        self._fresh = True
+
+    def round(self, epochs: int = 1) -> Round:
+        """Train one epoch more than asked for: the first one holds what the call sets up."""
+        clock = Clock()
+        # The first call compiles anyway, and its first epoch is what the others' first epoch is.
+        more = 0 if self._fresh else 1
+        self._fresh = False
+        started = time.perf_counter()
+        self.model.fit(
+            *self._data, epochs=epochs + more, verbose=0, callbacks=[clock], **self._arguments
+        )
+        ends = [started, *clock.ends]
+        return Round(ends[-1] - ends[more], epochs * self.steps, clock.values)
+
+
+class Clock(keras.callbacks.Callback):
+    """Notes when epochs end; it is called at no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+        self.values: Values = {}
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.ends.append(time.perf_counter())
+        self.values = {name: float(value) for name, value in (logs or {}).items()}
+
+
+def fit(job: Job, **compile_arguments: Any) -> Contestant:
+    """`model.fit` over arrays, which shuffles them each epoch."""
+    task = job.make()
+    task.model.compile(
+        optimizer=task.optimizer,
+        loss=task.loss,
+        metrics=list(task.metrics.values()),
+        **compile_arguments,
+    )
+    return Fit(task.model, job.arrays, job.steps, batch_size=job.batch_size)
+
+
+def treadle_loop(job: Job, source: Any = None, **arguments: Any) -> Contestant:
+    """Treadle as a user has it who passes a directory: every default hook is at work.
+
+    `fit` consists of exactly these two loops; here they stand in a generator, which rests while
+    other contestants have their turn. The console writes as it does where there is no terminal.
+    """
+    task = job.make()
+    train = source or treadle.data.from_arrays(*job.arrays, batch_size=job.batch_size)
+
+    def epochs() -> Iterator[Values]:
+        with ExitStack() as stack:
+            if arguments.pop("directory", True):
+                arguments["directory"] = stack.enter_context(TemporaryDirectory())
+            loop = stack.enter_context(treadle.Loop(task, **arguments))
+            for _ in loop.epochs():
+                for _ in loop.steps(train, every="auto"):
+                    pass
+                yield loop.metrics()
+
+    rounds = epochs()
+    return Contestant(lambda: next(rounds), job.steps)

@@ -1,0 +1,139 @@
+"""Contestants take turns; medians, quartiles, and ratios within each round."""
+
+import gc
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+# A turn is so long at least: shorter ones measure the machine's mood.
+SHORTEST = 0.3
+
+
+class Turn(Protocol):
+    """What a round of a contestant says of itself."""
+
+    seconds: float
+    steps: int
+    values: dict[str, float]
+
+
+class Runner(Protocol):
+    """A contestant, as far as its time is concerned."""
+
+    def round(self, epochs: int = 1) -> Turn: ...
+
+
+@dataclass
+class Times:
+    """The times of one contestant.
+
+    Attributes:
+        first: Seconds of its making and its first epoch, compilation included.
+        steps: Steps in its first epoch.
+        values: What its first epoch counted: everybody must have learned the same.
+        per_step: Microseconds per step, for each round.
+    """
+
+    first: float
+    steps: int
+    values: dict[str, float]
+    per_step: list[float] = field(default_factory=lambda: list[float]())
+
+
+def take_turns(
+    makers: Mapping[str, Callable[[], Runner]],
+    rounds: int,
+    shortest: float = SHORTEST,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Times]:
+    """Time contestants in turn, each round in another order.
+
+    Making them and their first epoch are timed apart; a second one tells how many epochs a turn
+    has.
+
+    Args:
+        makers: Makes each contestant.
+        rounds: How many turns each has.
+        shortest: Seconds that a turn takes at least.
+        tell: Called with a line about what goes on.
+    """
+    runners: dict[str, Runner] = {}
+    times: dict[str, Times] = {}
+    epochs: dict[str, int] = {}
+    for name, make in makers.items():
+        started = time.perf_counter()
+        runners[name] = make()
+        turn = runners[name].round()
+        times[name] = Times(time.perf_counter() - started, turn.steps, turn.values)
+        again = runners[name].round().seconds
+        epochs[name] = max(1, math.ceil(shortest / again))
+        tell(f"{name}: first {times[name].first:.1f} s, epoch {again:.3f} s, {turn.values}")
+    names = list(runners)
+    for number in range(rounds):
+        for name in rotated(names, number):
+            gc.collect()
+            turn = runners[name].round(epochs[name])
+            times[name].per_step.append(turn.seconds / turn.steps * 1e6)
+    return times
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """Return the names beginning at another one; every second time backwards.
+
+    Example:
+        >>> rotated(["a", "b", "c"], 0), rotated(["a", "b", "c"], 1)
+        (['a', 'b', 'c'], ['a', 'c', 'b'])
+    """
+    shift = by % len(names)
+    order = [*names[shift:], *names[:shift]]
+    return order[::-1] if by % 2 else order
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median between quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarize some values.
+
+        Example:
+            >>> Spread.of([1.0, 2.0, 3.0])
+            Spread(low=1.5, median=2.0, high=2.5)
+        """
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(low, median, high)
+
+
+def ratio(times: Sequence[float], base: Sequence[float]) -> Spread:
+    """Return how often `base` fits into `times`, round by round: both ran side by side.
+
+    Example:
+        >>> ratio([4.0, 8.0, 4.0], [2.0, 4.0, 1.0]).median
+        2.0
+    """
+    return Spread.of([one / other for one, other in zip(times, base, strict=True)])
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on beside the versions."""
+    model = platform.processor() or platform.machine()
+    described = Path("/proc/cpuinfo")
+    if described.exists():
+        lines = described.read_text().splitlines()
+        model = next((x.split(": ")[1] for x in lines if x.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": cores, "memory": f"{memory:.0f} GiB"}
