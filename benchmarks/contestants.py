@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -20,6 +20,23 @@ from .workloads import Job
 
 Values = dict[str, float]
 Epoch = Callable[[], Values]
+# "raw": one compiled call with nothing around it; "hand": what people write; "part": does less.
+Kind = Literal["treadle", "raw", "hand", "fit", "framework", "part"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant that may take part.
+
+    Attributes:
+        name: For the tables.
+        kind: What it is compared as.
+        make: Makes it for a job.
+    """
+
+    name: str
+    kind: Kind
+    make: Callable[[Job], "Contestant"]
 
 
 @dataclass
@@ -57,6 +74,46 @@ class Contestant:
             values = self._epoch()
         return Round(time.perf_counter() - started, epochs * self.steps, values)
 
+    def about(self) -> dict[str, Any]:
+        """Return what else is worth keeping, when all is over."""
+        return {}
+
+
+class TreadleLoop(Contestant):
+    """Treadle as a user has it who passes a directory: every default hook is at work.
+
+    `fit` consists of exactly these two loops; here they stand in a generator, which rests while
+    other contestants have their turn. The console writes as it does where there is no terminal.
+
+    Args:
+        job: What to train.
+        source: Other data than the job's arrays.
+        hooks: With the default hooks, or with none.
+    """
+
+    def __init__(self, job: Job, source: Any = None, hooks: bool = True) -> None:
+        self.loop: Any = None
+        train = source or treadle.data.from_arrays(*job.arrays, batch_size=job.batch_size)
+        if source is None and len(job.arrays) == 1:  # one array alone would make bare batches
+            train = treadle.data.from_arrays(job.arrays, batch_size=job.batch_size)
+
+        def epochs() -> Iterator[Values]:
+            task = job.make()
+            with ExitStack() as stack:
+                folder = stack.enter_context(TemporaryDirectory()) if hooks else None
+                self.loop = stack.enter_context(treadle.Loop(task, folder, console=hooks))
+                for _ in self.loop.epochs():
+                    for _ in self.loop.steps(train, every="auto"):
+                        pass
+                    yield self.loop.metrics()
+
+        rounds = epochs()
+        super().__init__(lambda: next(rounds), job.steps)
+
+    def about(self) -> dict[str, Any]:
+        """Return the plan."""
+        return {"plan": self.loop.plan}
+
 
 class Fit(Contestant):
     """`model.fit`, as it runs in the midst of many epochs, without a progress bar."""
@@ -93,8 +150,8 @@ class Clock(keras.callbacks.Callback):
         self.values = {name: float(value) for name, value in (logs or {}).items()}
 
 
-def fit(job: Job, **compile_arguments: Any) -> Contestant:
-    """`model.fit` over arrays, which shuffles them each epoch."""
+def fit(job: Job, source: Any = None, **compile_arguments: Any) -> Contestant:
+    """`model.fit` over arrays, which it shuffles each epoch, or over another source of batches."""
     task = job.make()
     task.model.compile(
         optimizer=task.optimizer,
@@ -102,27 +159,6 @@ def fit(job: Job, **compile_arguments: Any) -> Contestant:
         metrics=list(task.metrics.values()),
         **compile_arguments,
     )
+    if source is not None:
+        return Fit(task.model, (source,), job.steps)
     return Fit(task.model, job.arrays, job.steps, batch_size=job.batch_size)
-
-
-def treadle_loop(job: Job, source: Any = None, **arguments: Any) -> Contestant:
-    """Treadle as a user has it who passes a directory: every default hook is at work.
-
-    `fit` consists of exactly these two loops; here they stand in a generator, which rests while
-    other contestants have their turn. The console writes as it does where there is no terminal.
-    """
-    task = job.make()
-    train = source or treadle.data.from_arrays(*job.arrays, batch_size=job.batch_size)
-
-    def epochs() -> Iterator[Values]:
-        with ExitStack() as stack:
-            if arguments.pop("directory", True):
-                arguments["directory"] = stack.enter_context(TemporaryDirectory())
-            loop = stack.enter_context(treadle.Loop(task, **arguments))
-            for _ in loop.epochs():
-                for _ in loop.steps(train, every="auto"):
-                    pass
-                yield loop.metrics()
-
-    rounds = epochs()
-    return Contestant(lambda: next(rounds), job.steps)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from .contestants import Contestant, Epoch, Values, fit, treadle_loop
+from .contestants import Contestant, Entry, Epoch, TreadleLoop, Values, fit
+from .models import NOISE, d_loss, g_loss
 from .workloads import Job
 
 State = Any
@@ -16,23 +17,24 @@ Step = Callable[..., State]
 
 
 class Hand:
-    """A model with its hand-written pure step: `step(state, x, y)` returns the next state."""
+    """A task's parts with a hand-written pure step: `step(state, x, y)` returns the next state."""
 
     def __init__(self, job: Job) -> None:
         self.task = job.make()
-        self.mean = keras.metrics.Mean()
-        step, start = getattr(self, f"_{job.workload.kind}")()
-        self.step: Step = step
+        self.counted: dict[str, Any] = {}
+        self.step: Step
+        self.step, start = self._gan() if job.workload.kind == "gan" else self._supervised()
+        counters = {name: _values(metric.variables) for name, metric in self.counted.items()}
         # Copies: a call that donates its state must not be given one buffer twice.
-        self.state: State = jax.tree.map(lambda v: jnp.array(v, copy=True), start)
+        self.state: State = jax.tree.map(lambda v: jnp.array(v, copy=True), (*start, counters))
 
     def epoch(self, run: Callable[[State], State]) -> Epoch:
         """Return an epoch that runs all steps by `run` and fetches what was counted."""
 
         def epoch() -> Values:
-            *trained, counted = self.state
-            counted = {name: [jnp.zeros_like(v) for v in vs] for name, vs in counted.items()}
-            self.state = run((*trained, counted))
+            *trained, counters = self.state
+            zeros = {name: [jnp.zeros_like(v) for v in vs] for name, vs in counters.items()}
+            self.state = run((*trained, zeros))
             return {
                 name: float(metric.stateless_result(self.state[-1][name]))
                 for name, metric in self.counted.items()
@@ -42,10 +44,9 @@ class Hand:
 
     def _supervised(self) -> tuple[Step, State]:
         model, optimizer, loss_function = self.task.model, self.task.optimizer, self.task.loss
-        mean, accuracy = self.mean, self.task.metrics["accuracy"]
-        optimizer.build(model.trainable_variables)
-
+        mean, accuracy = keras.metrics.Mean(), self.task.metrics["accuracy"]
         self.counted = {"loss": mean, "accuracy": accuracy}
+        optimizer.build(model.trainable_variables)
 
         def objective(trainable: Any, other: Any, x: Any, y: Any) -> Any:
             logits, other = model.stateless_call(trainable, other, x, training=True)
@@ -54,20 +55,67 @@ class Hand:
         differentiate = jax.value_and_grad(objective, has_aux=True)
 
         def step(state: State, x: Any, y: Any) -> State:
-            trainable, other, slots, counted = state
+            trainable, other, slots, counters = state
             (loss, (other, logits)), gradients = differentiate(trainable, other, x, y)
             trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
-            counted = {
-                "loss": mean.stateless_update_state(counted["loss"], loss),
-                "accuracy": accuracy.stateless_update_state(counted["accuracy"], y, logits),
+            counters = {
+                "loss": mean.stateless_update_state(counters["loss"], loss),
+                "accuracy": accuracy.stateless_update_state(counters["accuracy"], y, logits),
             }
-            return trainable, other, slots, counted
+            return trainable, other, slots, counters
 
         return step, (
             _values(model.trainable_variables),
             _values(model.non_trainable_variables),
             _values(optimizer.variables),
-            {name: _values(metric.variables) for name, metric in self.counted.items()},
+        )
+
+    def _gan(self) -> tuple[Step, State]:
+        task = self.task
+        generator, discriminator = task.generator, task.discriminator
+        task.d_optimizer.build(discriminator.trainable_variables)
+        task.g_optimizer.build(generator.trainable_variables)
+        mean = keras.metrics.Mean()
+        self.counted = {"d_loss": mean, "g_loss": mean}
+
+        def generated(weights: Any, other: Any, key: Any, count: int) -> Any:
+            noise = jax.random.normal(key, (count, NOISE))
+            return generator.stateless_call(weights, other, noise, training=True)
+
+        def judged(weights: Any, other: Any, images: Any) -> Any:
+            return discriminator.stateless_call(weights, other, images)[0]
+
+        @jax.value_and_grad
+        def for_d(weights: Any, other: Any, real: Any, fake: Any) -> Any:
+            return d_loss(judged(weights, other, real), judged(weights, other, fake))
+
+        @partial(jax.value_and_grad, has_aux=True)
+        def for_g(weights: Any, other: Any, d: Any, d_other: Any, key: Any, count: int) -> Any:
+            fake, other = generated(weights, other, key, count)
+            return g_loss(judged(d, d_other, fake)), other
+
+        def step(state: State, real: Any) -> State:
+            (d, d_other, d_slots), (g, g_other, g_slots), key, counters = state
+            key, first, second = jax.random.split(key, 3)
+            fake, g_other = generated(g, g_other, first, len(real))
+            d_value, gradients = for_d(d, d_other, real, fake)
+            d, d_slots = task.d_optimizer.stateless_apply(d_slots, gradients, d)
+            (g_value, g_other), gradients = for_g(g, g_other, d, d_other, second, len(real))
+            g, g_slots = task.g_optimizer.stateless_apply(g_slots, gradients, g)
+            counters = {
+                name: mean.stateless_update_state(counters[name], value)
+                for name, value in (("d_loss", d_value), ("g_loss", g_value))
+            }
+            return (d, d_other, d_slots), (g, g_other, g_slots), key, counters
+
+        def parts(model: Any, optimizer: Any) -> State:
+            found = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+            return tuple(_values(variables) for variables in found)
+
+        return step, (
+            parts(discriminator, task.d_optimizer),
+            parts(generator, task.g_optimizer),
+            jax.random.PRNGKey(0),
         )
 
 
@@ -120,13 +168,19 @@ def _values(variables: Any) -> list[Any]:
     return [variable.value for variable in variables]
 
 
-SUPERVISED: dict[str, Callable[[Job], Contestant]] = {
-    "treadle": treadle_loop,
-    "raw lax.scan": raw_scan,
-    "jitted step, data on device": gathering,
-    "jitted step over NumPy slices": over_slices,
-    "fit, steps_per_execution=32": partial(fit, steps_per_execution=32),
-    "fit": fit,
+LOOPS = [
+    Entry("treadle", "treadle", TreadleLoop),
+    Entry("raw lax.scan", "raw", raw_scan),
+    Entry("jitted step, data on device", "hand", gathering),
+    Entry("jitted step over NumPy slices", "hand", over_slices),
+]
+ENTRIES: dict[str, list[Entry]] = {
+    "supervised": [
+        *LOOPS,
+        Entry("fit", "fit", fit),
+        Entry("fit, steps_per_execution=32", "fit", partial(fit, steps_per_execution=32)),
+    ],
+    "gan": LOOPS,  # a stateless train_step of Keras' `fit` has one optimizer
 }
 
 

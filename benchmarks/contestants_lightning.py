@@ -1,36 +1,37 @@
 """Lightning on PyTorch; it is slow to import, and gets a file of its own."""
 
+import logging
 import time
 import warnings
 from typing import Any
 
 import lightning
 import torch
-from torch import nn
 
 from .contestants import Contestant, Round
-from .contestants_torch import Counted, hits, loader
+from .contestants_torch import Counted, adversarial, loader, supervised_loss
 from .torch_models import by_hand
 from .workloads import Job
 
 
 class Module(lightning.LightningModule):
-    """A hand-written model as Lightning wants it; it counts by itself, which costs least."""
+    """Hand-written models as Lightning wants them; it counts by itself, which costs least."""
 
-    def __init__(self, workload: str) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__()
-        self.model, self._optimizer = by_hand(workload)
+        self.models, self._optimizers = by_hand(job.name)
+        self.all = torch.nn.ModuleList(self.models)
         self.counted, self.ends = Counted(), [0.0]
+        self.automatic_optimization = job.workload.kind != "gan"
 
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        x, y = batch
-        logits = self.model(x)
-        loss = nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
-        self.counted.add(loss=loss, accuracy=hits(logits, y))
-        return loss
+    def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
+        if self.automatic_optimization:
+            return supervised_loss(self.models[0], self.counted, *batch)
+        step = adversarial(self.models, self.optimizers(), self.counted, self.manual_backward)
+        return step(*batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self._optimizer
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self._optimizers
 
     def on_train_epoch_end(self) -> None:
         self.ends.append(time.perf_counter())
@@ -40,8 +41,9 @@ class Lightning(Contestant):
     """`Trainer.fit` with all that Lightning can leave out left out."""
 
     def __init__(self, job: Job) -> None:
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         self.steps = job.steps
-        self._module, self._batches = Module(job.name), loader(job)
+        self._module, self._batches = Module(job), loader(job)
         self._fresh = True
 
     def round(self, epochs: int = 1) -> Round:

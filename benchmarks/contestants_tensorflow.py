@@ -1,26 +1,27 @@
-"""Who is timed on TensorFlow, hand-driven loops as the guides write them."""
+"""Who is timed on TensorFlow: loops driven by hand, as the guides write them, and `fit`."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from .contestants import Contestant, Epoch, Values, fit, treadle_loop
+from .contestants import Contestant, Entry, Epoch, Fit, TreadleLoop, Values, fit
+from .data import augmented
+from .models import NOISE, d_loss, g_loss
 from .workloads import Job
 
 Step = Callable[..., None]
 
 
 class Hand:
-    """A model with its hand-written step: `step(x, y)` trains and counts."""
+    """A task's parts with a hand-written step: `step(x, y)` trains and counts."""
 
     def __init__(self, job: Job) -> None:
         self.task = job.make()
         self.counted: dict[str, Any] = {}
-        self.step: Step = getattr(self, f"_{job.workload.kind}")()
+        self.step: Step = self._gan() if job.workload.kind == "gan" else self._supervised()
 
     def epoch(self, run: Callable[[], None]) -> Epoch:
         """Return an epoch that runs all steps by `run` and fetches what was counted."""
@@ -37,25 +38,70 @@ class Hand:
         model, optimizer, loss_function = self.task.model, self.task.optimizer, self.task.loss
         mean, accuracy = keras.metrics.Mean(), self.task.metrics["accuracy"]
         self.counted = {"loss": mean, "accuracy": accuracy}
+        optimizer.build(model.trainable_variables)  # a compiled loop could not
 
         def step(x: Any, y: Any) -> None:
             with tf.GradientTape() as tape:
                 logits = model(x, training=True)
                 loss = loss_function(y, logits)
             gradients = tape.gradient(loss, model.trainable_variables)
+            # Keras' Adam takes an embedding's repeated rows one by one; dense they are summed,
+            # which is the true gradient and costs less.
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             accuracy.update_state(y, logits)
             mean.update_state(loss)
 
         return step
 
+    def _gan(self) -> Step:
+        d_mean, g_mean = keras.metrics.Mean(), keras.metrics.Mean()
+        self.counted = {"d_loss": d_mean, "g_loss": g_mean}
+        gan = gan_step(self.task)
+
+        def step(real: Any) -> None:
+            d, g = gan(real)
+            d_mean.update_state(d)
+            g_mean.update_state(g)
+
+        return step
+
+
+def gan_step(task: Any) -> Callable[[Any], tuple[Any, Any]]:
+    """Return the step of a GAN, written by hand: two tapes, two optimizers."""
+    generator, discriminator = task.generator, task.discriminator
+    task.d_optimizer.build(discriminator.trainable_variables)
+    task.g_optimizer.build(generator.trainable_variables)
+
+    def step(real: Any) -> tuple[Any, Any]:
+        fake = generator(tf.random.normal((real.shape[0], NOISE)), training=True)
+        with tf.GradientTape() as tape:
+            d = d_loss(discriminator(real), discriminator(fake))
+        gradients = tape.gradient(d, discriminator.trainable_variables)
+        task.d_optimizer.apply(gradients, discriminator.trainable_variables)
+        noise = tf.random.normal((real.shape[0], NOISE))
+        with tf.GradientTape() as tape:
+            g = g_loss(discriminator(generator(noise, training=True)))
+        gradients = tape.gradient(g, generator.trainable_variables)
+        task.g_optimizer.apply(gradients, generator.trainable_variables)
+        return d, g
+
+    return step
+
+
+def dataset(job: Job) -> Any:
+    """Return a job's data as `tf.data`, shuffled and batched as the tutorials do."""
+    if job.workload.kind == "streaming":
+        return augmented(job.arrays, job.batch_size)
+    data = tf.data.Dataset.from_tensor_slices(job.arrays).shuffle(1024)
+    # All batches are full anyway; said aloud, their shape is static, which makes graphs faster.
+    return data.batch(job.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
 
 def over_tf_data(job: Job, compiled: bool = True, part: int = 1) -> Contestant:
     """The loop of the tutorials: `for x, y in dataset: step(x, y)`."""
     hand, steps = Hand(job), max(1, job.steps // part)
-    data = tf.data.Dataset.from_tensor_slices(job.arrays).shuffle(1024)
-    # All batches are full anyway; said aloud, their shape is static, which makes graphs faster.
-    data = data.batch(job.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE).take(steps)
+    data = dataset(job).take(steps)
     step = tf.function(hand.step) if compiled else hand.step
 
     def run() -> None:
@@ -79,9 +125,7 @@ def over_slices(job: Job) -> Contestant:
 
 def epoch_in_graph(job: Job) -> Contestant:
     """A whole epoch over tf.data in one `@tf.function`."""
-    hand = Hand(job)
-    data = tf.data.Dataset.from_tensor_slices(job.arrays).shuffle(1024)
-    data = data.batch(job.batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    hand, data = Hand(job), dataset(job)
 
     @tf.function
     def run() -> None:
@@ -95,34 +139,91 @@ def raw_loop(job: Job, jit: bool = False) -> Contestant:
     """The ceiling: data on the device, an epoch of steps in one graph, nothing around it."""
     hand = Hand(job)
     arrays = [tf.constant(array) for array in job.arrays]
-    order = tf.Variable(job.order())
+    # XLA's convolutions are so slow in a loop that a part of an epoch has to do.
+    steps = max(1, job.steps // 10) if jit and job.workload.convolves else job.steps
+    order = tf.Variable(job.order()[:steps])
 
     @tf.function(jit_compile=jit)
     def run() -> None:
-        for i in tf.range(job.steps):
+        for i in tf.range(steps):
             hand.step(*(tf.gather(array, order[i]) for array in arrays))
 
     def ordered() -> None:
-        order.assign(job.order())
+        order.assign(job.order()[:steps])
         run()
 
-    hand.task.optimizer.build(hand.task.model.trainable_variables)  # not inside a compiled loop
-    return Contestant(hand.epoch(ordered), job.steps)
+    return Contestant(hand.epoch(ordered), steps)
 
 
-SUPERVISED: dict[str, Callable[[Job], Contestant]] = {
-    "treadle": treadle_loop,
-    "raw in-graph loop": raw_loop,
-    "raw in-graph loop, XLA": partial(raw_loop, jit=True),
-    "epoch over tf.data in one @tf.function": epoch_in_graph,
-    "@tf.function step over tf.data": over_tf_data,
-    "@tf.function step over NumPy slices": over_slices,
-    "fit, steps_per_execution=32": partial(fit, steps_per_execution=32),
-    "fit": fit,
-    "fit, jit_compile=False": partial(fit, jit_compile=False),
-    "eager step over tf.data": partial(over_tf_data, compiled=False, part=10),
+def pipeline_alone(job: Job) -> Contestant:
+    """Nobody trains: how fast the data come at best."""
+    data = dataset(job)
+
+    @tf.function
+    def run() -> Any:
+        total = 0
+        for _, labels in data:
+            total += tf.reduce_sum(labels)
+        return total
+
+    return Contestant(lambda: {"labels": float(run())}, job.steps)
+
+
+class FitGAN(keras.Model):
+    """The GAN as Keras' guide for `train_step` writes it."""
+
+    def __init__(self, task: Any) -> None:
+        super().__init__()
+        self.task_step, self.parts = gan_step(task), [task.generator, task.discriminator]
+        self.d_mean = keras.metrics.Mean(name="d_loss")
+        self.g_mean = keras.metrics.Mean(name="g_loss")
+
+    def train_step(self, data: Any) -> Any:
+        (real,) = data if isinstance(data, tuple) else (data,)
+        d, g = self.task_step(real)
+        self.d_mean.update_state(d)
+        self.g_mean.update_state(g)
+        return {"d_loss": self.d_mean.result(), "g_loss": self.g_mean.result()}
+
+
+def fit_gan(job: Job, **compile_arguments: Any) -> Contestant:
+    """`fit` of a model that overrides `train_step`."""
+    model = FitGAN(job.make())
+    model.compile(**compile_arguments)
+    return Fit(model, job.arrays, job.steps, batch_size=job.batch_size)
+
+
+def _fits(make: Callable[..., Contestant]) -> list[Entry]:
+    return [
+        Entry("fit", "fit", make),
+        Entry("fit, jit_compile=False", "fit", partial(make, jit_compile=False)),
+        Entry("fit, steps_per_execution=32", "fit", partial(make, steps_per_execution=32)),
+    ]
+
+
+OVER_TF_DATA = [
+    Entry("epoch over tf.data in one @tf.function", "raw", epoch_in_graph),
+    Entry("@tf.function step over tf.data", "hand", over_tf_data),
+    Entry("eager step over tf.data", "hand", partial(over_tf_data, compiled=False, part=10)),
+]
+OVER_ARRAYS = [
+    Entry("treadle", "treadle", TreadleLoop),
+    Entry("raw in-graph loop", "raw", raw_loop),
+    Entry("raw in-graph loop, XLA", "raw", partial(raw_loop, jit=True)),
+    *OVER_TF_DATA,
+    Entry("@tf.function step over NumPy slices", "hand", over_slices),
+]
+ENTRIES: dict[str, list[Entry]] = {
+    "supervised": [*OVER_ARRAYS, *_fits(fit)],
+    "gan": [*OVER_ARRAYS, *_fits(fit_gan)],
+    "streaming": [
+        Entry("treadle", "treadle", lambda job: TreadleLoop(job, dataset(job))),
+        *OVER_TF_DATA,
+        *_fits(lambda job, **arguments: fit(job, dataset(job), **arguments)),
+        Entry("the pipeline alone, no training", "part", pipeline_alone),
+    ],
 }
 
 
 def versions() -> dict[str, str]:
-    return {"tensorflow": tf.__version__, "numpy": np.__version__}
+    return {"tensorflow": tf.__version__}

@@ -1,6 +1,6 @@
 """Who is timed on PyTorch: loops over Keras' layers and over `torch.nn`, and other frameworks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,12 +8,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from .contestants import Contestant, Values, fit, treadle_loop
+from .contestants import Contestant, Entry, TreadleLoop, Values, fit
+from .models import NOISE, d_loss, g_loss
 from .torch_models import by_hand
 from .workloads import Job
 
 Step = Callable[..., None]
-Batches = Iterable[tuple[torch.Tensor, ...]]
+Batches = Iterable[Sequence[torch.Tensor]]
+Backward = Callable[..., Any]
 
 
 class Counted:
@@ -33,11 +35,6 @@ class Counted:
         return values
 
 
-def hits(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the accuracy of a batch."""
-    return (logits.argmax(-1) == y).float().mean()
-
-
 def tensors(job: Job) -> list[torch.Tensor]:
     """Return the data; labels as PyTorch wants them."""
     found = [torch.from_numpy(array) for array in job.arrays]
@@ -48,9 +45,9 @@ def slices(job: Job) -> Callable[[], Batches]:
     """Return epochs of batches picked out of tensors: the fastest way to feed a loop."""
     arrays = tensors(job)
 
-    def batches() -> Iterator[tuple[torch.Tensor, ...]]:
+    def batches() -> Iterator[Sequence[torch.Tensor]]:
         for rows in torch.from_numpy(job.order()):
-            yield tuple(array[rows] for array in arrays)
+            yield [array[rows] for array in arrays]
 
     return batches
 
@@ -71,58 +68,61 @@ def looped(step: Step, counted: Counted, batches: Callable[[], Batches], steps: 
     return Contestant(epoch, steps)
 
 
-def keras_layers(job: Job) -> Contestant:
-    """Keras' guide for PyTorch: `backward`, then the Keras optimizer applies the gradients."""
-    task, counted = job.make(), Counted()
-    model, optimizer, loss_function = task.model, task.optimizer, task.loss
-    accuracy = task.metrics["accuracy"]
-    optimizer.build(model.trainable_variables)
-
-    def step(x: Any, y: Any) -> None:
-        logits = model(x, training=True)
-        loss = loss_function(y, logits)
-        model.zero_grad()
-        loss.backward()
-        weights = model.trainable_weights
-        gradients = [v.value.grad for v in weights]
-        with torch.no_grad():
-            optimizer.apply(gradients, weights)
-            accuracy.update_state(y, logits)
-        counted.add(loss=loss)
-
-    inner = looped(step, counted, slices(job), job.steps)
-
-    def epoch() -> Values:
-        accuracy.reset_state()
-        return {**inner.round().values, "accuracy": float(accuracy.result())}
-
-    return Contestant(epoch, job.steps)
+def supervised_loss(model: nn.Module, counted: Counted, x: Any, y: Any) -> torch.Tensor:
+    """Return the loss of a batch; it and the accuracy are counted."""
+    logits = model(x)
+    loss = nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
+    counted.add(loss=loss, accuracy=(logits.argmax(-1) == y).float().mean())
+    return loss
 
 
-def hand_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    counted: Counted,
-    backward: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
-) -> Step:
+def supervised(models: Any, optimizers: Any, counted: Counted, backward: Backward) -> Step:
     """Return the step that everybody writes with `torch.nn` and `torch.optim`."""
+    (model,), (optimizer,) = models, optimizers
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        logits = model(x)
-        loss = nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
+        loss = supervised_loss(model, counted, x, y)
         optimizer.zero_grad()
         backward(loss)
         optimizer.step()
-        counted.add(loss=loss, accuracy=hits(logits, y))
 
     return step
 
 
+def adversarial(models: Any, optimizers: Any, counted: Counted, backward: Backward) -> Step:
+    """Return the step of a GAN; each loss goes back to its own weights only."""
+    discriminator, generator = models
+    weights = [list(model.parameters()) for model in models]
+
+    def step(real: torch.Tensor) -> None:
+        real = real.permute(0, 3, 1, 2)
+        with torch.no_grad():
+            fake = generator(torch.randn(len(real), NOISE))
+        real_logits, fake_logits = discriminator(real), discriminator(fake)
+        d = nn.functional.softplus(-real_logits).mean()
+        d = d + nn.functional.softplus(fake_logits).mean()
+        optimizers[0].zero_grad()
+        backward(d, inputs=weights[0])
+        optimizers[0].step()
+        g = nn.functional.softplus(-discriminator(generator(torch.randn(len(real), NOISE)))).mean()
+        optimizers[1].zero_grad()
+        backward(g, inputs=weights[1])
+        optimizers[1].step()
+        counted.add(d_loss=d, g_loss=g)
+
+    return step
+
+
+STEPS = {"supervised": supervised, "gan": adversarial}
+
+
 def torch_nn(job: Job, compiled: bool = False, loaded: bool = False) -> Contestant:
     """A hand-written `torch.nn` model and loop."""
-    model, optimizer = by_hand(job.name)
+    models, optimizers = by_hand(job.name)
+    if compiled:
+        models = [torch.compile(model) for model in models]
     counted = Counted()
-    step = hand_step(torch.compile(model) if compiled else model, optimizer, counted)
+    step = STEPS[job.workload.kind](models, optimizers, counted, torch.Tensor.backward)
     batches = loader(job).__iter__ if loaded else slices(job)
     return looped(step, counted, batches, job.steps)
 
@@ -132,18 +132,19 @@ def accelerate(job: Job) -> Contestant:
     from accelerate import Accelerator
 
     accelerator, counted = Accelerator(cpu=True), Counted()
-    model, optimizer, batches = accelerator.prepare(*by_hand(job.name), loader(job))
-    step = hand_step(model, optimizer, counted, accelerator.backward)
-    return looped(step, counted, batches.__iter__, job.steps)
+    models, optimizers = by_hand(job.name)
+    models = [accelerator.prepare(model) for model in models]
+    optimizers = [accelerator.prepare(optimizer) for optimizer in optimizers]
+    step = STEPS[job.workload.kind](models, optimizers, counted, accelerator.backward)
+    return looped(step, counted, accelerator.prepare(loader(job)).__iter__, job.steps)
 
 
 def ignite(job: Job) -> Contestant:
     """The same model and step, driven by Ignite's engine; no handlers."""
     from ignite.engine import Engine
 
-    model, optimizer = by_hand(job.name)
     counted = Counted()
-    step = hand_step(model, optimizer, counted)
+    step = STEPS[job.workload.kind](*by_hand(job.name), counted, torch.Tensor.backward)
     engine, batches = Engine(lambda engine, batch: step(*batch)), loader(job)
 
     def epoch() -> Values:
@@ -160,17 +161,69 @@ def lightning(job: Job) -> Contestant:
     return Lightning(job)
 
 
-SUPERVISED: dict[str, Callable[[Job], Contestant]] = {
-    "treadle": treadle_loop,
-    "torch.nn, tensor slices": torch_nn,
-    "torch.nn, torch.compile": partial(torch_nn, compiled=True),
-    "torch.nn, DataLoader": partial(torch_nn, loaded=True),
-    "Keras layers, tensor slices": keras_layers,
-    "Lightning": lightning,
-    "Accelerate": accelerate,
-    "Ignite": ignite,
-    "fit": fit,
-}
+def keras_layers(job: Job) -> Contestant:
+    """Keras' guide for PyTorch: `backward`, then the Keras optimizer applies the gradients."""
+    if job.workload.kind == "gan":
+        counted = Counted()
+        return looped(keras_gan_step(job.make(), counted), counted, slices(job), job.steps)
+    task, counted = job.make(), Counted()
+    model, loss_function, accuracy = task.model, task.loss, task.metrics["accuracy"]
+
+    def step(x: Any, y: Any) -> None:
+        logits = model(x, training=True)
+        loss = loss_function(y, logits)
+        keras_apply(loss, model, task.optimizer)
+        with torch.no_grad():
+            accuracy.update_state(y, logits)
+        counted.add(loss=loss)
+
+    inner = looped(step, counted, slices(job), job.steps)
+
+    def epoch() -> Values:
+        accuracy.reset_state()
+        return {**inner.round().values, "accuracy": float(accuracy.result())}
+
+    return Contestant(epoch, job.steps)
+
+
+def keras_gan_step(task: Any, counted: Counted) -> Step:
+    """Return the same for a GAN of Keras' layers."""
+    discriminator, generator = task.discriminator, task.generator
+
+    def step(real: torch.Tensor) -> None:
+        with torch.no_grad():
+            fake = generator(torch.randn(len(real), NOISE), training=True)
+        d = d_loss(discriminator(real), discriminator(fake))
+        keras_apply(d, discriminator, task.d_optimizer)
+        g = g_loss(discriminator(generator(torch.randn(len(real), NOISE), training=True)))
+        keras_apply(g, generator, task.g_optimizer)
+        counted.add(d_loss=d, g_loss=g)
+
+    return step
+
+
+def keras_apply(loss: torch.Tensor, model: Any, optimizer: Any) -> None:
+    """Differentiate a loss and apply it to a Keras model's weights."""
+    weights = model.trainable_weights
+    values = [weight.value for weight in weights]
+    for value in values:
+        value.grad = None
+    loss.backward(inputs=values)
+    with torch.no_grad():
+        optimizer.apply([value.grad for value in values], weights)
+
+
+LOOPS = [
+    Entry("treadle", "treadle", TreadleLoop),
+    Entry("torch.nn, tensor slices", "hand", torch_nn),
+    Entry("torch.nn, torch.compile", "hand", partial(torch_nn, compiled=True)),
+    Entry("torch.nn, DataLoader", "hand", partial(torch_nn, loaded=True)),
+    Entry("Keras layers, tensor slices", "hand", keras_layers),
+    Entry("Lightning", "framework", lightning),
+    Entry("Accelerate", "framework", accelerate),
+    Entry("Ignite", "framework", ignite),
+]
+ENTRIES: dict[str, list[Entry]] = {"supervised": [*LOOPS, Entry("fit", "fit", fit)], "gan": LOOPS}
 
 
 def versions() -> dict[str, str]:

@@ -19,7 +19,10 @@ from typing import Any
 from .timing import Spread, Times, machine, ratio, take_turns
 
 BACKENDS = ("tensorflow", "jax", "torch")
-WORKLOADS = ("mlp-sgd", "mlp-adam")
+WORKLOADS = (
+    *("mlp-sgd", "mlp-adam", "bn-dropout", "cifar10-cnn"),
+    *("gan", "transformer", "lstm", "streaming"),
+)
 RESULTS = Path(__file__).with_name("results.json")
 
 

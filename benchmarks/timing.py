@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 # A turn is so long at least: shorter ones measure the machine's mood.
 SHORTEST = 0.3
+# What is so many times slower than the first contestant has one turn: it decides nothing.
+HOPELESS = 8
 
 
 class Turn(Protocol):
@@ -28,6 +30,8 @@ class Runner(Protocol):
 
     def round(self, epochs: int = 1) -> Turn: ...
 
+    def about(self) -> dict[str, Any]: ...
+
 
 @dataclass
 class Times:
@@ -38,12 +42,16 @@ class Times:
         steps: Steps in its first epoch.
         values: What its first epoch counted: everybody must have learned the same.
         per_step: Microseconds per step, for each round.
+        about: What else it said of itself.
+        failed: Why it could not take part.
     """
 
-    first: float
-    steps: int
-    values: dict[str, float]
+    first: float = math.nan
+    steps: int = 0
+    values: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     per_step: list[float] = field(default_factory=lambda: list[float]())
+    about: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    failed: str = ""
 
 
 def take_turns(
@@ -63,24 +71,47 @@ def take_turns(
         shortest: Seconds that a turn takes at least.
         tell: Called with a line about what goes on.
     """
-    runners: dict[str, Runner] = {}
-    times: dict[str, Times] = {}
-    epochs: dict[str, int] = {}
+    times = {name: Times() for name in makers}
+    ready: dict[str, _Ready] = {}
     for name, make in makers.items():
-        started = time.perf_counter()
-        runners[name] = make()
-        turn = runners[name].round()
-        times[name] = Times(time.perf_counter() - started, turn.steps, turn.values)
-        again = runners[name].round().seconds
-        epochs[name] = max(1, math.ceil(shortest / again))
-        tell(f"{name}: first {times[name].first:.1f} s, epoch {again:.3f} s, {turn.values}")
-    names = list(runners)
+        try:
+            ready[name] = _Ready.of(make, times[name], shortest)
+        except Exception as error:  # what others cannot do is a result; what we cannot is a fault
+            if name == "treadle":
+                raise
+            times[name].failed = f"{type(error).__name__}: {error}".splitlines()[0]
+        tell(f"{name}: {times[name]}")
+    slowest = HOPELESS * next(iter(ready.values())).pace
     for number in range(rounds):
+        names = [name for name, one in ready.items() if number == 0 or one.pace < slowest]
         for name in rotated(names, number):
             gc.collect()
-            turn = runners[name].round(epochs[name])
+            turn = ready[name].runner.round(ready[name].epochs)
             times[name].per_step.append(turn.seconds / turn.steps * 1e6)
+    for name, one in ready.items():
+        times[name].about = one.runner.about()
     return times
+
+
+@dataclass
+class _Ready:
+    """A contestant that has compiled, how many epochs a turn of it has, and seconds per step."""
+
+    runner: Runner
+    epochs: int
+    pace: float
+
+    @classmethod
+    def of(cls, make: Callable[[], Runner], times: Times, shortest: float) -> "_Ready":
+        """Make a contestant; its first epoch goes into `times`."""
+        started = time.perf_counter()
+        runner = make()
+        turn = runner.round()
+        times.first = time.perf_counter() - started
+        times.steps, times.values = turn.steps, turn.values
+        again = runner.round()
+        epochs = max(1, math.ceil(shortest / again.seconds))
+        return cls(runner, epochs, again.seconds / again.steps)
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
@@ -124,7 +155,7 @@ def ratio(times: Sequence[float], base: Sequence[float]) -> Spread:
         >>> ratio([4.0, 8.0, 4.0], [2.0, 4.0, 1.0]).median
         2.0
     """
-    return Spread.of([one / other for one, other in zip(times, base, strict=True)])
+    return Spread.of([one / other for one, other in zip(times, base, strict=False)])
 
 
 def machine() -> dict[str, Any]:

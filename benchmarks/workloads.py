@@ -10,10 +10,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import layers
 
-import treadle
-from treadle import datasets
+from . import data, models
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -23,24 +21,27 @@ class Workload:
     """A task with its data.
 
     Attributes:
-        make: Makes the task: a model, a loss, an optimizer, an accuracy.
-        arrays: Returns the data, by the number of examples.
+        what: In a few words, for the page.
+        make: Makes the task.
+        arrays: Returns data by the number of examples.
         steps: Steps in an epoch, per backend: about half a second for the usual contestant.
         batch_size: Examples in a step.
-        kind: Which hand-written step it takes: "supervised" or "gan".
-        input_form: What tf.data does to an example, or None.
+        kind: Which hand-written step it takes, and who takes part.
+        convolves: It has convolutions.
     """
 
+    what: str
     make: Callable[[], Any]
     arrays: Callable[[int], Arrays]
     steps: Mapping[str, int]
     batch_size: int = 64
     kind: str = "supervised"
+    convolves: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """A workload on one backend, at one size.
+    """A workload at one size.
 
     Attributes:
         steps: Steps in an epoch.
@@ -73,55 +74,59 @@ def job(name: str, steps: int | None = None) -> Job:
     return Job(name, workload, steps, workload.arrays(steps * workload.batch_size))
 
 
-def cut(arrays: Arrays, examples: int) -> Arrays:
-    """Return the first examples, copied; the data are repeated where there are too few."""
-    rows = np.arange(examples) % len(arrays[0])
-    return tuple(array[rows] for array in arrays)
-
-
-def digit_rows(examples: int) -> Arrays:
-    """MNIST as rows of 784 numbers from 0 to 1, and labels."""
-    mnist = datasets.mnist()
-    x = mnist.x_train.reshape(-1, 784).astype("float32") / 255
-    return cut((x, mnist.y_train.astype("int32")), examples)
-
-
-def classifier(model: Any, optimizer: Any) -> treadle.Supervised:
-    """Return the ready task: cross-entropy from logits, accuracy."""
-    return treadle.Supervised(
-        model,
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        optimizer,
-        {"accuracy": keras.metrics.SparseCategoricalAccuracy()},
-    )
-
-
-def mlp(optimizer: Callable[[], Any]) -> Callable[[], Any]:
-    """784-64-64-10, as the tutorials have it."""
-
-    def make() -> Any:
-        model = keras.Sequential(
-            [
-                keras.Input((784,)),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(10),
-            ]
-        )
-        return classifier(model, optimizer())
-
-    return make
-
-
 WORKLOADS: dict[str, Workload] = {
     "mlp-sgd": Workload(
-        mlp(lambda: keras.optimizers.SGD(1e-2)),
-        digit_rows,
+        "784-64-64-10, SGD, MNIST",
+        lambda: models.mlp(keras.optimizers.SGD(1e-2)),
+        data.digit_rows,
         {"tensorflow": 937, "jax": 937, "torch": 400},
     ),
     "mlp-adam": Workload(
-        mlp(lambda: keras.optimizers.Adam(1e-3)),
-        digit_rows,
+        "784-64-64-10, Adam, MNIST",
+        lambda: models.mlp(keras.optimizers.Adam(1e-3)),
+        data.digit_rows,
         {"tensorflow": 937, "jax": 937, "torch": 400},
+    ),
+    "bn-dropout": Workload(
+        "784-256-256-10 with BatchNorm and Dropout, Adam, MNIST",
+        models.bn_dropout,
+        data.digit_rows,
+        {"tensorflow": 400, "jax": 400, "torch": 200},
+    ),
+    "cifar10-cnn": Workload(
+        "the recipe `cifar10-cnn`: three convolutions, Adam, CIFAR-10",
+        models.cnn,
+        data.photographs,
+        {"tensorflow": 32, "jax": 10, "torch": 32},
+        convolves=True,
+    ),
+    "gan": Workload(
+        "a small DCGAN with BatchNorm, two Adams, MNIST",
+        models.SmallGAN,
+        data.digit_images,
+        {"tensorflow": 64, "jax": 20, "torch": 64},
+        kind="gan",
+        convolves=True,
+    ),
+    "transformer": Workload(
+        "a causal transformer: 2 layers of width 64 with 4 heads, 64 tokens, Adam, batch 32",
+        models.transformer,
+        data.tokens,
+        {"tensorflow": 48, "jax": 48, "torch": 48},
+        batch_size=32,
+    ),
+    "lstm": Workload(
+        "an LSTM of 64 units over the 28 rows of a digit, Adam, MNIST",
+        models.lstm,
+        data.digit_images_in_rows,
+        {"tensorflow": 96, "jax": 96, "torch": 32},
+    ),
+    "streaming": Workload(
+        "tf.data with shuffle, random flip and crop of CIFAR-10, a small convolutional network",
+        models.small_cnn,
+        data.photographs,
+        {"tensorflow": 128},
+        kind="streaming",
+        convolves=True,
     ),
 }
