@@ -8,7 +8,7 @@ a call of it sets up counts against it.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -89,6 +89,9 @@ class TreadleLoop(Contestant):
         job: What to train.
         source: Other data than the job's arrays.
         hooks: With the default hooks, or with none.
+
+    Attributes:
+        loop: What runs; None before the first epoch.
     """
 
     def __init__(self, job: Job, source: Any = None, hooks: bool = True) -> None:
@@ -101,7 +104,9 @@ class TreadleLoop(Contestant):
             task = job.make()
             with ExitStack() as stack:
                 folder = stack.enter_context(TemporaryDirectory()) if hooks else None
-                self.loop = stack.enter_context(treadle.Loop(task, folder, console=hooks))
+                none = () if hooks else (_no_guard(),)
+                loop = treadle.Loop(task, folder, hooks=none, console=hooks)
+                self.loop = stack.enter_context(loop)
                 for _ in self.loop.epochs():
                     for _ in self.loop.steps(train, every="auto"):
                         pass
@@ -111,8 +116,15 @@ class TreadleLoop(Contestant):
         super().__init__(lambda: next(rounds), job.steps)
 
     def about(self) -> dict[str, Any]:
-        """Return the plan."""
-        return {"plan": self.loop.plan}
+        """Return the plan and what it cost to compile."""
+        return {"plan": self.loop.plan, **asdict(self.loop.costs)}
+
+
+def _no_guard() -> treadle.hooks.NonFinite:
+    """Return the one hook that every loop has, made to look at nothing."""
+    guard = treadle.hooks.NonFinite()
+    guard.steps = lambda loop, logs: None
+    return guard
 
 
 class Fit(Contestant):

@@ -40,9 +40,7 @@ def bn_dropout() -> treadle.Task:
     for _ in range(2):
         hidden += [layers.Dense(256), layers.BatchNormalization(), layers.ReLU()]
         hidden += [layers.Dropout(0.3)]
-    return classifier(
-        [keras.Input((784,)), *hidden, layers.Dense(10)], keras.optimizers.Adam(1e-3)
-    )
+    return classifier([keras.Input((784,)), *hidden, layers.Dense(10)], keras.optimizers.Adam(1e-3))
 
 
 def cnn() -> treadle.Task:

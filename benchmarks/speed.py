@@ -1,7 +1,8 @@
 """How fast is Treadle, beside every other way to run the same steps?
 
-Each workload runs in a process of its own on each backend, since Keras fixes its backend when it
-is imported. Within it all contestants take turns. The figures go to docs/benchmarks.md.
+Every table of every backend is measured in a process of its own, since Keras fixes its backend when
+it is imported. Within a process all contestants take turns. Results are kept in
+benchmarks/results.json, from which docs/benchmarks.md is written.
 """
 
 import argparse
@@ -16,104 +17,138 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .timing import Spread, Times, machine, ratio, take_turns
+from . import page
+from .timing import machine, take_turns
 
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = (
     *("mlp-sgd", "mlp-adam", "bn-dropout", "cifar10-cnn"),
     *("gan", "transformer", "lstm", "streaming"),
 )
+TABLES = ("speed", "precision", "hooks", "growth", "memory", "startup")
+# What runs on TensorFlow alone.
+ONE_BACKEND = ("precision", "streaming")
 RESULTS = Path(__file__).with_name("results.json")
 
 
 def main(arguments: list[str]) -> None:
-    """Run what was chosen, each in a process of its own."""
+    """Measure what was chosen, show it, and keep it if asked to."""
     parser = argparse.ArgumentParser(prog="scripts/bench speed", description=__doc__)
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one")
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this one")
-    parser.add_argument("--only", metavar="TEXT", action="append", help="contestants with TEXT")
+    parser.add_argument("--table", choices=TABLES, action="append", help="only this table")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this workload")
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
+    parser.add_argument("--only", metavar="TEXT", action="append", help="only names with TEXT")
     parser.add_argument("--rounds", type=int, help="turns of each contestant (7; --quick: 3)")
-    parser.add_argument("--quick", action="store_true", help="3 rounds, shorter turns")
-    parser.add_argument("--write", action="store_true", help="keep the figures, write the page")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
+    parser.add_argument("--keras", metavar="VERSION", help="measure `fit` of another Keras")
+    parser.add_argument("--write", action="store_true", help="keep results and write the page")
+    parser.add_argument("--page", action="store_true", help="write the page from what was kept")
     parser.add_argument("--child", metavar="FILE", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     chosen.rounds = chosen.rounds or (3 if chosen.quick else 7)
     if chosen.child:
-        found = measured(chosen)
-        Path(chosen.child).write_text(json.dumps(found))
+        Path(chosen.child).write_text(json.dumps(measured(chosen)))
         return
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not chosen.page:
+        kept = {**kept, **_measure_all(chosen, arguments)}
+    if chosen.write:
+        RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    if chosen.write or chosen.page:
+        page.write(kept)
+    print("\n".join(page.must_show(kept)))
+
+
+def _measure_all(chosen: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    """Measure one table after another; print each as it comes."""
     if os.getloadavg()[0] > 0.5:
-        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): do not trust the figures")
-    for workload in chosen.workload or WORKLOADS:
-        for backend in chosen.backend or BACKENDS:
-            result = in_process(workload, backend, arguments)
-            kept[f"{workload} {backend}"] = result
-            print("\n".join(table(result)), flush=True)
-            if chosen.write:
-                RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): do not trust the figures\n")
+    tables = chosen.table or (("speed",) if chosen.workload or chosen.keras else TABLES)
+    found: dict[str, Any] = {}
+    for table in tables:
+        for workload in (chosen.workload or WORKLOADS) if table == "speed" else ("",):
+            for backend in chosen.backend or BACKENDS:
+                if {table, workload} & set(ONE_BACKEND) and backend != "tensorflow":
+                    continue
+                key = " ".join(part for part in (table, workload, backend) if part)
+                if chosen.keras:
+                    key += f" keras {chosen.keras}"
+                found[key] = _in_process(table, workload, backend, chosen, arguments)
+                print("\n".join(page.section(key, found[key])), flush=True)
+    return found
 
 
-def in_process(workload: str, backend: str, arguments: list[str]) -> dict[str, Any]:
-    """Measure one workload on one backend."""
+def _in_process(
+    table: str, workload: str, backend: str, chosen: argparse.Namespace, arguments: list[str]
+) -> dict[str, Any]:
+    """Measure one table on one backend."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder, "result.json"), Path(folder, "log")
         command = [sys.executable, "-m", "benchmarks", "speed", *arguments]
-        # The last of an option counts for those that choose once; `measured` reads the last one.
-        command += ["--workload", workload, "--backend", backend, "--child", str(result)]
+        # `measured` reads the last of each.
+        command += ["--table", table, "--workload", workload or WORKLOADS[0]]
+        command += ["--backend", backend, "--child", str(result)]
+        if chosen.keras:
+            command += ["--only", "fit"]
+            other = _other_keras(chosen.keras, folder)
+            environment["PYTHONPATH"] = os.pathsep.join([other, os.environ.get("PYTHONPATH", "")])
         with log.open("w") as output:
             done = subprocess.run(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
             )
         if done.returncode:
-            sys.exit(f"{workload} on {backend} failed\n{log.read_text()[-2000:]}")
+            sys.exit(f"{table} {workload} on {backend} failed\n{log.read_text()[-3000:]}")
         return json.loads(result.read_text())
 
 
-def measured(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Let all contestants of a workload take turns in this process."""
-    workload, backend = chosen.workload[-1], chosen.backend[-1]
-    import keras
+def _other_keras(version: str, folder: str) -> str:
+    """Install another Keras where nothing else sees it; returns where."""
+    target = str(Path(folder, "keras"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
+    subprocess.run([*pip, f"keras=={version}"], check=True)
+    return target
 
-    from .workloads import job
+
+def measured(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Measure one table in this process."""
+    table, backend = chosen.table[-1], chosen.backend[-1]
+    import keras
 
     keras.utils.set_random_seed(0)  # imports TensorFlow, which is not to count for the first one
     module = importlib.import_module(f"benchmarks.contestants_{backend}")
-    work = job(workload)
-    makers = {
-        name: partial(make, work)
-        for name, make in module.SUPERVISED.items()
-        if not chosen.only or name == "treadle" or any(text in name for text in chosen.only)
-    }
-    shortest = 0.1 if chosen.quick else 0.3
-    times = take_turns(makers, chosen.rounds, shortest, print)
-    return {
-        "workload": workload,
-        "backend": backend,
-        "times": {name: asdict(time) for name, time in times.items()},
-        "machine": machine(),
-        "versions": {"keras": keras.__version__, **module.versions()},
-    }
+    if table == "startup":
+        from .first_step import seconds_to_first_step
+
+        found: dict[str, Any] = {"seconds": seconds_to_first_step(backend, max(3, chosen.rounds))}
+    elif table == "speed":
+        found = _turns(chosen, module)
+    else:
+        growth = importlib.import_module("benchmarks.growth")
+        measure = getattr(growth, table)
+        found = measure(module.ENTRIES["supervised"], chosen.rounds, chosen.quick)
+    versions = {"keras": keras.__version__, **module.versions()}
+    return {**found, "machine": machine(), "versions": versions}
 
 
-def table(result: dict[str, Any]) -> list[str]:
-    """Return the rows of one workload on one backend: ratios first."""
-    times = {name: Times(**value) for name, value in result["times"].items()}
-    ours = times["treadle"].per_step
-    rows = [
-        f"## {result['workload']}, {result['backend']}",
-        "",
-        "| contestant | times Treadle's time | quartiles | µs per step | quartiles "
-        "| first epoch, s | its loss |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+def _turns(chosen: argparse.Namespace, module: Any) -> dict[str, Any]:
+    """Let all contestants of a workload take turns."""
+    from .workloads import job
+
+    work = job(chosen.workload[-1])
+    entries = [
+        entry
+        for entry in module.ENTRIES[work.workload.kind]
+        if not chosen.only
+        or entry.kind == "treadle"
+        or any(text in entry.name for text in chosen.only)
     ]
-    ordered = sorted(times.items(), key=lambda item: ratio(item[1].per_step, ours).median)
-    for name, one in ordered:
-        against, own = ratio(one.per_step, ours), Spread.of(one.per_step)
-        rows.append(
-            f"| {name} | {against.median:.2f} | {against.low:.2f} – {against.high:.2f} "
-            f"| {own.median:,.0f} | {own.low:,.0f} – {own.high:,.0f} "
-            f"| {one.first:.1f} | {one.values.get('loss', float('nan')):.4f} |"
-        )
-    return [*rows, ""]
+    makers = {entry.name: partial(entry.make, work) for entry in entries}
+    times = take_turns(makers, chosen.rounds, 0.1 if chosen.quick else 0.3, print)
+    return {
+        "what": work.workload.what,
+        "steps": work.steps,
+        "batch_size": work.batch_size,
+        "kinds": {entry.name: entry.kind for entry in entries},
+        "times": {name: asdict(one) for name, one in times.items()},
+    }

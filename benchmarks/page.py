@@ -1,0 +1,191 @@
+"""Tables of what was measured, and docs/benchmarks.md."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .musts import checks, odd_losses
+from .timing import Spread, Times, ratio
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+Results = Mapping[str, Any]
+
+
+def write(kept: Results) -> None:
+    """Write the page from all results that were kept."""
+    order = ("speed", "precision", "hooks", "growth", "memory", "startup")
+    keys = sorted(kept, key=lambda key: order.index(key.split()[0]))  # stable: in their order
+    lines = [*_head(kept), *must_show(kept), *_how()]
+    for key in keys:
+        lines += section(key, kept[key])
+    PAGE.write_text("\n".join(lines))
+
+
+def _head(kept: Results) -> list[str]:
+    machine = next(iter(kept.values()))["machine"]
+    versions: dict[str, str] = {}
+    for key, result in kept.items():
+        if " keras " not in key:
+            versions |= result["versions"]
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return [
+        "# Benchmarks",
+        "",
+        "Treadle with all its default hooks beside every other way to run the same steps. Written "
+        "by `scripts/bench speed\n--write`, which takes about 20 minutes; `--quick` takes 3, "
+        "`--workload mlp-sgd --backend jax` measures a part, `--page`\nwrites this page again from "
+        "`benchmarks/results.json`.",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}; "
+        f"Python {platform.python_version()}, {told}.",
+        "",
+    ]
+
+
+def _how() -> list[str]:
+    return [
+        "## How it is measured",
+        "",
+        "- All contestants of a table run in one process and take turns, in another order each "
+        "round. A ratio is that of two\n  turns of one round; the tables show its median and "
+        "quartiles over the rounds.",
+        "- Everybody trains the same architecture on the same data with the same optimizer and "
+        "batch size, counts the mean loss\n  and the accuracy, and fetches them once an epoch. The "
+        "mean loss of each one's first epoch is in the tables.",
+        "- A turn is one or more epochs, 0.3 seconds at least. Making a contestant and its first "
+        "epoch, with all compilation, are\n  timed apart; what is more than "
+        "8 times slower than Treadle has one turn.",
+        "- Treadle runs as `Loop(task, directory=…)`: console, JSON lines, CSV, the guard against "
+        "NaN, the run's record. `fit` has\n  no progress bar and no callback that sees steps, and "
+        "is timed between the ends of two epochs, so that its set-up is\n  not counted. Lightning "
+        "runs as `Trainer(barebones=True)`. Ignite has no handlers. These three count nothing but "
+        "what the\n  hand-written loop counts.",
+        "- The ceiling is the fastest loop driven by hand, whatever it looks like.",
+        "",
+    ]
+
+
+def must_show(kept: Results) -> list[str]:
+    """Return the lines that Treadle is held to, each with what was measured."""
+    rows = [
+        "## What it is held to",
+        "",
+        "| | at least | measured | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for check in checks(kept):
+        verdict = "met" if check.met else "**not met**"
+        rows.append(f"| {check.line} | {check.wanted} | {check.found} | {verdict} |")
+    return [*rows, ""]
+
+
+def section(key: str, result: Results) -> list[str]:
+    """Return the tables of one result."""
+    table, *where = key.split()
+    writer = {
+        "speed": _speed,
+        "precision": _precision,
+        "hooks": _hooks,
+        "growth": _growth,
+        "memory": _memory,
+        "startup": _startup,
+    }[table]
+    return [f"## {TITLES[table]}{', '.join(where)}", "", *writer(result), ""]
+
+
+TITLES = {
+    "speed": "",
+    "precision": "Precision, cifar10-cnn, ",
+    "hooks": "Default hooks, mlp-sgd, ",
+    "growth": "Growth, mlp-sgd, ",
+    "memory": "Many steps, mlp-sgd, ",
+    "startup": "Seconds to the first step, mlp-sgd, ",
+}
+
+
+def times_of(result: Results) -> dict[str, Times]:
+    """Return the times of all contestants."""
+    return {name: Times(**value) for name, value in result["times"].items()}
+
+
+def _versus(times: Mapping[str, Times], base: str) -> list[str]:
+    rows = [
+        f"| | times the time of {base} | quartiles | µs per step | quartiles | first epoch, s "
+        "| its loss |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    ran = {name: one for name, one in times.items() if one.per_step}
+    against = {name: ratio(one.per_step, ran[base].per_step) for name, one in ran.items()}
+    for name in sorted(ran, key=lambda name: against[name].median):
+        one, own = ran[name], Spread.of(ran[name].per_step)
+        values = one.values.get("loss"), one.values.get("g_loss")
+        loss = next((f"{value:.3f}" for value in values if value is not None), "")
+        rows.append(
+            f"| {name} | {against[name].median:.2f} | {_quartiles(against[name], '.2f')} "
+            f"| {own.median:,.0f} | {_quartiles(own, ',.0f')} | {one.first:.1f} | {loss} |"
+        )
+    rows += [
+        f"| {name} | failed: {one.failed} | | | | | |" for name, one in times.items() if one.failed
+    ]
+    return rows
+
+
+def _quartiles(spread: Spread, how: str) -> str:
+    return f"{spread.low:{how}} – {spread.high:{how}}"
+
+
+def _speed(result: Results) -> list[str]:
+    times = times_of(result)
+    about = times["treadle"].about
+    told = [
+        f"{result['what']}; {result['steps']} steps of {result['batch_size']} in an epoch. "
+        f"Treadle's plan: {about['plan']}; {about['programs']} programs compiled in "
+        f"{about['compiling']:.1f} s.",
+        "",
+    ]
+    odd = odd_losses(result)
+    if odd:
+        told = [*told, f"Learned otherwise than the others: {', '.join(odd)}.", ""]
+    return [*told, *_versus(times, "treadle")]
+
+
+def _precision(result: Results) -> list[str]:
+    return _versus(times_of(result), "treadle, float32")
+
+
+def _hooks(result: Results) -> list[str]:
+    each = sorted(result["each"].items(), key=lambda item: -item[1])
+    return [
+        *_versus(times_of(result), "treadle, no hooks"),
+        "",
+        "| hook | µs per step |",
+        "| --- | --- |",
+        *(f"| {name} | {microseconds:.2f} |" for name, microseconds in each),
+    ]
+
+
+def _growth(result: Results) -> list[str]:
+    return _versus(times_of(result), "treadle")
+
+
+def _memory(result: Results) -> list[str]:
+    rows: Sequence[Any] = result["rows"]
+    shown = [rows[0], *rows[len(rows) // 10 :: max(1, len(rows) // 9)], rows[-1]]
+    return [
+        "| step | MiB | µs per step | programs |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {row['step']:,} | {row['mebibytes']:,.0f} | {row['microseconds']:,.0f} "
+            f"| {row['programs']} |"
+            for row in shown
+        ),
+    ]
+
+
+def _startup(result: Results) -> list[str]:
+    rows = ["| | seconds | quartiles |", "| --- | --- | --- |"]
+    for name, seconds in result["seconds"].items():
+        spread = Spread.of(seconds)
+        rows.append(f"| {name} | {spread.median:.2f} | {_quartiles(spread, '.2f')} |")
+    return rows
