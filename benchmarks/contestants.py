@@ -78,6 +78,9 @@ class Contestant:
         """Return what else is worth keeping, when all is over."""
         return {}
 
+    def close(self) -> None:
+        """Let go of everything."""
+
 
 class TreadleLoop(Contestant):
     """Treadle as a user has it who passes a directory: every default hook is at work.
@@ -112,12 +115,17 @@ class TreadleLoop(Contestant):
                         pass
                     yield self.loop.metrics()
 
-        rounds = epochs()
-        super().__init__(lambda: next(rounds), job.steps)
+        self._rounds = epochs()
+        super().__init__(lambda: next(self._rounds), job.steps)
 
     def about(self) -> dict[str, Any]:
         """Return the plan and what it cost to compile."""
         return {"plan": self.loop.plan, **asdict(self.loop.costs)}
+
+    def close(self) -> None:
+        """Let the run come to its end."""
+        self.loop.stop("all had their turns")
+        next(self._rounds, None)
 
 
 def _no_guard() -> treadle.hooks.NonFinite:

@@ -57,6 +57,7 @@ def each_hook(work: Job, steps: int) -> dict[str, float]:
             setattr(hook, method, clocked(name, getattr(hook, method)))
     epochs = -(-steps // work.steps)
     contestant.round(epochs)
+    contestant.close()
     return {name: seconds / (epochs * work.steps) * 1e6 for name, seconds in spent.items()}
 
 
@@ -134,4 +135,5 @@ def memory(entries: list[Entry], rounds: int, quick: bool) -> dict[str, Any]:
                 "programs": contestant.loop.costs.programs,
             }
         )
+    contestant.close()
     return {"rows": rows}

@@ -32,6 +32,8 @@ class Runner(Protocol):
 
     def about(self) -> dict[str, Any]: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class Times:
@@ -90,6 +92,7 @@ def take_turns(
             times[name].per_step.append(turn.seconds / turn.steps * 1e6)
     for name, one in ready.items():
         times[name].about = one.runner.about()
+        one.runner.close()
     return times
 
 
@@ -115,15 +118,15 @@ class _Ready:
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
-    """Return the names beginning at another one; every second time backwards.
+    """Return the names beginning at another one, the others every second time backwards.
 
     Example:
         >>> rotated(["a", "b", "c"], 0), rotated(["a", "b", "c"], 1)
-        (['a', 'b', 'c'], ['a', 'c', 'b'])
+        (['a', 'b', 'c'], ['b', 'a', 'c'])
     """
     shift = by % len(names)
-    order = [*names[shift:], *names[:shift]]
-    return order[::-1] if by % 2 else order
+    others = [*names[shift + 1 :], *names[:shift]]
+    return [names[shift], *(others[::-1] if by % 2 else others)]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""The benchmark's own arithmetic, and that those who are compared learn the same."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import contestants_tensorflow, musts, page, speed
+from benchmarks.timing import HOPELESS, Spread, Times, ratio, rotated, take_turns
+from benchmarks.workloads import WORKLOADS, Job
+
+STEPS, BATCH = 30, 64
+
+
+class Fake:
+    """A contestant that takes as long as it is told."""
+
+    def __init__(self, name: str, seconds: float, turns: list[tuple[str, int]]) -> None:
+        self.name, self.seconds, self.turns = name, seconds, turns
+
+    def round(self, epochs: int = 1) -> Any:
+        self.turns.append((self.name, epochs))
+        return SimpleNamespace(seconds=epochs * self.seconds, steps=epochs * 10, values={"loss": 1})
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def close(self) -> None:
+        self.turns.append((self.name, 0))
+
+
+def test_spread_and_ratio_are_taken_round_by_round() -> None:
+    assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Spread(2.0, 3.0, 4.0)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
+    # The machine was twice as slow in the second round: the ratio does not see it.
+    assert ratio([3.0, 6.0], [1.0, 2.0]) == Spread(3.0, 3.0, 3.0)
+
+
+def test_everybody_has_every_place_in_the_order() -> None:
+    names = ["a", "b", "c"]
+    for number in range(6):
+        assert sorted(rotated(names, number)) == names
+    assert {rotated(names, number)[0] for number in range(3)} == {"a", "b", "c"}
+
+
+def test_turns_are_long_enough_and_the_hopeless_have_one() -> None:
+    turns: list[tuple[str, int]] = []
+    makers: dict[str, Callable[[], Fake]] = {
+        "treadle": lambda: Fake("treadle", 0.1, turns),
+        "slow": lambda: Fake("slow", 0.1 * (HOPELESS + 1), turns),
+        "usual": lambda: Fake("usual", 0.2, turns),
+    }
+    times = take_turns(makers, rounds=3, shortest=0.3)
+    assert times["treadle"].per_step == pytest.approx([1e4, 1e4, 1e4])
+    assert times["usual"].per_step == pytest.approx([2e4, 2e4, 2e4])
+    assert len(times["slow"].per_step) == 1
+    assert turns[6:9] == [("treadle", 3), ("slow", 1), ("usual", 2)]
+    assert turns[-3:] == [("treadle", 0), ("slow", 0), ("usual", 0)]  # all are closed
+    assert times["usual"].about == {"name": "usual"}
+
+
+def test_who_fails_is_named_but_treadle_must_not_fail() -> None:
+    def fails() -> Fake:
+        raise ValueError("no convolutions\nhere")
+
+    makers = {"treadle": lambda: Fake("treadle", 1.0, []), "other": fails}
+    times = take_turns(makers, rounds=1)
+    assert times["other"].failed == "ValueError: no convolutions"
+    with pytest.raises(ValueError, match="no convolutions"):
+        take_turns({"treadle": fails}, rounds=1)
+
+
+def result(**factors: float) -> dict[str, Any]:
+    """What was measured where each contestant takes so many times Treadle's time."""
+    kinds = {"treadle": "treadle", "raw in-graph loop": "raw", "fit": "fit"}
+    kinds |= {"@tf.function step over tf.data": "hand", "fit, steps_per_execution=32": "fit"}
+    about = {"plan": "windows of up to 256, graph", "programs": 1, "compiling": 0.5, "waiting": 0.1}
+    times = {
+        name: Times(1.0, 10, {"loss": 0.5}, [100 * factors[name.split()[0]]] * 3, about)
+        for name in kinds
+    }
+    return {
+        "what": "an MLP",
+        "steps": 10,
+        "batch_size": 64,
+        "kinds": kinds,
+        "times": {name: asdict(one) for name, one in times.items()},
+        "machine": {"cpu": "some", "cores": 2, "memory": "8 GiB"},
+        "versions": {"keras": "3"},
+    }
+
+
+def test_lines_are_met_or_not() -> None:
+    good = result(**{"treadle": 1, "raw": 0.96, "fit": 4.5, "@tf.function": 3.2, "fit,": 4.5})
+    found = list(musts.checks({"speed mlp-sgd tensorflow": good}))
+    assert len(found) == 6 and all(check.met for check in found)
+    bad = result(**{"treadle": 1, "raw": 0.9, "fit": 0.9, "@tf.function": 0.99, "fit,": 1.1})
+    found = list(musts.checks({"speed mlp-sgd tensorflow": bad}))
+    assert not any(check.met for check in found)
+    assert found[0].found == "0.99 (0.99 – 0.99)"
+
+
+def test_who_learned_otherwise_is_named() -> None:
+    measured = result(**{"treadle": 1, "raw": 1, "fit": 1, "@tf.function": 1, "fit,": 1})
+    assert musts.odd_losses(measured) == []
+    measured["times"]["fit"]["values"]["loss"] = 0.6
+    assert musts.odd_losses(measured) == ["fit (loss 0.600, the others 0.500)"]
+    measured["times"]["fit"]["steps"] = 5  # a part of the epoch tells nothing
+    assert musts.odd_losses(measured) == []
+
+
+def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = result(**{"treadle": 1, "raw": 0.5, "fit": 2, "@tf.function": 1.5, "fit,": 2})
+    times = measured["times"]
+    rows = [
+        {"step": i, "mebibytes": 900 + i, "microseconds": 250, "programs": 1} for i in range(20)
+    ]
+    named = {"treadle, no hooks": times["treadle"], "treadle, data × 10": times["treadle"]}
+    named |= {"treadle, parameters × 10": times["fit"], "raw": times["treadle"]}
+    named |= {"raw, parameters × 10": times["fit"], **times}
+    other = {"machine": measured["machine"], "versions": measured["versions"], "times": named}
+    monkeypatch.setattr(page, "PAGE", tmp_path / "benchmarks.md")
+    page.write(
+        {
+            "memory torch": {**other, "rows": rows},
+            "startup jax": {**other, "seconds": {"treadle": [3.0, 4.0, 5.0]}},
+            "hooks jax": {**other, "each": {"Console": 0.5}},
+            "growth jax": {**other, "plain": "raw"},
+            "speed mlp-sgd tensorflow": measured,
+        }
+    )
+    text = (tmp_path / "benchmarks.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings[2:] == [
+        "## mlp-sgd, tensorflow",
+        "## Default hooks, mlp-sgd, jax",
+        "## Growth, mlp-sgd, jax",
+        "## Many steps, mlp-sgd, torch",
+        "## Seconds to the first step, mlp-sgd, jax",
+    ]
+    assert "| raw in-graph loop | 0.50 | 0.50 – 0.50 | 50 | 50 – 50 | 1.0 | 0.500 |" in text
+    assert "| treadle | 4.00 | 3.50 – 4.50 |" in text
+    assert (
+        "| memory, torch: memory after warm-up, 19 steps | flat within 2 % | +1.9% | met |" in text
+    )
+
+
+def test_the_command_knows_every_workload() -> None:
+    assert set(speed.WORKLOADS) == set(WORKLOADS)
+
+
+def test_all_contestants_learn_the_same() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * BATCH, 784)).astype("float32")
+    y = (x @ rng.normal(size=(784, 10))).argmax(1).astype("int32")
+    workload = replace(WORKLOADS["mlp-adam"], batch_size=BATCH)
+    job = Job("mlp-adam", workload, STEPS, (x, y))
+    entries = {
+        entry.name: entry.make
+        for entry in contestants_tensorflow.ENTRIES["supervised"]
+        if "eager" not in entry.name
+    }
+    entries["eager"] = lambda job: contestants_tensorflow.over_tf_data(job, compiled=False)
+    losses: dict[str, float] = {}
+    for name, make in entries.items():
+        contestant = make(job)
+        first, second = contestant.round(), contestant.round(2)
+        assert (first.steps, second.steps) == (STEPS, 2 * STEPS), name
+        assert second.values["loss"] < 0.9 * first.values["loss"], name
+        losses[name] = first.values["loss"]
+        contestant.close()
+    middle = float(np.median(list(losses.values())))
+    assert losses == pytest.approx(dict.fromkeys(losses, middle), rel=0.1)
