@@ -10,6 +10,8 @@ from .timing import Spread, Times, ratio
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 Results = Mapping[str, Any]
+# Whatever else runs may use this share of all processors.
+QUIET = 0.05
 
 
 def write(kept: Results) -> None:
@@ -91,7 +93,11 @@ def section(key: str, result: Results) -> list[str]:
         "memory": _memory,
         "startup": _startup,
     }[table]
-    return [f"## {TITLES[table]}{', '.join(where)}", "", *writer(result), ""]
+    title = [f"## {TITLES[table]}{', '.join(where)}", ""]
+    if result["neighbours"] > QUIET:
+        share = f"{result['neighbours']:.0%}"
+        title += [f"Others used {share} of the processors meanwhile: not to be trusted.", ""]
+    return [*title, *writer(result), ""]
 
 
 TITLES = {

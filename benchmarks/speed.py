@@ -12,13 +12,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from . import page
-from .timing import machine, take_turns
+from .timing import Neighbours, machine, take_turns
 
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = (
@@ -50,38 +51,46 @@ def main(arguments: list[str]) -> None:
         Path(chosen.child).write_text(json.dumps(measured(chosen)))
         return
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not chosen.page:
-        kept = {**kept, **_measure_all(chosen, arguments)}
-    if chosen.write:
-        RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    shown = kept if chosen.write or chosen.page else {}
+    failed: list[str] = []
+    for key, where in () if chosen.page else _chosen_tables(chosen):
+        try:
+            result = _in_process(*where, chosen, arguments)
+        except ChildFailed as error:
+            failed.append(f"{key} failed\n{error}")
+            print(failed[-1], flush=True)
+            continue
+        kept[key] = shown[key] = result
+        print("\n".join(page.section(key, result)), flush=True)
+        if chosen.write:
+            RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     if chosen.write or chosen.page:
         page.write(kept)
-    print("\n".join(page.must_show(kept)))
+    print("\n".join(page.must_show(shown)))
+    if failed:
+        sys.exit("\n".join(failed))
 
 
-def _measure_all(chosen: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
-    """Measure one table after another; print each as it comes."""
-    if os.getloadavg()[0] > 0.5:
-        print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): do not trust the figures\n")
-    tables = chosen.table or (("speed",) if chosen.workload or chosen.keras else TABLES)
-    found: dict[str, Any] = {}
-    for table in tables:
+class ChildFailed(Exception):
+    """A process that measured a table broke off; holds the end of what it said."""
+
+
+def _chosen_tables(chosen: argparse.Namespace) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """Yield what to measure: a name, and table, workload and backend."""
+    for table in chosen.table or (("speed",) if chosen.workload or chosen.keras else TABLES):
         for workload in (chosen.workload or WORKLOADS) if table == "speed" else ("",):
             for backend in chosen.backend or BACKENDS:
                 if {table, workload} & set(ONE_BACKEND) and backend != "tensorflow":
                     continue
                 key = " ".join(part for part in (table, workload, backend) if part)
-                if chosen.keras:
-                    key += f" keras {chosen.keras}"
-                found[key] = _in_process(table, workload, backend, chosen, arguments)
-                print("\n".join(page.section(key, found[key])), flush=True)
-    return found
+                other = f" keras {chosen.keras}" if chosen.keras else ""
+                yield key + other, (table, workload, backend)
 
 
 def _in_process(
     table: str, workload: str, backend: str, chosen: argparse.Namespace, arguments: list[str]
 ) -> dict[str, Any]:
-    """Measure one table on one backend."""
+    """Measure one table on one backend, in a process of its own."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder, "result.json"), Path(folder, "log")
@@ -98,7 +107,7 @@ def _in_process(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
             )
         if done.returncode:
-            sys.exit(f"{table} {workload} on {backend} failed\n{log.read_text()[-3000:]}")
+            raise ChildFailed(log.read_text()[-3000:])
         return json.loads(result.read_text())
 
 
@@ -113,6 +122,7 @@ def _other_keras(version: str, folder: str) -> str:
 def measured(chosen: argparse.Namespace) -> dict[str, Any]:
     """Measure one table in this process."""
     table, backend = chosen.table[-1], chosen.backend[-1]
+    neighbours = Neighbours()
     import keras
 
     keras.utils.set_random_seed(0)  # imports TensorFlow, which is not to count for the first one
@@ -128,7 +138,12 @@ def measured(chosen: argparse.Namespace) -> dict[str, Any]:
         measure = getattr(growth, table)
         found = measure(module.ENTRIES["supervised"], chosen.rounds, chosen.quick)
     versions = {"keras": keras.__version__, **module.versions()}
-    return {**found, "machine": machine(), "versions": versions}
+    return {
+        **found,
+        "neighbours": neighbours.share(),
+        "machine": machine(),
+        "versions": versions,
+    }
 
 
 def _turns(chosen: argparse.Namespace, module: Any) -> dict[str, Any]:

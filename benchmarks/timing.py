@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 # A turn is so long at least: shorter ones measure the machine's mood.
 SHORTEST = 0.3
 # What is so many times slower than the first contestant has one turn: it decides nothing.
@@ -159,6 +161,26 @@ def ratio(times: Sequence[float], base: Sequence[float]) -> Spread:
         2.0
     """
     return Spread.of([one / other for one, other in zip(times, base, strict=False)])
+
+
+class Neighbours:
+    """How much of the processors others use meanwhile: what they take is missing in the figures."""
+
+    def __init__(self) -> None:
+        self._before = self._clocks()
+
+    def share(self) -> float:
+        """Return the share of all processors' time that was neither idle nor ours."""
+        busy, ours, passed = (
+            after - before for after, before in zip(self._clocks(), self._before, strict=True)
+        )
+        return max(0.0, busy - ours) / passed
+
+    def _clocks(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return everything - idle, sum(os.times()[:4]), everything
 
 
 def machine() -> dict[str, Any]:

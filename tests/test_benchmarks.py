@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic, and that those who are compared learn the same."""
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import contestants_tensorflow, musts, page, speed
-from benchmarks.timing import HOPELESS, Spread, Times, ratio, rotated, take_turns
+from benchmarks.timing import HOPELESS, Neighbours, Spread, Times, ratio, rotated, take_turns
 from benchmarks.workloads import WORKLOADS, Job
 
 STEPS, BATCH = 30, 64
@@ -62,6 +63,17 @@ def test_turns_are_long_enough_and_the_hopeless_have_one() -> None:
     assert times["usual"].about == {"name": "usual"}
 
 
+def test_neighbours_are_others_than_ourselves() -> None:
+    neighbours = Neighbours()
+    started = time.process_time()
+    while time.process_time() - started < 0.5:  # busy ourselves
+        pass
+    assert 0 <= neighbours.share() <= 1
+    neighbours._before = (0.0, 0.0, 0.0)
+    neighbours._clocks = lambda: (60.0, 20.0, 100.0)
+    assert neighbours.share() == pytest.approx(0.4)
+
+
 def test_who_fails_is_named_but_treadle_must_not_fail() -> None:
     def fails() -> Fake:
         raise ValueError("no convolutions\nhere")
@@ -88,6 +100,7 @@ def result(**factors: float) -> dict[str, Any]:
         "batch_size": 64,
         "kinds": kinds,
         "times": {name: asdict(one) for name, one in times.items()},
+        "neighbours": 0.0,
         "machine": {"cpu": "some", "cores": 2, "memory": "8 GiB"},
         "versions": {"keras": "3"},
     }
@@ -121,12 +134,12 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     named = {"treadle, no hooks": times["treadle"], "treadle, data × 10": times["treadle"]}
     named |= {"treadle, parameters × 10": times["fit"], "raw": times["treadle"]}
     named |= {"raw, parameters × 10": times["fit"], **times}
-    other = {"machine": measured["machine"], "versions": measured["versions"], "times": named}
+    other = {**measured, "times": named}
     monkeypatch.setattr(page, "PAGE", tmp_path / "benchmarks.md")
     page.write(
         {
             "memory torch": {**other, "rows": rows},
-            "startup jax": {**other, "seconds": {"treadle": [3.0, 4.0, 5.0]}},
+            "startup jax": {**other, "neighbours": 0.2, "seconds": {"treadle": [3.0, 4.0, 5.0]}},
             "hooks jax": {**other, "each": {"Console": 0.5}},
             "growth jax": {**other, "plain": "raw"},
             "speed mlp-sgd tensorflow": measured,
@@ -142,6 +155,7 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         "## Seconds to the first step, mlp-sgd, jax",
     ]
     assert "| raw in-graph loop | 0.50 | 0.50 – 0.50 | 50 | 50 – 50 | 1.0 | 0.500 |" in text
+    assert "Others used 20% of the processors meanwhile: not to be trusted." in text
     assert "| treadle | 4.00 | 3.50 – 4.50 |" in text
     assert (
         "| memory, torch: memory after warm-up, 19 steps | flat within 2 % | +1.9% | met |" in text
