@@ -10,7 +10,7 @@ from treadle.hooks import Console, console
 from treadle.hooks.display import Pace, Position
 from treadle.hooks.values import clock, line, plain, short
 from treadle.logs import Record, StepLogs
-from treadle.progress import Progress
+from treadle.progress import Costs, Progress
 
 CONTROL = re.compile(r"\x1b\[([0-9;?]*)([a-zA-Z])|(\r)|(\n)|([^\x1b\r\n]+)")
 
@@ -50,6 +50,7 @@ class Run:
     def __init__(self, clock, to, epochs=2, length=100, end=None, plan="one plan", at=0, **kwargs):
         self.progress, self.reason, self.plan = Progress(step=at), None, plan
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
+        self.costs = Costs()
         self.asked = 0
         self.clock, self.began, self.file = clock, clock.now, to.file
         self.hook = Console(to=to, **kwargs)
