@@ -5,6 +5,8 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,7 +72,9 @@ def setup(
     """Say what must be known before layers exist.
 
     Thin over Keras' own settings (`keras.utils.set_random_seed`, `keras.config.set_dtype_policy`,
-    `KERAS_BACKEND`, `keras.distribution`), which work too.
+    `KERAS_BACKEND`, `keras.distribution`), which work too. In a file that `treadle run` runs, what
+    the command says with `--seed`, `--precision` and `--backend` takes the place of what stands
+    here.
 
     Args:
         seed: Seeds initial weights, dropout, the order of the data, and Python's and NumPy's own
@@ -90,7 +94,11 @@ def setup(
         >>> treadle.setup(seed=0)
     """
     if backend is not None:
-        choose_backend(backend)
+        choose_backend(_overriding.get("backend", backend))
+    if seed is not None:
+        seed = _overriding.get("seed", seed)
+    if precision is not None:
+        precision = _overriding.get("precision", precision)
     if seed is not None and seed < 0:
         raise ConfigurationError(f"seed must be a whole number from 0, not {seed!r}")
     if precision is not None and precision not in PRECISIONS:
@@ -120,6 +128,42 @@ def setup(
         keras.config.set_dtype_policy(precision)
     if devices is not None:
         keras.distribution.set_distribution(devices)
+
+
+_overriding: dict[str, Any] = {}
+
+
+@contextmanager
+def overriding(
+    seed: int | None = None, precision: str | None = None, backend: str | None = None
+) -> Generator[None]:
+    """Let `setup` take these values in place of what it is told, for as long as this is open.
+
+    The command line's win over those of the file that it runs.
+
+    Raises:
+        ConfigurationError: At the end, where Keras' own functions have set something else.
+
+    Example:
+        >>> import treadle
+        >>> with overriding(seed=3):
+        ...     treadle.setup(seed=0)
+        >>> run_seed()
+        3
+    """
+    given = {"seed": seed, "precision": precision, "backend": backend}
+    _overriding.update({name: value for name, value in given.items() if value is not None})
+    try:
+        yield
+    finally:
+        _overriding.clear()
+    for name, found in (("seed", run_seed()), ("precision", precision_name())):
+        if given[name] not in (None, found):
+            raise ConfigurationError(
+                f"--{name} {given[name]} has no effect, since the file itself sets the {name} "
+                f"{found} with Keras' own function: write treadle.setup({name}={found!r}) there, "
+                "which the command line can override"
+            )
 
 
 def backend_name() -> str:

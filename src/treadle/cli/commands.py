@@ -132,14 +132,15 @@ def run(
         ),
     ] = None,
     seed: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="For initial weights and the data's order.",
+            help="For initial weights and the data's order; default: the file's own, else 0.",
+            show_default=False,
             rich_help_panel=HOW,
         ),
-    ] = 0,
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(

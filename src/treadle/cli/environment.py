@@ -21,7 +21,7 @@ def prepare(
     backend: str | None,
     only: str | None,
     data_dir: Path | None,
-    seed: int,
+    seed: int | None,
     precision: str | None,
 ) -> str | None:
     """Choose the backend, import Keras, and set it up.
@@ -30,7 +30,7 @@ def prepare(
         backend: What was asked for, which wins over KERAS_BACKEND and Keras' own configuration.
         only: The one backend that the task can run on, or None.
         data_dir: The folder that data sets are looked for in, or None.
-        seed: For `treadle.setup`.
+        seed: For `treadle.setup`; 0 if not given, until the task's file says otherwise.
         precision: For `treadle.setup`.
 
     Returns:
@@ -58,7 +58,7 @@ def prepare(
         chosen, note = _installed(_configured())
     choose_backend(chosen)
     with _quiet_start():
-        setup(seed=seed, precision=precision)
+        setup(seed=seed or 0, precision=precision)
     return note
 
 

@@ -11,7 +11,7 @@ import treadle
 
 from ..directory import RUN, read_run
 from ..errors import ConfigurationError, DirectoryError
-from ..options import Options, backend_name, precision_name
+from ..options import Options, backend_name, overriding, precision_name, run_seed
 from ..recipes import Recipe, resolve
 from ..when import Span
 from . import advice, environment, output
@@ -34,7 +34,7 @@ class Request:
     until: str | None
     backend: str | None
     precision: str | None
-    seed: int
+    seed: int | None
     options: Options
     directory: Path | None
     data_dir: Path | None
@@ -79,7 +79,8 @@ def train(request: Request) -> Outcome:
     )
     if note:
         output.note(note)
-    made = request.recipe.make(request.settings)
+    with overriding(request.seed, request.precision, request.backend):
+        made = request.recipe.make(request.settings)
     asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
     lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
     if not lasts:
@@ -130,14 +131,10 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
         raise DirectoryError(f"the task of {directory} cannot be made again: {error}") from error
     recorded = configuration.get("data_dir")
     folder = data_dir or (Path(recorded) if recorded else None)
-    environment.prepare(
-        configuration["backend"],
-        recipe.backend,
-        folder,
-        configuration["seed"],
-        configuration["precision"],
-    )
-    made = recipe.make(configuration["settings"])
+    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
+    environment.prepare(ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"])
+    with overriding(**ran):
+        made = recipe.make(configuration["settings"])
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
@@ -175,7 +172,8 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
         "recipe": request.recipe.source,
         "settings": dict(request.settings),
         **lasts,
-        "seed": request.seed,
+        # What the task was made with, be it the command's or its file's.
+        "seed": run_seed(),
         "backend": backend_name(),
         "precision": precision_name(),
         "execution": request.options.execution,
