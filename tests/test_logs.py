@@ -103,7 +103,7 @@ def test_records_by_name_and_by_kind() -> None:
     assert found["note"] == ["text"]
     assert found.names() == ["val_loss", "loss", "note"]
     assert found.epochs == [{"loss": 0.9, "val_loss": 0.7}, {"loss": 0.8}]
-    assert found.last == {"val_loss": 0.7, "loss": 0.8, "note": "text"}
+    assert found.last == {"val_loss": 0.7, "loss": 0.8}
 
 
 def test_a_name_that_no_record_holds() -> None:
@@ -160,3 +160,17 @@ def test_metrics_are_computed_when_asked_for_and_once() -> None:
 def test_examples_in_docstrings() -> None:
     failed, tried = doctest.testmod(logs)
     assert tried and not failed
+
+
+def test_a_history_is_shown_in_a_line() -> None:
+    assert repr(History()) == "History(0 steps, 0 epochs)"
+    history = History([Record("epoch", Progress(step=2), {"loss": 0.5, "val_loss": 0.6})])
+    history.add_steps(StepLogs(1, {"loss": np.zeros(2000)}, {}, 8, Progress(step=2000)))
+    assert repr(history) == "History(2,000 steps, 1 epoch: loss, val_loss)"
+
+
+def test_the_last_values_are_numbers() -> None:
+    values = {"loss": 0.5, "note": "a text", "image": np.zeros((2, 2)), "n": np.float32(2)}
+    history = History([Record("epoch", Progress(), values)])
+    assert history.last == {"loss": 0.5, "n": 2.0}
+    assert history["note"] == ["a text"]

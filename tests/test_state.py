@@ -182,7 +182,13 @@ def test_metrics_have_their_attributes_names() -> None:
             more={"accuracy": keras.metrics.Mean(), "top": keras.metrics.Mean()},
         )
     )
-    assert list(state.metrics) == ["accuracy", "accuracy_1", "top"]
+    assert list(state.metrics) == ["accuracy", "more/accuracy", "top"]
+
+
+def test_metrics_in_lists_have_their_paths() -> None:
+    means = [keras.metrics.Mean(), keras.metrics.Mean()]
+    state = State.discover(Holder(m={"a": means[:1]}, n=means[1:], m_a=keras.metrics.Mean()))
+    assert list(state.metrics) == ["m/a/0", "n/0", "m_a"]
 
 
 def test_seeds_are_known_as_seeds() -> None:

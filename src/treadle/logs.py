@@ -133,7 +133,7 @@ class Means:
         return {name: total / weight for name, (total, weight) in self._sums.items() if weight}
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """All that a run has logged.
 
@@ -149,6 +149,14 @@ class History:
 
     records: list[Record] = field(default_factory=lambda: list[Record]())
     _chunks: list[StepLogs] = field(default_factory=lambda: list[StepLogs](), repr=False)
+
+    def __repr__(self) -> str:
+        """Say how much is here, and under which names."""
+        names = list(dict.fromkeys([*self.step_names, *self.names()]))
+        steps = sum(chunk.steps for chunk in self._chunks)
+        epochs = len(self.epochs)
+        counts = f"{steps:,} step{'s'[: steps != 1]}, {epochs:,} epoch{'s'[: epochs != 1]}"
+        return f"History({counts}{': ' if names else ''}{', '.join(names)})"
 
     def add(self, record: Record) -> None:
         """Append a record."""
@@ -194,8 +202,13 @@ class History:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The newest value under every name that was ever recorded."""
-        return {name: value for record in self.records for name, value in record.values.items()}
+        """The newest number under every name that was ever recorded; no texts, no images."""
+        return {
+            name: value
+            for record in self.records
+            for name, value in record.values.items()
+            if not isinstance(value, str) and not getattr(value, "shape", ())
+        }
 
     def steps(self, name: str) -> Array:
         """Return every step's value of what it returned as `name`: an array of shape (steps,).

@@ -34,7 +34,8 @@ class State:
         variables: Path to variable, in the order of the attributes; optimizers come last.
         layers: All layers met on the way.
         optimizers: Path to optimizer.
-        metrics: Name to metric; the name is the metric's last attribute name.
+        metrics: Name to metric: the last name of its path, or the whole path where that is a
+            position in a list, or another metric has it.
         seeds: The states of seed generators, Keras' global one included.
         loss_scale: What losses are multiplied by, where some layer computes in float16; else None.
 
@@ -225,10 +226,8 @@ class State:
                 self._constants.setdefault(f"{path}/{name}", lambda again=again: mark(again()))
 
     def _add_metric(self, path: str, metric: Any) -> None:
-        name, suffix = path.rsplit("/", 1)[-1], 1
-        while name in self.metrics:
-            name, suffix = f"{path.rsplit('/', 1)[-1]}_{suffix}", suffix + 1
-        self.metrics[name] = metric
+        name = path.rsplit("/", 1)[-1]
+        self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
         for variable in metric.variables:
             self._add(f"{path}/{variable.name}", variable)
         for attribute, value in list(vars(metric).items()):
