@@ -171,6 +171,12 @@ def test_objects_and_functions_count_when_they_are_named(tmp_path):
         (None, "", "there is no file"),
         ("x = (", "", "is no valid Python: line 1"),
         ("x = 1", "", "holds no task"),
+        (
+            "from far.away import Base\nclass Odd: ...\nclass Mine(Base): ...",
+            "",
+            r"no class that is a task by what stands in this file: its classes are Odd, Mine\. If "
+            r"one inherits from a task elsewhere, name it, as mine\.py:Mine",
+        ),
         ("class A(Task): ...\nclass B(A): ...", "", "holds several tasks: name one.*A, B"),
         ("class Mine(Task): ...", ":Mina", "no class, function or object 'Mina'. Did you mean"),
     ],
@@ -180,6 +186,13 @@ def test_what_cannot_be_found_is_told(tmp_path, text, target, message):
         written(tmp_path, text)
     with pytest.raises(ConfigurationError, match=message):
         resolve(f"{tmp_path / 'mine.py'}{target}")
+
+
+def test_a_task_may_inherit_from_one_in_a_file_beside(tmp_path):
+    written(tmp_path, "class Base(Task):\n    def __init__(self, units: int = 3): ...", "base.py")
+    path = written(tmp_path, "from base import Base\nclass Odd: ...\nclass Mine(Base): ...")
+    assert resolve(str(path)).target == "Mine"
+    assert resolve(str(path)).settings(["units=4"]) == {"units": 4}
 
 
 def test_an_unknown_recipe_is_told():

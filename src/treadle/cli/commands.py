@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..errors import ConfigurationError
 from ..options import Options
 from ..recipes import find, resolve
 from . import output, running
@@ -65,8 +66,9 @@ def recipes() -> None:
         output.print_recipes(find())
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
 def run(
+    context: typer.Context,
     task: Annotated[
         str,
         typer.Argument(
@@ -184,6 +186,7 @@ def run(
     where that run is finished, and another configuration is refused.
     """
     with told():
+        refuse_extra(context.args)
         recipe = resolve(task)
         request = running.Request(
             recipe=recipe,
@@ -203,6 +206,17 @@ def run(
         with output.kept_free(json):
             outcome = running.train(request)
         output.print_outcome(outcome, json)
+
+
+def refuse_extra(arguments: list[str]) -> None:
+    """Refuse words that belong to no option; a setting among them lacks its own `--set`.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    for word in arguments:
+        hint = f"repeat --set for each setting, as --set {word}" if "=" in word else "see --help"
+        raise ConfigurationError(f"{word!r} belongs to no option: {hint}")
 
 
 @app.command(epilog=EPILOG)

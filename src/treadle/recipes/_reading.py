@@ -29,6 +29,7 @@ class Recipe:
         parameters: What it takes; None where its file does not tell.
         backend: The one backend that it runs on, or None.
         offered: It is a task by the looks of it; other classes and functions count when named.
+        is_class: It is a class, not a function or an object.
         module: Its dotted name where it comes with Treadle.
     """
 
@@ -39,6 +40,7 @@ class Recipe:
     parameters: tuple[Parameter, ...] | None
     backend: str | None
     offered: bool = True
+    is_class: bool = False
     module: str | None = None
 
     @property
@@ -85,6 +87,13 @@ def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Rec
                 f"{did_you_mean(target, offered)}"
             )
         return recipes[target]
+    classes = [name for name, recipe in recipes.items() if recipe.is_class]
+    if not offered and classes:
+        raise ConfigurationError(
+            f"{path} has no class that is a task by what stands in this file: its classes are "
+            f"{', '.join(classes)}. If one inherits from a task elsewhere, name it, as "
+            f"{path.name}:{classes[-1]}"
+        )
     if not offered:
         raise ConfigurationError(
             f"{path} holds no task: write a class that inherits from treadle.Task, or name a "
@@ -118,6 +127,7 @@ def read_file(path: Path) -> dict[str, Recipe]:
                 parameters=module.parameters(node),
                 backend=_text(node.body, "backend") or _text(tree.body, "backend"),
                 offered=module.is_task(node) and not node.name.startswith("_"),
+                is_class=True,
             )
         elif isinstance(node, ast.FunctionDef):
             recipes[node.name] = Recipe(
@@ -160,6 +170,9 @@ class _Module:
         for base in map(_last, node.bases):
             inner = self.classes.get(base)
             if base in BASES or (inner is not None and inner is not node and self.is_task(inner)):
+                return True
+            elsewhere = self._imported(base) if inner is None else None
+            if elsewhere is not None and elsewhere.offered:
                 return True
         return False
 
