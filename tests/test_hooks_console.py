@@ -1,4 +1,5 @@
 import io
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -240,7 +241,32 @@ def test_a_slow_terminal_slows_no_run(terminal, monkeypatch):
     monkeypatch.setattr(console.Live, "refresh", refresh)
     for _ in range(1000):
         run.window(steps=1, seconds=0.01)
-    assert len(drawn) == 6  # at once, and every two seconds
+    assert len(drawn) == 10  # at once, and every second: half of it would be too little rest
+
+
+def test_a_terminal_goes_on_where_metrics_take_their_time(terminal, monkeypatch):
+    run = terminal()
+    drawn = []
+    monkeypatch.setattr(console.Live, "refresh", lambda self: drawn.append(run.clock.now))
+    metrics = run.metrics
+
+    def compiling():
+        run.clock.now += 3.0
+        return metrics()
+
+    run.metrics = compiling
+    for _ in range(20):
+        run.window(steps=1, seconds=0.2)
+    assert run.asked >= 3
+    assert max(b - a for a, b in itertools.pairwise(drawn)) < 3.5
+
+
+def test_a_sentence_is_printed_without_a_run(plain_text):
+    run = plain_text()
+    run.hook.say("done before")
+    assert run.lines[-1] == "done before"
+    Console(quiet=True, to=rich.console.Console(file=run.file)).say("nothing")
+    assert run.lines[-1] == "done before"
 
 
 def test_a_terminal_shows_bars_and_a_table(terminal):

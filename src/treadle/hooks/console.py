@@ -17,7 +17,8 @@ from .values import brief, clock, line
 # Seconds between two looks.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
 # A refresh is followed by this many times what it took without one: a slow terminal slows no run.
-REST = 200
+# But not by more seconds than this: bars that stand still look like a run that does.
+REST, LONGEST_REST = 200, 1.0
 # What is told at the end: compiling or waiting for data of so many seconds; and of such a share of
 # the time, since the rest of the machine idled meanwhile.
 NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
@@ -46,6 +47,11 @@ class Console(Hook):
         self._quiet = quiet
         self._to = to
         self._call: _Call | None = None
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a sentence about the run, in one of rich's styles."""
+        if not self._quiet:
+            (self._to or rich.get_console()).print(Text(text, style), soft_wrap=True)
 
     def start(self, loop: LoopView) -> None:
         """Show the bars; say where the run goes on, if it does."""
@@ -129,8 +135,10 @@ class _Call:
         display = self._display
         display.position, display.notes = position, extra
         display.newest, display.means = newest, self._means
+        began = monotonic()
         self._live.refresh()
-        self.due = max(self.due, now + REST * (monotonic() - now))
+        ended = monotonic()
+        self.due = max(self.due, ended + min(LONGEST_REST, REST * (ended - began)))
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Print the line of an epoch or of a log; keep that of a validation for a moment."""
