@@ -59,6 +59,14 @@ TASK = """
         def describe(self):
             return "a tiny task"
 
+        def hooks(self):
+            def failing(loop):
+                if self.fails == "late interrupt":
+                    raise KeyboardInterrupt
+                if self.fails == "late":
+                    raise ValueError("boom")
+            return [treadle.at("3 steps", failing)]
+
     class Endless(Tiny):
         epochs = None
 
@@ -123,6 +131,11 @@ def test_recipes_lists_each_with_its_settings():
         (["digits", "--precision", "float17"], "unknown precision 'float17'"),
         (["digits", "--data-dir", "nowhere"], "there is no such folder"),
         (["linear-native", "--backend", "jax"], "runs on tensorflow only, and --backend says jax"),
+        (
+            ["mine.py:Tiny", "--set", "rate=0.1", "fails=init"],
+            "'fails=init' belongs to no option: repeat --set for each setting, as --set fails=init",
+        ),
+        (["mine.py:Tiny", "more"], "'more' belongs to no option: see --help"),
         (["mine.py:Endless"], "does not say how long it trains"),
         (["mine.py:number"], "is no task, but int"),
         (["mine.py:Tiny", "--set", "fails=datasets"], "must return treadle.Datasets"),
@@ -228,7 +241,7 @@ def test_a_finished_run_is_not_run_again():
     again = json.loads(run_tiny("--json", "--directory", "here").stdout)
     assert again["finished_before"]
     assert (again["last"], again["progress"]) == (first["last"], first["progress"])
-    assert "nothing was to be done" in run_tiny("--directory", "here").stdout
+    assert "nothing was done" in run_tiny("--directory", "here").stdout
     result = run_tiny("--directory", "here", "--epochs", 3, "--set", "rate=0.2", code=2)
     assert "epochs was 2, now 3" in result.stderr
     assert "rate was 0.1, now 0.2" in result.stderr
@@ -345,6 +358,42 @@ def test_an_error_in_the_step_exits_with_1():
 
 def test_an_interrupt_exits_with_130():
     run_tiny("--set", "fails=interrupt", code=130)
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_an_interrupt_is_told_once(quiet):
+    result = run_tiny("--set", "fails=late interrupt", *quiet, code=130)
+    assert result.output.count("interrupted") == 1
+    assert ("interrupted after step 3" in result.stdout) == (not quiet)
+
+
+def test_what_was_learnt_before_an_error_can_be_evaluated():
+    run_tiny("--set", "fails=late", "--directory", "here", code=1)
+    import keras
+
+    keras.backend.clear_session()
+    result = treadle("evaluate", "here", "--json")
+    assert json.loads(result.stdout)["validation/easy"]["loss"] > 0
+    assert (
+        "here holds a run that did not finish (ValueError: boom after step 3): this is measured "
+        "with the weights that it had then"
+    ) in result.stderr
+    Path("here/state.interrupted.npz").unlink()
+    message = treadle("evaluate", "here", code=2).stderr
+    assert "did not finish (ValueError: boom after step 3): there is no state.npz" in message
+    again = run_tiny("--set", "fails=late", "--directory", "here", code=2)
+    assert "a run that did not finish (ValueError: boom after step 3), and it" in again.stderr
+
+
+def test_edited_code_is_told_of():
+    first = json.loads(run_tiny("--json", "--directory", "here").stdout)["last"]
+    file = Path("mine.py")
+    file.write_text(file.read_text().replace("ops.mean((self", "3 * ops.mean((self") + "# 1\n")
+    for how in (("--json",), ("--quiet",), ()):
+        result = run_tiny("--directory", "here", *how)
+        assert result.output.count("the code of Tiny.eval_step, Tiny.train_step changed since") == 1
+        if how == ("--json",):
+            assert json.loads(result.stdout)["last"] == first
 
 
 def choose(monkeypatch, installed, configured=None, **asked):

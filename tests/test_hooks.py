@@ -707,10 +707,20 @@ def test_final_model_tells_of_a_model_that_cannot_be_saved(tmp_path):
 
 def test_final_model_writes_nothing_where_nothing_was_learnt(tmp_path):
     task = SimpleNamespace(model=dense())
-    hooks.FinalModel().end(Loop(tmp_path, step=5, task=task), KeyboardInterrupt())
+    hooks.FinalModel().end(Loop(tmp_path, task=task), KeyboardInterrupt())
     hooks.FinalModel().end(Loop(tmp_path, task=task), None)
     hooks.FinalModel().end(Loop(step=5, task=task), None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_leaves_the_variables_until_the_run_ends_well(tmp_path):
+    loop = Loop(tmp_path, step=5, task=SimpleNamespace(model=dense()))
+    loop.weights = 3
+    hooks.FinalModel().end(loop, KeyboardInterrupt())
+    assert [path.name for path in tmp_path.iterdir()] == ["state.interrupted.npz"]
+    assert read_arrays(tmp_path / "state.interrupted.npz")["weights"] == 3
+    hooks.FinalModel().end(loop, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.npz"]
 
 
 # LearningCurve

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DirectoryError
-from .options import precision_name
 
 RUN = "run.json"
+STATE = "state.npz"
+INTERRUPTED_STATE = "state.interrupted.npz"
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -29,11 +30,15 @@ def read_run(path: Path) -> dict[str, Any]:
     return record  # type: ignore[return-value]
 
 
-def described(task: Any) -> dict[str, Any]:
-    """Return what makes a run what it is: its task's class and plain attributes, its precision."""
-    plain = {k: v for k, v in vars(task).items() if isinstance(v, (bool, int, float, str))}
-    name = type(task).__qualname__
-    return {"task": name, "settings": plain, "precision": precision_name()}
+def why_unfinished(record: Mapping[str, Any]) -> str:
+    """Return what ended an unfinished run, in brackets; empty where nobody could write it down.
+
+    Example:
+        >>> why_unfinished({"error": "KeyboardInterrupt", "progress": {"step": 12}})
+        ' (KeyboardInterrupt after step 12)'
+    """
+    error = record.get("error")
+    return f" ({error} after step {record['progress']['step']})" if error else ""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

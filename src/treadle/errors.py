@@ -7,6 +7,8 @@ to do next.
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from difflib import get_close_matches
+from operator import index
+from typing import Any
 
 from .progress import Progress
 
@@ -62,6 +64,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     guess = f" Did you mean '{close[0]}'?" if close else ""
     return f"{guess} Known: {', '.join(known) or 'none'}."
+
+
+def whole_number(name: str, value: Any, error: type[TreadleError]) -> int:
+    """Return a whole number from 1.
+
+    Args:
+        name: What it is called, for the message.
+        value: What was given.
+        error: The kind of error to raise.
+
+    Raises:
+        TreadleError: It is something else.
+
+    Example:
+        >>> whole_number("epochs", 2, ConfigurationError)
+        2
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        meant = ""
+        if isinstance(value, (float, str)) and str(value).removesuffix(".0").isdecimal():
+            meant = f": write {name}={str(value).removesuffix('.0')}"
+        raise error(f"{name} must be a whole number, not {value!r}{meant}")
+    if number < 1:
+        raise error(f"{name} must be at least 1, not {number}")
+    return number
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from .data.source import Source
 from .errors import ConfigurationError, DataError
 from .feed import Feed
 from .hook import LoopView
+from .identity import source_facts
 from .logs import Means
 from .options import Options, run_seed
 from .plan import Pace
@@ -155,6 +157,11 @@ class Validation:
         named = validation if isinstance(validation, dict) else {"": validation}
         sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
         return cls(When(Span.parse(every)), sets) if sets else None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of the sets without reading them, and when they are evaluated."""
+        sets = {name or "validation": source_facts(part) for name, part in self._sets.items()}
+        return {"validation": sets, "validate_every": asdict(self.when.span)}
 
     def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
         """Say whether it became due between two moments."""

@@ -21,10 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .arguments import checked_count, checked_hooks, checked_options, checked_task
 from .backends.window import Window
 from .data import as_source
 from .data.source import Source
-from .directory import described
+from .directory import STATE
 from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
 from .explaining import explaining
@@ -32,6 +33,7 @@ from .feed import Feed
 from .hook import Hook
 from .hooks.final import read_arrays
 from .hooks.run_record import RunRecord
+from .identity import code_of, identity, source_facts
 from .logs import History, Logs, Record, loggable
 from .options import Options
 from .plan import check_end
@@ -52,8 +54,8 @@ class Loop:
         hooks: `treadle.every(…)` and the like, and `treadle.Hook` objects; they replace default
             hooks of the same class.
         options: How steps are executed.
-        configuration: What the run is, in JSON's types, recorded with it; the task's name and
-            Python attributes, and the precision, where it is not given.
+        configuration: What else the run is, in JSON's types: recorded and compared beside the
+            task's name and settings, the backend, the seed and the precision.
         fresh: Start anew in a directory that holds a run.
         console: Show progress.
 
@@ -66,7 +68,8 @@ class Loop:
 
     Raises:
         DirectoryError: The directory holds another run, or cannot be written to.
-        ConfigurationError: A hook is neither a `Hook` nor scheduled.
+        ConfigurationError: The task is none, a hook is neither a `Hook` nor scheduled, or the
+            options are something else.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -89,8 +92,8 @@ class Loop:
         fresh: bool = False,
         console: bool = True,
     ) -> None:
-        self.task = task
-        self.options = options or Options()
+        self.task = checked_task(task)
+        self.options = checked_options(options)
         self.progress = Progress()
         self.history = History()
         self.reason: str | None = None
@@ -99,11 +102,17 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
         self._run_record = (
-            RunRecord(self.directory, configuration or described(task), fresh, list(vars(task)))
+            RunRecord(
+                self.directory,
+                {**identity(task), **(configuration or {})},
+                fresh,
+                list(vars(task)),
+                code_of(task),
+            )
             if self.directory is not None
             else None
         )
-        self._watchers = Watchers(hooks, self.directory, console, self._run_record)
+        self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
         self._training = Training(task, self.options)
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
@@ -162,19 +171,22 @@ class Loop:
             The history of the run.
 
         Raises:
-            ConfigurationError: No end was given, or one that is not positive.
+            ConfigurationError: No end was given, or one that is not positive; a hook calls this.
         """
+        self._watchers.refuse_training("fit")
+        epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
         check_end(epochs=epochs, steps=steps, until=until)
-        asked = {"epochs": epochs, "steps": steps, "until": until}
+        source, validating = as_source(train), Validation.of(validation, validate_every)
+        asked = {"epochs": epochs, "steps": steps, "until": until, "train": source_facts(source)}
+        asked |= validating.facts() if validating else {}
         if self._run_record is not None and self._run_record.is_done(asked):
-            return self._take_over(as_source(train), self._run_record.path)
-        source = as_source(train)
+            return self._take_over(source, self._run_record)
         if source.endless and epochs is not None:
             raise ConfigurationError(
                 "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
                 "into epochs with treadle.data.limited(source, batches)"
             )
-        self._validation = Validation.of(validation, validate_every)
+        self._validation = validating
         self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
         self.steps_planned = None if steps is None else self.progress.step + steps
         self.steps_per_epoch = source.length
@@ -200,6 +212,8 @@ class Loop:
                 for logs in loop.steps(train, every="200 steps"):
                     print(logs.step, logs["loss"])
         """
+        self._watchers.refuse_training("epochs")
+        count = checked_count("epochs", count)
         done, self._in_epochs = 0, True
         try:
             with shortened(), self._run(count):
@@ -222,6 +236,7 @@ class Loop:
             source: A source of batches.
             every: When to yield; `"auto"` yields when a window happens to end.
         """
+        self._watchers.refuse_training("steps")
         look = None if every == "auto" else When(Span.parse(every))
         with shortened(), self._run(None):
             before = self.progress
@@ -236,6 +251,7 @@ class Loop:
 
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return what the step returned."""
+        self._watchers.refuse_training("step")
         with shortened(), self._run(None):
             window, batches = stacked(batch), self.progress.batch
             if self._training.prepared is None:
@@ -427,11 +443,15 @@ class Loop:
             self._watched = False
             self._watchers.end(self, error)
 
-    def _take_over(self, source: Source, directory: Path) -> History:
+    def _take_over(self, source: Source, record: RunRecord) -> History:
         """Be as if this call had trained what an earlier process did: its history and its state."""
-        self.history = recorded_history(directory)
+        self.history = recorded_history(record.path)
         self.reason = "it was finished before"
         self.prepare(source)
-        if (directory / "state.npz").exists():
-            self.state.assign(read_arrays(directory / "state.npz"))
+        if (record.path / STATE).exists():
+            self.state.assign(read_arrays(record.path / STATE))
+        self.progress = record.progress
+        self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
+        if record.changed:
+            self._watchers.say(f"warning: {record.changed}", "yellow")
         return self.history

@@ -261,6 +261,26 @@ def global_random_seed() -> int | None:
     return get_random_seed()
 
 
+@contextmanager
+def without_tensorflow() -> Generator[None]:
+    """Keep Keras from importing TensorFlow where it serializes something on another backend.
+
+    It would, where it is installed, to ask of each part whether it is of a type of TensorFlow's:
+    some 4 seconds, and lines of TensorFlow's own. Where it is not imported, nothing is.
+    """
+    from keras.src.utils.module_utils import tensorflow
+
+    known = vars(tensorflow)
+    if "tensorflow" in sys.modules or "_available" not in known:
+        yield
+        return
+    before, known["_available"] = known["_available"], False
+    try:
+        yield
+    finally:
+        known["_available"] = before
+
+
 def _names_of_what_exists() -> str:
     """Return the name of some layer that was made already, or an empty text."""
     from keras.src.backend.common import global_state

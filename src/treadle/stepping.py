@@ -11,6 +11,7 @@ from keras import ops
 from .autodiff import listed
 from .backends.base import Tensor, Variable, context
 from .errors import OwnershipError, StepError
+from .options import without_tensorflow
 
 
 def step() -> Tensor:
@@ -168,11 +169,12 @@ def frozen_copy(model: Any) -> Any:
             f"frozen_copy needs a built model, and {model.name!r} is not: give it an Input, or "
             "call it once on data of the right shape"
         )
-    copy = (
-        keras.models.clone_model(model)
-        if isinstance(model, keras.Model)
-        else type(model).from_config(model.get_config())
-    )
+    with without_tensorflow():
+        copy = (
+            keras.models.clone_model(model)
+            if isinstance(model, keras.Model)
+            else type(model).from_config(model.get_config())
+        )
     if not copy.built:
         copy.build_from_config(model.get_build_config() or {})
     for old, new in zip(_weights(model), _weights(copy), strict=True):

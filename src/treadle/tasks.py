@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import keras
 from keras import ops
 
 from .autodiff import gradients
 from .errors import ConfigurationError, StepError
+from .identity import made_with
 from .stepping import Weighted
 
 Batch = Any
@@ -39,7 +40,22 @@ class Task:
         ...         return {"loss": treadle.minimize(objective, [self.slope], self.optimizer)}
     """
 
+    # Not in `vars`, so that it is no state. Its layout is that of any class without slots.
+    __slots__ = ("__dict__", "__weakref__", "_made_with")
+
     holds_state = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a task, and note what it is made with: that tells its runs from others."""
+        new: Any = super().__new__
+        if new is not object.__new__:
+            task = new(cls, *args, **kwargs)
+        elif (args or kwargs) and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        else:
+            task = new(cls)
+        object.__setattr__(task, "_made_with", made_with(cls.__init__, args, kwargs))
+        return task
 
     def train_step(self, batch: Batch) -> Returned:
         """Learn from one batch: called once per step, compiled."""

@@ -1,6 +1,7 @@
 """The hooks of a run: which there are, and when each is called."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Watchers:
         self, given: Sequence[Any], directory: Path | None, console: bool, run: Hook | None = None
     ) -> None:
         self._hooks: list[Hook] = []
+        self._running = ""  # the name of the hook that runs
         first = [run] if run is not None else []
         self._scheduled: list[Scheduled] = []
         for hook in given:
@@ -56,8 +58,14 @@ class Watchers:
     def tell(self, what: str, loop: LoopView, *arguments: Any) -> None:
         """Call a method of every hook."""
         for hook in self._hooks:
-            with noting(f"{type(hook).__name__}.{what}", loop.progress):
+            with self._run(f"{type(hook).__name__}.{what}", loop):
                 getattr(hook, what)(loop, *arguments)
+
+    def say(self, text: str, style: str = "dim") -> None:
+        """Show a sentence where progress is shown."""
+        for hook in self._hooks:
+            if isinstance(hook, default_hooks.Console):
+                hook.say(text, style)
 
     def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
         """Run scheduled functions that became due since `before`; what they return is logged."""
@@ -65,10 +73,32 @@ class Watchers:
             if scheduled.when.due(before, loop.progress, epoch_ended):
                 function: Callable[[Any], Any] = scheduled.function
                 name = getattr(function, "__name__", type(function).__name__)
-                with noting(name, loop.progress):
+                with self._run(name, loop):
                     result = _returned(function(loop), f"the hook {name}")
                     if result:
                         loop.log(result)
+
+    def refuse_training(self, method: str) -> None:
+        """Refuse to train where a hook runs: the loop is in the midst of a call.
+
+        Raises:
+            ConfigurationError: One runs.
+        """
+        if self._running:
+            raise ConfigurationError(
+                f"loop.{method} trains, and was called by the hook {self._running} while the loop "
+                "trains: a hook may call evaluate, predict and call. To train on in between, write "
+                "the loop yourself: `for logs in loop.steps(train, every='200 steps')`"
+            )
+
+    @contextmanager
+    def _run(self, name: str, loop: LoopView) -> Generator[None]:
+        before, self._running = self._running, name  # a hook may log, which is told to hooks
+        try:
+            with noting(name, loop.progress):
+                yield
+        finally:
+            self._running = before
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Tell every hook that training ended, whatever the others do.
@@ -79,7 +109,7 @@ class Watchers:
         failures: list[Exception] = []
         for hook in reversed(self._hooks):
             try:
-                with noting(f"{type(hook).__name__}.end", loop.progress):
+                with self._run(f"{type(hook).__name__}.end", loop):
                     hook.end(loop, error or next(iter(failures), None))
             except Exception as failure:
                 failures.append(failure)

@@ -50,6 +50,17 @@ def told() -> Generator[None]:
         raise typer.Exit(TRAINING) from error
 
 
+@contextmanager
+def interrupts(told: bool) -> Generator[None]:
+    """End with the exit code of an interrupt of which the progress display has told already."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not told:
+            raise
+        raise typer.Exit(INTERRUPTED) from error
+
+
 def say(text: str) -> None:
     """Print a text."""
     typer.echo(text)
@@ -84,8 +95,10 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
     """Print how a run ended: its last and best values, and where its files are."""
     from ..hooks.values import short  # late, as is all that imports NumPy
 
+    if outcome.before and outcome.quiet and outcome.changed:
+        note(f"warning: {outcome.changed}")
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
-    last = _numbers(outcome.history.last)
+    last = outcome.history.last
     best = _best(outcome.history.epochs)
     if as_json:
         facts = outcome.facts
@@ -103,8 +116,8 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
             }
         )
         return
-    if outcome.before:
-        typer.echo(f"{outcome.directory} holds this run already, finished; nothing was to be done")
+    if outcome.before and outcome.quiet:
+        typer.echo(f"{outcome.directory} holds this run already, finished; nothing was done")
     width = max(map(len, last), default=0)
     for name, value in last.items():
         line = f"{name.ljust(width)}  {short(value)}"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
-from ..directory import RUN, read_run
+from ..directory import INTERRUPTED_STATE, RUN, STATE, read_run, why_unfinished
 from ..errors import ConfigurationError, DirectoryError
+from ..identity import changed_code, code_of
 from ..options import Options, backend_name, overriding, precision_name, run_seed
 from ..recipes import Recipe, resolve
 from ..when import Span
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # importing it would import NumPy
     from ..logs import History
 
 RUNS = Path("runs")
-STATE = "state.npz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,16 @@ class Outcome:
     Attributes:
         directory: Where its files are.
         before: It had been finished before, and nothing ran now.
+        quiet: Nothing has been shown of that.
+        changed: What changed in its code since, or nothing.
         facts: What `run.json` holds.
         history: All that it logged.
     """
 
     directory: Path
     before: bool
+    quiet: bool
+    changed: str
     facts: Mapping[str, Any]
     history: "History"
 
@@ -91,8 +95,8 @@ def train(request: Request) -> Outcome:
     if not request.quiet and (description := made.describe()):
         output.say(description)
     with _directory(request.directory, request.recipe.name) as directory:
-        new = request.fresh or not (directory / RUN).exists()
-        if new and not request.quiet and request.precision is None:
+        before = not request.fresh and (directory / RUN).exists()
+        if not before and not request.quiet and request.precision is None:
             word = advice.on_precision(made.task)
             if word:
                 output.note(word)
@@ -107,12 +111,17 @@ def train(request: Request) -> Outcome:
         )
         with loop:
             data = made.datasets()
-            history = loop.fit(data.train, data.validation, **lasts)
-    return Outcome(directory, loop.progress.step == 0, read_run(directory), history)
+            with output.interrupts(told=not request.quiet):
+                history = loop.fit(data.train, data.validation, **lasts)
+    facts = read_run(directory)
+    changed = changed_code(facts.get("code", {}), code_of(made.task))
+    return Outcome(directory, before, request.quiet, changed, facts, history)
 
 
 def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, float]]:
-    """Make the task of a finished run again, with what it learned, and measure it.
+    """Make the task of a run again, with what it learned, and measure it.
+
+    Of a run that an error or an interrupt ended, the state is the one that it had then.
 
     Only the task's own file, which the run names, is executed; its arrays are plain data.
 
@@ -121,10 +130,10 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
         `test`, of those that the task has.
 
     Raises:
-        TreadleError: The directory holds no finished run, its task cannot be made again, or there
-            is nothing to measure it on.
+        TreadleError: The directory holds no run that has ended, its task cannot be made again, or
+            there is nothing to measure it on.
     """
-    configuration = _recorded(directory)
+    configuration, state = _recorded(directory)
     try:
         recipe = resolve(configuration["recipe"])
     except ConfigurationError as error:
@@ -146,12 +155,12 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
     options = Options(execution=configuration["execution"])
     with treadle.Loop(made.task, options=options, console=False) as loop:
         loop.prepare(data.train)
-        loop.state.assign(read_arrays(directory / STATE))
+        loop.state.assign(read_arrays(state))
         return {name: loop.evaluate(part) for name, part in sets.items()}
 
 
-def _recorded(directory: Path) -> dict[str, Any]:
-    """Return the configuration of a finished run that a command made."""
+def _recorded(directory: Path) -> tuple[dict[str, Any], Path]:
+    """Return the configuration of a run that a command made, and the file of its last state."""
     record = read_run(directory)
     configuration = record["configuration"]
     if "recipe" not in configuration:
@@ -159,11 +168,19 @@ def _recorded(directory: Path) -> dict[str, Any]:
             f"{directory} holds a run of a script, which `treadle evaluate` cannot make again: "
             "call loop.evaluate in the script"
         )
-    if not record.get("finished") or not (directory / STATE).is_file():
+    finished = bool(record.get("finished"))
+    state = directory / (STATE if finished else INTERRUPTED_STATE)
+    if not state.is_file():
         raise DirectoryError(
-            f"{directory} holds a run that did not finish: there is no {STATE} to evaluate"
+            f"{directory} holds a run that did not finish{why_unfinished(record)}: there is no "
+            f"{STATE} to evaluate"
         )
-    return configuration
+    if not finished:
+        output.note(
+            f"{directory} holds a run that did not finish{why_unfinished(record)}: this is "
+            "measured with the weights that it had then"
+        )
+    return configuration, state
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:

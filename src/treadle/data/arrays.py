@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.window import Rows, Window
-from ..errors import DataError
+from ..errors import DataError, whole_number
 from ..hook import LoopView
 from .leaves import as_array, flattened, named, packed
 from .order import Integers, Permutation
@@ -79,8 +79,7 @@ def from_arrays(
     examples = len(sized[0][1])
     if examples == 0:
         raise DataError(f"{named(sized[0][0])} holds no examples: its shape is {sized[0][1].shape}")
-    if batch_size < 1:
-        raise DataError(f"batch_size must be at least 1, not {batch_size}")
+    batch_size = whole_number("batch_size", batch_size, DataError)
     if drop_last and examples < batch_size:
         raise DataError(
             f"{examples} examples make no full batch of {batch_size}, and drop_last leaves out the "

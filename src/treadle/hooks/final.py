@@ -1,4 +1,4 @@
-"""What a finished run leaves: its models as Keras saves them, and all its variables."""
+"""What a run leaves at its end: its models as Keras saves them, and all its variables."""
 
 import os
 import zipfile
@@ -9,8 +9,10 @@ from typing import Any
 import ml_dtypes  # NumPy's names of bfloat16 and the like; comes with Keras
 import numpy as np
 
+from ..directory import INTERRUPTED_STATE, STATE
 from ..errors import StateError
 from ..hook import Hook, LoopView
+from ..options import without_tensorflow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,11 +21,14 @@ DTYPES = "__dtypes__"
 
 
 class FinalModel(Hook):
-    """Writes the models and all variables into the run directory when training ends without error.
+    """Writes the models and all variables into the run directory when training ends.
 
     Each Keras model that is an attribute of the task becomes `<attribute>.keras`; `state.npz` holds
     every variable by path, see `read_arrays`. A model that Keras cannot save, for example one of a
     class without `get_config`, is told of in the log: its weights are in `state.npz`.
+
+    Where an error or an interrupt ended the run, all variables as they then are become
+    `state.interrupted.npz`, and models are not written.
 
     Example:
         >>> import treadle
@@ -31,13 +36,18 @@ class FinalModel(Hook):
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write the files, unless an error ended the run."""
-        if error is not None or loop.directory is None or loop.progress.step == 0:
+        """Write the files, or only the variables where an error ended the run."""
+        if loop.directory is None or loop.progress.step == 0:
+            return
+        interrupted = loop.directory / INTERRUPTED_STATE
+        if error is not None:
+            write_arrays(interrupted, loop.state.arrays())
             return
         import keras  # late: it fixes the backend, which nobody may have chosen at import
 
         # Variables first: whatever becomes of the models, nothing that was learnt is lost.
-        write_arrays(loop.directory / "state.npz", loop.state.arrays())
+        write_arrays(loop.directory / STATE, loop.state.arrays())
+        interrupted.unlink(missing_ok=True)
         for name, value in vars(loop.task).items():
             if isinstance(value, keras.Model):
                 fault = _save(value, loop.directory / f"{name}.keras")
@@ -113,7 +123,8 @@ def _save(model: Any, path: Path) -> str | None:
     """Save a model; returns why it cannot be saved, None where it was."""
     temporary = path.with_name(f"{path.stem}.partial.keras")
     try:
-        model.save(temporary)
+        with without_tensorflow():
+            model.save(temporary)
     # What Keras raises about layers without a configuration; a full disk is an OSError and no
     # matter of the model's.
     except (NotImplementedError, TypeError, ValueError) as error:

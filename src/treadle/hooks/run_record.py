@@ -10,13 +10,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..directory import RUN, differences, read_run
+from ..directory import (
+    INTERRUPTED_STATE,
+    RUN,
+    STATE,
+    differences,
+    read_run,
+    why_unfinished,
+)
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
+from ..identity import changed_code
 from ..logs import StepLogs
 from ..options import backend_name, precision_name, run_seed
+from ..progress import Progress
 
-LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", "state.npz", "curves.png")
+LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", STATE, INTERRUPTED_STATE, "curves.png")
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
 
 
@@ -28,14 +37,16 @@ class RunRecord(Hook):
         configuration: What the run is, in JSON's types; another one in the same place is an error.
         fresh: Remove what an earlier run left.
         models: Names of the models that it leaves, as `model` for `model.keras`.
+        code: What `code_of` says of the task.
 
     Attributes:
         path: The directory.
         facts: What `run.json` holds.
+        changed: What changed in the code since the finished run that it holds, or nothing.
 
     Raises:
         DirectoryError: It cannot be written to, holds a run of another configuration (the message
-            shows the difference) or one that did not finish.
+            shows the difference) or one that did not finish, or files like a run's without one.
     """
 
     def __init__(
@@ -44,8 +55,10 @@ class RunRecord(Hook):
         configuration: Mapping[str, Any],
         fresh: bool = False,
         models: Sequence[str] = (),
+        code: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
+        self._leaves = [*LEFT_BEHIND, *(f"{model}.keras" for model in models)]
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".writable"
@@ -56,22 +69,28 @@ class RunRecord(Hook):
                 f"cannot write to the run directory {path}: {error.strerror or error}. Choose "
                 "another directory"
             ) from error
-        if fresh:
-            for name in [*LEFT_BEHIND, *(f"{model}.keras" for model in models)]:
-                (path / name).unlink(missing_ok=True)
-        wanted: dict[str, Any] = json.loads(json.dumps(dict(configuration), default=str))
+        if not (path / RUN).exists():
+            self._refuse_strangers()
+        elif fresh:
+            self._remove()
+        wanted = _in_json(configuration)
         self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
         self._from_before, self._begun = bool(self.facts), False
         self._fits: list[dict[str, Any]] = []
         if self.facts:
             self._compare(wanted)
-        self.facts.setdefault("format", 1)
-        self.facts["configuration"] = wanted
+        self.changed = changed_code(self.facts.get("code", {}), code or {})
+        self.facts = {"format": 1, "code": dict(code or {}), **self.facts, "configuration": wanted}
 
     @property
     def finished(self) -> bool:
         """Say whether the run that this directory holds came to its end."""
         return bool(self.facts.get("finished"))
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run that this directory holds stands."""
+        return Progress(**self.facts["progress"])
 
     def is_done(self, asked: Mapping[str, Any]) -> bool:
         """Say whether this call of `fit` was finished by an earlier process, and note it if not.
@@ -79,12 +98,12 @@ class RunRecord(Hook):
         Raises:
             DirectoryError: Another call of `fit` was.
         """
-        self._fits.append(dict(asked))
+        self._fits.append(_in_json(asked))
         if not self._from_before:
             return False
         fits = self.facts.get("fits", [])
         before = fits[len(self._fits) - 1] if len(fits) >= len(self._fits) else {}
-        found = differences(before, asked)
+        found = differences(before, self._fits[-1])
         if found:
             raise DirectoryError(
                 f"{self.path} holds a finished run that cannot be continued: "
@@ -127,16 +146,45 @@ class RunRecord(Hook):
             "versions": versions,
             "started": _now(),
             "finished": None,
+            "error": None,
         }
         self._write()
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write down that the run came to its end; one that failed stays unfinished."""
-        if self._begun and error is None:
-            progress = asdict(loop.progress)
-            self.facts |= {"finished": _now(), "reason": loop.reason, "progress": progress}
-            self.facts["costs"] = asdict(loop.costs)
-            self._write()
+        """Write down that the run came to its end, or what ended it unfinished.
+
+        Where no step ran, nothing is left: files without the record of a run are nobody's.
+        """
+        if not self._begun:
+            if error is not None and not (self.path / RUN).exists():
+                self._remove()
+            return
+        self.facts |= {
+            "finished": _now() if error is None else None,
+            "reason": loop.reason,
+            "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
+            "progress": asdict(loop.progress),
+            "costs": asdict(loop.costs),
+        }
+        self._write()
+
+    def _remove(self) -> None:
+        for name in self._leaves:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _refuse_strangers(self) -> None:
+        """Refuse a directory with files of somebody else's that the run would write.
+
+        Raises:
+            DirectoryError: There are some. Empty ones are what a killed process left.
+        """
+        files = [self.path / name for name in self._leaves]
+        found = [file.name for file in files if file.is_file() and file.stat().st_size]
+        if found:
+            raise DirectoryError(
+                f"{self.path} holds {', '.join(found)}, but no {RUN}: these are not of a run of "
+                "Treadle, and it would overwrite them. Choose another directory, or move them away"
+            )
 
     def _compare(self, wanted: Mapping[str, Any]) -> None:
         found = differences(self.facts.get("configuration", {}), wanted)
@@ -147,14 +195,20 @@ class RunRecord(Hook):
             )
         if not self.finished:
             raise DirectoryError(
-                f"{self.path} holds a run that did not finish, and it cannot be continued: choose "
-                "another directory, or start anew there with fresh=True (--fresh)"
+                f"{self.path} holds a run that did not finish{why_unfinished(self.facts)}, and it "
+                "cannot be continued: choose another directory, or start anew there with "
+                "fresh=True (--fresh)"
             )
 
     def _write(self) -> None:
         temporary = self.path / f"{RUN}.partial"
         temporary.write_text(json.dumps(self.facts, indent=2, default=str) + "\n")
         os.replace(temporary, self.path / RUN)
+
+
+def _in_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as they are when they have been written and read again."""
+    return json.loads(json.dumps(dict(values), default=str))
 
 
 def _now() -> str:

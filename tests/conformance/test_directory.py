@@ -1,0 +1,258 @@
+"""Run directories: one run is told from another, and nothing that was learnt is lost."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle import data
+from treadle.errors import ConfigurationError, DirectoryError
+from treadle.hooks.final import read_arrays
+
+ROWS = 24
+
+
+def source(batch_size: int = 8, rows: int = ROWS) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3)).astype("float32")
+    return data.from_arrays(x, x[:, :1], batch_size=batch_size)
+
+
+class Line(treadle.Task):
+    """Written as users write: no argument is kept."""
+
+    def __init__(self, units: int = 2, learning_rate: float = 0.01) -> None:
+        self.model = keras.Sequential([keras.layers.Dense(units), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(learning_rate)
+        self.errors = {"a": [keras.metrics.MeanSquaredError()]}
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            return keras.ops.mean((self.model(x) - y) ** 2)
+
+        loss = treadle.minimize(objective, self.model, self.optimizer)
+        self.errors["a"][0].update_state(y, self.model(x))
+        return {"loss": loss}
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        return {"loss": keras.ops.mean((self.model(x) - y) ** 2)}
+
+
+def run(directory: Path, seed: int = 0, console: bool = False, **how: Any) -> treadle.Loop:
+    """Train as a script does, with other arguments where they are given."""
+    keras.utils.set_random_seed(seed)
+    made = {name: how.pop(name) for name in ("units", "learning_rate") if name in how}
+    hooks, fresh = how.pop("hooks", ()), how.pop("fresh", False)
+    train = how.pop("train", source())
+    task = Line(**made)
+    with treadle.Loop(task, directory, hooks=hooks, fresh=fresh, console=console) as loop:
+        loop.fit(train, **{"epochs": 2, **how})
+    return loop
+
+
+def recorded(directory: Path) -> Any:
+    return json.loads((directory / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learning_rate": 1.0}, r"settings\.learning_rate was 0\.01, now 1\.0"),
+        ({"units": 3}, r"settings\.units was 2, now 3"),
+        ({"seed": 1}, r"seed was 0, now 1"),
+        ({"train": source(4)}, r"train\.length was 3, now 6; train\.batch_examples was 8, now 4"),
+        ({"train": source(rows=20)}, r"train\.examples was 24, now 20"),
+        ({"validation": source(4)}, r"validation\.validation\.length was 3, now 6"),
+        ({"validation": {"a": source()}}, r"validation\.a was None, now \{"),
+        ({"validate_every": "2 steps"}, r"validate_every\.of was 'epoch', now 'step'"),
+        ({"epochs": 3}, r"epochs was 2, now 3"),
+    ],
+)
+def test_another_configuration_is_not_the_finished_run(
+    tmp_path: Path, changed: Any, message: str
+) -> None:
+    run(tmp_path, validation=source())
+    with pytest.raises(DirectoryError, match=message):
+        run(tmp_path, **{"validation": source(), **changed})
+    assert run(tmp_path, validation=source()).reason == "it was finished before"
+
+
+def test_the_backend_and_the_precision_tell_runs_apart(tmp_path: Path) -> None:
+    run(tmp_path)
+    record = recorded(tmp_path)
+    configuration = record["configuration"]
+    assert configuration["backend"] == record["backend"] == keras.config.backend()
+    assert configuration["precision"] == record["precision"] == "float32"
+    configuration["backend"], configuration["precision"] = "another", "float99"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(
+        DirectoryError, match=r"backend was 'another', now .*; precision was 'float99', now 'fl"
+    ):
+        run(tmp_path)
+
+
+def test_a_finished_run_says_so_and_stands_where_it_ended(tmp_path: Path, capsys: Any) -> None:
+    first = run(tmp_path, validation=source())
+    capsys.readouterr()
+    again = run(tmp_path, console=True, validation=source())
+    expected = f"{tmp_path} holds this run already, finished; nothing was done\n"
+    assert capsys.readouterr().out == expected
+    assert again.progress == first.progress and again.progress.step == 6
+    assert repr(again.history) == repr(first.history)
+    assert "loss, m" not in repr(first.history) and "errors/a/0" in first.history.names()
+
+
+def test_changed_code_is_told_and_destroys_nothing(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path)
+
+    def eval_step(self: Any, batch: Any) -> Any:
+        return {"loss": keras.ops.mean(batch[0])}
+
+    monkeypatch.setattr(Line, "eval_step", eval_step)
+    capsys.readouterr()
+    again = run(tmp_path, console=True)
+    told = capsys.readouterr().out
+    assert "warning: the code of Line.eval_step, " in told
+    assert "changed since this run" in told and "fresh=True (--fresh) trains anew" in told
+    assert again.history["loss"] == first.history["loss"]
+
+
+class Failing(treadle.Hook):
+    def __init__(self, error: BaseException, step: int) -> None:
+        self.error, self.at = error, step
+
+    def steps(self, loop: Any, logs: Any) -> None:
+        if loop.progress.step >= self.at:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(KeyboardInterrupt(), "KeyboardInterrupt"), (ValueError("boom"), "ValueError: boom")],
+)
+def test_what_was_learnt_survives_what_ends_a_run(
+    tmp_path: Path, error: BaseException, text: str
+) -> None:
+    look = treadle.every("4 steps", lambda loop: None)
+    with pytest.raises(type(error)):
+        run(tmp_path, hooks=[look, Failing(error, 4)])
+    record = recorded(tmp_path)
+    assert (record["finished"], record["error"], record["progress"]["step"]) == (None, text, 4)
+    assert not (tmp_path / "state.npz").exists() and not (tmp_path / "model.keras").exists()
+    kept = read_arrays(tmp_path / "state.interrupted.npz")
+    keras.utils.set_random_seed(0)
+    with treadle.Loop(Line(), console=False) as loop:
+        loop.fit(source(), steps=4)
+        for path, value in loop.state.arrays().items():
+            if "errors" not in path and not path.startswith("random/"):
+                np.testing.assert_array_equal(kept[path], value, err_msg=path)
+    with pytest.raises(DirectoryError, match=rf"did not finish \({text} after step 4\)"):
+        run(tmp_path)
+    run(tmp_path, fresh=True)
+    assert (tmp_path / "state.npz").exists()
+    assert not (tmp_path / "state.interrupted.npz").exists()
+    assert recorded(tmp_path)["error"] is None
+
+
+def test_a_run_without_a_step_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise OSError("no data")
+        yield
+
+    with pytest.raises(OSError, match="no data"):
+        run(tmp_path, train=broken)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "log.jsonl").touch()  # what a killed process leaves
+    run(tmp_path)
+
+
+def test_the_user_s_own_files_are_not_overwritten(tmp_path: Path) -> None:
+    for name in ("model.keras", "log.jsonl", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    for fresh in (False, True):
+        with pytest.raises(
+            DirectoryError,
+            match=r"holds log\.jsonl, model\.keras, but no run\.json: these are not of a run",
+        ):
+            run(tmp_path, fresh=fresh)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}
+
+
+@pytest.mark.parametrize("method", ["fit", "epochs", "steps", "step"])
+def test_a_hook_cannot_train(method: str) -> None:
+    x = np.zeros((8, 3), "float32")
+    calls: dict[str, Any] = {
+        "fit": lambda loop: loop.fit(source(), epochs=1),
+        "epochs": lambda loop: list(loop.epochs(1)),
+        "steps": lambda loop: list(loop.steps(source())),
+        "step": lambda loop: loop.step((x, x[:, :1])),
+    }
+
+    wanted = True
+
+    def training(loop: Any) -> None:
+        if wanted:
+            calls[method](loop)
+
+    class Training(treadle.Hook):
+        def record(self, loop: Any, record: Any) -> None:
+            training(loop)
+
+    hooks = (treadle.every("1 step", training), Training())
+    for hook, name in zip(hooks, ("training", "Training.record"), strict=True):
+        message = rf"loop\.{method} trains, and was called by the hook {name} while the loop"
+        with (
+            pytest.raises(ConfigurationError, match=message),
+            treadle.Loop(Line(), hooks=[hook], console=False) as loop,
+        ):
+            loop.fit(source(), epochs=1)
+    wanted = False
+    loop.fit(source(), epochs=2)  # afterwards it may train again
+    assert loop.progress.step > 3
+
+
+def test_a_hook_may_evaluate_and_log() -> None:
+    def evaluating(loop: Any) -> Any:
+        return loop.evaluate(source())
+
+    with treadle.Loop(Line(), hooks=[treadle.every("3 steps", evaluating)], console=False) as loop:
+        history = loop.fit(source(), epochs=2)
+    assert len([record for record in history.records if record.kind == "log"]) == 2
+
+
+def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        import keras, numpy as np, treadle
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        task = treadle.Supervised(treadle.frozen_copy(model), "mse", "sgd")
+        task.model.trainable = True
+        x = np.ones((8, 3), "float32")
+        with treadle.Loop(task, {str(tmp_path)!r}) as loop:
+            loop.fit(treadle.data.from_arrays(x, x[:, :1], batch_size=4), epochs=1)
+        print("tensorflow" in sys.modules)
+        print(keras.models.load_model({str(tmp_path / "model.keras")!r}).count_params())
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    on_tensorflow = keras.config.backend() == "tensorflow"
+    assert done.stdout.splitlines()[-2:] == [str(on_tensorflow), "4"]
