@@ -299,6 +299,16 @@ def test_the_precision_of_the_command_wins_over_that_of_the_file():
     assert run["configuration"]["precision"] == "float32"
 
 
+def test_the_backend_of_the_command_wins_over_that_of_the_file():
+    import keras
+
+    backend = keras.config.backend()
+    other = "jax" if backend != "jax" else "torch"
+    line = f"treadle.setup(backend={other!r})"
+    setting_up(line, "--backend", backend)
+    assert f"Keras already runs on {backend!r}" in setting_up(line, code=2)
+
+
 def test_a_seed_that_keras_own_function_sets_over_the_command_is_refused():
     line = "keras.utils.set_random_seed(1)"
     assert setting_up(line)[1:] == (1, 1)

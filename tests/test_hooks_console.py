@@ -51,8 +51,7 @@ class Run:
     def __init__(self, clock, to, epochs=2, length=100, end=None, plan="one plan", at=0, **kwargs):
         self.progress, self.reason, self.plan = Progress(step=at), None, plan
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
-        self.costs = Costs()
-        self.asked = 0
+        self.asked, self.costs = 0, Costs()
         self.clock, self.began, self.file = clock, clock.now, to.file
         self.hook = Console(to=to, **kwargs)
         self.hook.start(self)

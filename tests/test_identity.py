@@ -137,6 +137,7 @@ def test_supervised_tells_models_and_optimizers_by_what_is_in_them() -> None:
         ((1, "a", None), [1, "a", None]),
         ({"a": np.float32(0.5)}, {"a": 0.5}),
         (np.zeros((2, 3)), "ndarray (2, 3)"),
+        ([0.5] * 100_000, "list of 100,000"),
         (Path("a/b"), "a/b"),
         (dict, "dict"),
         (object(), "object"),

@@ -22,6 +22,7 @@ from .options import backend_name, precision_name, run_seed, without_tensorflow
 PLAIN = (bool, int, float, str, type(None))
 SOURCE_FACTS = ("length", "batch_examples", "examples", "shuffle", "drop_last", "seed")
 NAMED = 5  # pieces of code in a message
+LONGEST = 100  # of a longer list, as of an array, only the size is told
 
 # Code that is nobody's own: Python's, installed packages', and Treadle's.
 _paths = sysconfig.get_paths()
@@ -128,6 +129,8 @@ def described(value: Any, nested: bool = True) -> Any:
         return str(value)  # NaN equals nothing
     if isinstance(value, PLAIN):
         return value
+    if isinstance(value, (Mapping, list, tuple)) and len(value) > LONGEST:
+        return f"{type(value).__name__} of {len(value):,}"
     if isinstance(value, Mapping):
         return {str(key): described(part, nested) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

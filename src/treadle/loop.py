@@ -33,7 +33,7 @@ from .feed import Feed
 from .hook import Hook
 from .hooks.final import read_arrays
 from .hooks.run_record import RunRecord
-from .identity import code_of, identity, source_facts
+from .identity import source_facts
 from .logs import History, Logs, Record, loggable
 from .options import Options
 from .plan import check_end
@@ -102,13 +102,7 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
         self._run_record = (
-            RunRecord(
-                self.directory,
-                {**identity(task), **(configuration or {})},
-                fresh,
-                list(vars(task)),
-                code_of(task),
-            )
+            RunRecord(self.directory, task, configuration or {}, fresh)
             if self.directory is not None
             else None
         )

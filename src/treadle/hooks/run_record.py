@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ from ..directory import (
 )
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
-from ..identity import changed_code
+from ..identity import changed_code, code_of, identity
 from ..logs import StepLogs
 from ..options import backend_name, precision_name, run_seed
 from ..progress import Progress
@@ -34,10 +34,10 @@ class RunRecord(Hook):
 
     Args:
         path: Made where it does not exist.
-        configuration: What the run is, in JSON's types; another one in the same place is an error.
+        task: What is trained. Another one, or one that was made otherwise, in the same place is an
+            error.
+        configuration: What else the run is, in JSON's types.
         fresh: Remove what an earlier run left.
-        models: Names of the models that it leaves, as `model` for `model.keras`.
-        code: What `code_of` says of the task.
 
     Attributes:
         path: The directory.
@@ -52,13 +52,12 @@ class RunRecord(Hook):
     def __init__(
         self,
         path: Path,
+        task: Any,
         configuration: Mapping[str, Any],
         fresh: bool = False,
-        models: Sequence[str] = (),
-        code: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
-        self._leaves = [*LEFT_BEHIND, *(f"{model}.keras" for model in models)]
+        self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".writable"
@@ -73,14 +72,14 @@ class RunRecord(Hook):
             self._refuse_strangers()
         elif fresh:
             self._remove()
-        wanted = _in_json(configuration)
+        wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
         self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
         self._from_before, self._begun = bool(self.facts), False
         self._fits: list[dict[str, Any]] = []
         if self.facts:
             self._compare(wanted)
-        self.changed = changed_code(self.facts.get("code", {}), code or {})
-        self.facts = {"format": 1, "code": dict(code or {}), **self.facts, "configuration": wanted}
+        self.changed = changed_code(self.facts.get("code", {}), code)
+        self.facts = {"format": 1, "code": code, **self.facts, "configuration": wanted}
 
     @property
     def finished(self) -> bool:
