@@ -352,7 +352,9 @@ def test_an_undone_step_counts_in_no_mean_and_ends_no_run() -> None:
 def test_a_batch_that_holds_nan_still_ends_the_run() -> None:
     batch = poisoned_batches((1.0, np.nan))[0]
     with (
-        pytest.raises(NonFiniteError, match=r"generator_loss is nan at step 1.*the second array, row 1"),
+        pytest.raises(
+            NonFiniteError, match=r"generator_loss is nan at step 1.*the second array, row 1"
+        ),
         loop_of(half(Poisoned)) as loop,
     ):
         loop.step(batch)
