@@ -74,6 +74,7 @@ def gradients(
         step.build.differentiated = True
         result = objective()
         _losses(result, list(named) if several else None)
+        result = _outside(result)
         zeros = {name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()}
         return result, zeros if several else zeros[ONLY]
     for name, part in named.items():
@@ -144,7 +145,7 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
         step.build.differentiated = True
         result = function(*tensors)
         _losses(result, None)
-        return result, [ops.zeros_like(x, _dtype_of_gradient(x)) for x in tensors]
+        return _outside(result), [ops.zeros_like(x, _dtype_of_gradient(x)) for x in tensors]
 
     groups = {ONLY: list(range(len(tensors)))}
     result, found = _differentiate(lambda leaves: function(*leaves), None, (), tensors, groups)
@@ -322,6 +323,13 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
             step.inside -= 1
 
     return inner
+
+
+def _outside(result: Any) -> Any:
+    """Return what an objective returned as it is outside of it: no longer differentiated."""
+    return keras.tree.map_structure(
+        lambda x: ops.stop_gradient(x) if ops.is_tensor(x) else x, result
+    )
 
 
 def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:

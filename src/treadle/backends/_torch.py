@@ -10,6 +10,9 @@ import torch
 
 from ..options import Options
 from . import hints
+from ._torch_capture import CaptureExecutor
+from ._torch_proof import device
+from ._torch_recording import current
 from .base import (
     Executor,
     Losses,
@@ -79,7 +82,9 @@ class TorchBackend:
         return result if nested else _detached(result), gradients
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Look at the predicate."""
+        """Look at the predicate, or record both branches."""
+        if tape := current():
+            return tape.cond(predicate, then, otherwise)
         return then() if bool(predicate) else otherwise()
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
@@ -106,9 +111,10 @@ class TorchBackend:
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
-        """Return the loop: a window's values are fetched together."""
-        device = str(keras.src.backend.torch.core.get_device()).partition(":")[0]
-        return EagerExecutor(program, _step, self.to_device, self.to_numpy, device)
+        """Return what plays the captured step, or the eager reference."""
+        if options.execution == "eager":
+            return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
+        return CaptureExecutor(program, options, _step, self.to_device)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
         """Run a function; what it assigns stays in a scope."""

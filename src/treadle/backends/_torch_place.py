@@ -1,0 +1,32 @@
+"""PyTorch: which line of the user's is running."""
+
+import inspect
+from functools import cache
+from linecache import getline
+from pathlib import Path
+
+import keras
+import torch
+
+_LIBRARIES = tuple(  # the standard library is where `inspect` is, and installed ones below it
+    str(Path(file).parent)
+    for file in (torch.__file__, keras.__file__, inspect.__file__, str(Path(__file__).parent))
+    if file
+)
+
+
+def place() -> str:
+    """Return the innermost line that is no library's: file, number and text; or nothing."""
+    frame = inspect.currentframe()
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{Path(file).name}:{line}: {getline(file, line).strip()}"
+
+
+@cache
+def _is_library(file: str) -> bool:
+    inside = file.startswith(_LIBRARIES) and "/recipes/" not in file
+    return inside or file.startswith("<")

@@ -1,0 +1,461 @@
+"""PyTorch: what is captured does what Python would, in every bit, over many steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import FEATURES, ROWS, Classifier, batches, dense, head
+from keras import ops
+
+import treadle
+from treadle.backends.background import Running
+from treadle.testing import Trace, run_steps
+from treadle.testing.running import Runner
+from treadle.testing.trace import Tolerance, compare
+
+if keras.config.backend() != "torch":
+    pytest.skip("PyTorch's way to compile a step", allow_module_level=True)
+
+import torch
+
+STEPS = 24
+X, Y = batches(STEPS)
+BATCHES = list(zip(X, Y, strict=True))
+CAPTURED = "windows of up to 256, captured"
+
+Make = Callable[[], Any]
+
+
+def traces(make: Make, windows: tuple[int, ...] = (5, 1)) -> tuple[Trace, Trace]:
+    """What a task does captured, and run as it is, from the same start."""
+    found: list[Trace] = []
+    for execution in ("auto", "eager"):
+        keras.utils.set_random_seed(3)
+        found.append(run_steps(make(), BATCHES, treadle.Options(execution=execution), windows))
+    return found[0], found[1]
+
+
+def assert_captured(make: Make) -> Trace:
+    """Check that a task's step is captured, and does in every bit what Python does."""
+    captured, eager = traces(make)
+    assert captured.plan == CAPTURED
+    compare(captured, eager, "captured", "run eagerly", tolerance=None)
+    assert captured.changed
+    return captured
+
+
+class Steps(Classifier):
+    """A classifier whose step is a function of the test's own."""
+
+    def __init__(self, step: Callable[..., Any], *layers: Any, **state: Any) -> None:
+        super().__init__([keras.Input((FEATURES,)), *(layers or (dense(),)), head()])
+        vars(self).update(state)
+        self.step = step
+
+    def train_step(self, batch: Any) -> Any:
+        return self.step(self, *batch)
+
+
+def learn(task: Any, x: Any, y: Any) -> Any:
+    return treadle.minimize(
+        lambda: task.loss(y, task.model(x, training=True)), task.model, task.optimizer
+    )
+
+
+# Optimizers
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(1e-2),
+    "amsgrad": lambda: keras.optimizers.Adam(1e-2, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(1e-2),
+    "rmsprop-centered": lambda: keras.optimizers.RMSprop(1e-2, momentum=0.9, centered=True),
+    "lion": lambda: keras.optimizers.Lion(1e-2),
+    "adagrad": lambda: keras.optimizers.Adagrad(1e-2),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "adamax": lambda: keras.optimizers.Adamax(1e-2),
+    "nadam": lambda: keras.optimizers.Nadam(1e-2),
+    "ftrl": lambda: keras.optimizers.Ftrl(1e-2),
+    "lamb": lambda: keras.optimizers.Lamb(1e-2),
+    "adafactor": lambda: keras.optimizers.Adafactor(1e-2),
+    "decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.01),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+    "clipvalue": lambda: keras.optimizers.Adam(1e-2, clipvalue=0.01),
+    "global-clipnorm": lambda: keras.optimizers.Adam(1e-2, global_clipnorm=0.1),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "ema-overwrite": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=5),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
+    "accumulation-adam": lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    assert_captured(lambda: Classifier([dense(), head()], OPTIMIZERS[name]()))
+
+
+SCHEDULES: dict[str, Make] = {
+    "exponential": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5),
+    "staircase": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5, staircase=True),
+    "piecewise": lambda: keras.optimizers.schedules.PiecewiseConstantDecay(
+        [4, 9], [0.1, 0.05, 0.01]
+    ),
+    "polynomial": lambda: keras.optimizers.schedules.PolynomialDecay(0.1, 10),
+    "polynomial-cycle": lambda: keras.optimizers.schedules.PolynomialDecay(0.1, 6, cycle=True),
+    "inverse": lambda: keras.optimizers.schedules.InverseTimeDecay(0.1, 5, 0.5),
+    "cosine": lambda: keras.optimizers.schedules.CosineDecay(0.1, 10),
+    "warm-up": lambda: keras.optimizers.schedules.CosineDecay(
+        0.0, 10, warmup_target=0.1, warmup_steps=6
+    ),
+    "restarts": lambda: keras.optimizers.schedules.CosineDecayRestarts(0.1, 5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rates_that_follow_a_schedule(name: str) -> None:
+    assert_captured(lambda: Classifier([dense(), head()], keras.optimizers.SGD(SCHEDULES[name]())))
+
+
+def test_a_learning_rate_may_be_changed_between_windows() -> None:
+    def run(execution: str) -> Any:
+        keras.utils.set_random_seed(0)
+        options = treadle.Options(execution=execution)
+        task = Classifier([dense(), head()], keras.optimizers.SGD(0.1))
+        runner = Runner(task, BATCHES[0], options)
+        runner.run(BATCHES[:3])
+        task.optimizer.learning_rate = 0.7
+        return runner.run(BATCHES[3:6])
+
+    compare(run("auto"), run("eager"), "captured", "run eagerly", tolerance=None)
+
+
+# Random numbers
+
+DRAWS: dict[str, Callable[[Any, Any], Any]] = {
+    "normal": lambda x, seed: keras.random.normal(x.shape, seed=seed),
+    "uniform": lambda x, seed: keras.random.uniform(x.shape, -1, 1, seed=seed),
+    "truncated": lambda x, seed: keras.random.truncated_normal(x.shape, seed=seed),
+    "randint": lambda x, seed: ops.cast(keras.random.randint(x.shape, 0, 9, seed=seed), x.dtype),
+    "categorical": lambda x, seed: ops.cast(
+        keras.random.categorical(x, FEATURES, seed=seed), x.dtype
+    ),
+    "shuffle": lambda x, seed: keras.random.shuffle(x, seed=seed),
+    "dropout": lambda x, seed: keras.random.dropout(x, 0.4, seed=seed),
+    "dropout-rows": lambda x, seed: keras.random.dropout(x, 0.4, noise_shape=(ROWS, 1), seed=seed),
+    "gamma": lambda x, seed: keras.random.gamma(x.shape, 2.0, seed=seed),
+    "beta": lambda x, seed: keras.random.beta(x.shape, 2.0, ops.abs(x) + 1, seed=seed),
+    "binomial": lambda x, seed: keras.random.binomial(x.shape, 5, 0.3, seed=seed),
+}
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "unseeded"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers(name: str, seeded: bool) -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        noise = DRAWS[name](x, task.seed if seeded else None)
+        loss = learn(task, x + 0.1 * noise, y)
+        return {"loss": loss, "noise": ops.sum(noise)}
+
+    trace = assert_captured(lambda: Steps(step, seed=keras.random.SeedGenerator(4)))
+    assert len(set(trace.values["noise"].tolist())) > STEPS / 2  # others in each step
+
+
+def test_a_number_as_seed_draws_the_same_in_each_step() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        noise = keras.random.normal((ROWS, FEATURES), seed=11)
+        return {"loss": learn(task, x + noise, y), "noise": ops.sum(noise)}
+
+    trace = assert_captured(lambda: Steps(step))
+    assert len(set(trace.values["noise"].tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.Dropout(0.4),
+        lambda: keras.layers.Dropout(0.4, seed=2),
+        lambda: keras.layers.GaussianNoise(0.2),
+        lambda: keras.layers.GaussianDropout(0.2, seed=3),
+        lambda: keras.layers.AlphaDropout(0.2),
+    ],
+    ids=["dropout", "dropout-seeded", "noise", "gaussian-dropout", "alpha-dropout"],
+)
+def test_layers_that_draw(layer: Make) -> None:
+    assert_captured(lambda: Classifier([dense(), layer(), head()]))
+
+
+# Branches
+
+
+def test_one_branch_runs_and_the_other_draws_nothing() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        noisy = treadle.cond(
+            treadle.step() % 3 == 1,
+            lambda: x + 0.1 * keras.random.normal((ROWS, FEATURES)),
+            lambda: ops.nn.dropout(x, 0.5) if hasattr(ops.nn, "dropout") else x * 0.5,
+        )
+        return {"loss": learn(task, noisy, y), "sum": ops.sum(noisy)}
+
+    assert_captured(lambda: Steps(step))
+
+
+def test_branches_inside_branches_change_the_state() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def often() -> Any:
+            task.often.assign_add(1)
+            return treadle.cond(
+                treadle.step() % 4 == 0, lambda: learn(task, x, y), lambda: ops.sum(x) * 0
+            )
+
+        def seldom() -> Any:
+            return task.often.value * 2.0
+
+        loss = treadle.cond(treadle.step() % 5 != 0, often, seldom)
+        return {"loss": loss, "often": task.often.value}
+
+    trace = assert_captured(lambda: Steps(step, often=keras.Variable(0.0)))
+    assert trace.values["often"][-1] == sum(i % 5 != 0 for i in range(STEPS))
+
+
+# What is left out, and done otherwise
+
+
+def test_poolings_take_images_as_they_lie() -> None:
+    """Keras copies images before it pools them; the values stay the same."""
+
+    def make() -> Any:
+        return Classifier(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(64),
+                keras.layers.Reshape((8, 8, 1)),
+                keras.layers.Conv2D(4, 3, activation="relu", padding="same"),
+                keras.layers.MaxPooling2D(2),
+                keras.layers.BatchNormalization(),
+                keras.layers.Conv2D(4, 3, activation="relu"),
+                keras.layers.MaxPooling2D(2, 1, padding="same"),
+                keras.layers.Flatten(),
+                head(),
+            ]
+        )
+
+    captured, eager = traces(make)
+    assert captured.plan == CAPTURED
+    compare(captured, eager, "captured", "run eagerly", Tolerance(rtol=1e-5, atol=1e-7))
+
+
+def test_gradients_of_a_layer_that_runs_over_time() -> None:
+    layers = keras.layers
+
+    def make() -> Any:
+        sequence = layers.Reshape((FEATURES // 2, 2))
+        return Classifier([sequence, layers.LSTM(4, return_sequences=True), layers.GRU(3), head()])
+
+    assert_captured(make)
+
+
+def test_a_sum_of_slices_that_is_used_twice() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def objective() -> Any:
+            w = task.w.value
+            scaled = w * 2.0
+            rows = [scaled[i] * float(i + 1) for i in range(4)]
+            parts = ops.stack([*rows, scaled[1], scaled[1:3, :].sum(axis=0)])
+            return ops.sum(parts**2) + ops.sum(ops.abs(w))
+
+        return treadle.minimize(objective, [task.w], task.optimizer)
+
+    assert_captured(
+        lambda: Steps(step, w=keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype="float32"))
+    )
+
+
+def test_values_from_variables_and_constants_are_those_of_their_step() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        before = task.count.value
+        task.count.assign_add(1)
+        buffer = ops.zeros((3,))
+        buffer[1] = task.count.value
+        return {
+            "before": before,
+            "after": task.count.value,
+            "buffer": ops.sum(buffer),
+            "constant": ops.convert_to_tensor(7.0),
+            "number": 3,
+            "loss": learn(task, x, y),
+        }
+
+    trace = assert_captured(lambda: Steps(step, count=keras.Variable(0.0)))
+    assert trace.values["after"].tolist() == [float(i + 1) for i in range(STEPS)]
+    assert trace.values["buffer"].tolist() == trace.values["after"].tolist()
+    assert set(trace.values["constant"]) == {7.0} and set(trace.values["number"]) == {3}
+
+
+def test_higher_derivatives_and_vmap() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def objective() -> Any:
+            _, (slope,) = treadle.input_gradients(
+                lambda x: ops.sum(ops.tanh(task.model(x)) ** 2), x
+            )
+            norms = ops.vectorized_map(lambda row: ops.sum(row**2), slope)
+            return task.loss(y, task.model(x)) + ops.mean(norms)
+
+        return treadle.minimize(objective, task.model, task.optimizer)
+
+    assert_captured(lambda: Steps(step))
+
+
+def test_what_pytorch_looks_at_only_to_check_it() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        targets = ops.one_hot(y, 3)
+        return {"loss": learn(task, x, y), "first": ops.sum(targets[:, 0])}
+
+    assert_captured(lambda: Steps(step))
+
+
+def test_statistics_that_an_operator_changes() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def objective() -> Any:
+            hidden = torch.nn.functional.batch_norm(
+                x, task.mean.value, task.variance.value, training=True
+            )
+            return task.loss(y, task.model(hidden))
+
+        return treadle.minimize(objective, task.model, task.optimizer)
+
+    def make() -> Any:
+        mean = keras.Variable(np.zeros(FEATURES, "float32"), trainable=False)
+        variance = keras.Variable(np.ones(FEATURES, "float32"), trainable=False)
+        return Steps(step, mean=mean, variance=variance)
+
+    assert {"mean", "variance"} <= set(assert_captured(make).changed)
+
+
+# What the proof must leave alone
+
+
+def test_the_proof_leaves_everything_as_it_was() -> None:
+    keras.utils.set_random_seed(5)
+    task = Steps(lambda task, x, y: {"loss": learn(task, x, y)}, dense(), keras.layers.Dropout(0.5))
+    runner = Runner(task, BATCHES[0])
+    window = next(windows(BATCHES[:3]))
+    tensors = {path: v._value for path, v in runner.state.variables.items()}
+    needed = {path: x.requires_grad for path, x in tensors.items()}
+    before, random = runner.state.arrays(), (torch.get_rng_state(), np.random.get_state()[1])
+
+    runner._prepared._executor.facts(window)  # records and proves
+
+    assert runner.programs == 1
+    after = runner.state.arrays()
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+    assert torch.equal(torch.get_rng_state(), random[0])
+    assert np.array_equal(np.random.get_state()[1], random[1])
+    runner.run(BATCHES)
+    for path, variable in runner.state.variables.items():
+        assert variable._value is tensors[path] and variable._value.grad is None
+        assert variable._value.requires_grad == needed[path]
+        assert variable._value.grad_fn is None
+
+
+def windows(chosen: Any) -> Any:
+    from treadle.testing.running import _windows
+
+    return _windows(chosen, (len(chosen),))
+
+
+def test_a_user_s_own_view_of_a_weight_follows() -> None:
+    task = Steps(lambda task, x, y: {"loss": learn(task, x, y)})
+    kernel = task.model.layers[0].kernel
+    view = kernel.value[0].detach()
+    run_steps(task, BATCHES[:3])
+    assert torch.equal(view, kernel.value[0])
+
+
+def test_one_program_for_each_form_of_batch() -> None:
+    runner = Runner(Classifier([dense(), head()]), BATCHES[0])
+    short = [(x[:5], y[:5]) for x, y in BATCHES[:2]]
+    runner.run([*BATCHES[:3], *short, *BATCHES[3:5], *short])
+    assert runner.programs == 2
+
+
+def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.backends._torch_capture.MOST_FORMS", 1)
+
+    def run(execution: str) -> Trace:
+        keras.utils.set_random_seed(0)
+        chosen = [*BATCHES[:2], *((x[:5], y[:5]) for x, y in BATCHES[:2]), *BATCHES[2:4]]
+        runner = Runner(
+            Classifier([dense(), head()]), BATCHES[0], treadle.Options(execution=execution)
+        )
+        trace = runner.run(chosen)
+        assert runner.programs == (execution == "auto")
+        return trace
+
+    compare(run("auto"), run("eager"), "captured", "run eagerly", tolerance=None)
+
+
+def test_what_fails_in_a_captured_step_names_the_line() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        task.table.assign_add(ops.take(task.table.value, y, axis=0)[:4] * 0.1)  # this line
+        return {"sum": ops.sum(task.table.value)}
+
+    rows = np.zeros(ROWS, "int32")
+    task = Steps(step, table=keras.Variable(np.ones((4, 2), "float32")))
+    runner = Runner(task, (X[0], rows))
+    runner.run([(X[0], rows)] * 2)
+    with pytest.raises(IndexError) as caught:
+        runner.run([(X[0], rows + 40)])
+    (note,) = caught.value.__notes__
+    assert note.startswith("at test_capture.py:") and note.endswith("# this line")
+
+
+def test_rows_of_arrays_are_gathered_as_batches_of_them() -> None:
+    def run(**options: Any) -> list[float]:
+        keras.utils.set_random_seed(0)
+        x, y = X.reshape(-1, FEATURES)[:70].astype("float64"), Y.reshape(-1)[:70]
+        x.flags.writeable = False
+        source = treadle.data.from_arrays({"x": x, "y": y}, batch_size=ROWS)
+        task = Steps(lambda task, x, y: {"loss": learn(task, x, y)})
+        step = task.train_step
+        task.train_step = lambda batch: step((batch["x"], batch["y"]))
+        with treadle.Loop(task, options=treadle.Options(**options), console=False) as loop:
+            losses = loop.fit(source, epochs=2).steps("loss").tolist()
+        kind = {None: "on the device", False: "streamed"}[options.get("data_on_device")]
+        assert loop.plan == f"{CAPTURED}, data {kind}"
+        return losses
+
+    assert run() == run(data_on_device=False)
+    assert len(run()) == 18
+
+
+@pytest.mark.parametrize(
+    ("make", "beside"),
+    [
+        (lambda: Classifier([dense(), keras.layers.Dropout(0.3, seed=1), head()]), True),
+        (lambda: Classifier([dense(), keras.layers.Dropout(0.3), head()]), False),
+        (lambda: Steps(lambda task, x, y: learn(task, x + DRAWS["gamma"](x, 3), y)), False),
+    ],
+    ids=["seeded", "unseeded", "gamma"],
+)
+def test_reading_goes_on_beside_a_step_that_leaves_the_reader_s_random_numbers_alone(
+    make: Make, beside: bool
+) -> None:
+    runner = Runner(make(), BATCHES[0])
+    outputs = runner._prepared.run(next(windows(BATCHES[:2])), 0)
+    outputs.fetch()
+    assert isinstance(outputs, Running) is beside
+
+
+def test_eval_steps_are_captured_too() -> None:
+    task = Classifier([dense(), keras.layers.BatchNormalization(), head()])
+    runner = Runner(task, BATCHES[0], step="eval_step")
+    trace = runner.run(BATCHES)
+    assert trace.plan == CAPTURED
+    eager = Runner(task, BATCHES[0], treadle.Options(execution="eager"), step="eval_step")
+    eager.state.assign(trace.start)
+    compare(trace, eager.run(BATCHES), "captured", "run eagerly", tolerance=None)
