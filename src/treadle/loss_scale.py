@@ -93,7 +93,10 @@ class LossScale:
     def look(self, gradients: Sequence[Tensor]) -> None:
         """Take note of gradients: of one that is not finite, until the step ends."""
         if gradients:
-            finite = ops.all(ops.stack([ops.all(ops.isfinite(g)) for g in gradients]))
+            # A sum is finite unless a term is not (or it is beyond float32, which is as bad): one
+            # pass over each gradient.
+            sums = [ops.cast(ops.sum(_wide(g)), "float32") for g in gradients]
+            finite = ops.isfinite(ops.sum(ops.stack(sums)))
             # A variable, since gradients may be inside a branch, a mapped function or an objective.
             self.finite_steps.assign(
                 ops.where(finite, ops.convert_to_tensor(self.finite_steps), -1)

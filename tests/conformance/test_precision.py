@@ -469,9 +469,12 @@ def test_the_precision_is_part_of_what_a_run_is(tmp_path: Any) -> None:
 
     with loop_of(half(make), directory=tmp_path) as loop:
         loop.fit(source(), epochs=1)
-    task = full(make)
     with pytest.raises(DirectoryError, match="precision was 'mixed_float16', now 'float32'"):
-        loop_of(task, directory=tmp_path)
+        loop_of(full(make), directory=tmp_path)
+    with loop_of(half(make), directory=tmp_path / "own", configuration={"a": 1}) as loop:
+        loop.fit(source(), epochs=1)
+    with pytest.raises(DirectoryError, match="configuration: precision was 'mixed_float16', now"):
+        loop_of(full(make), directory=tmp_path / "own", configuration={"a": 1})
 
 
 # Errors
