@@ -147,6 +147,7 @@ def test_nonfinite_says_that_it_was_the_step():
     assert nonfinite(loop, loss=[-INF]) == (
         "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so it was "
         "the step. Lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer); "
+        "make sure that labels lie in the range of the classes; "
         'treadle.Options(execution="eager") lets you look inside the step'
     )
 

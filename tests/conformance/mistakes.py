@@ -49,9 +49,12 @@ def told(
     return str(caught.value)
 
 
-def raised(task: Any, train: Any = None) -> Exception:
+def raised(task: Any, train: Any = None, options: treadle.Options | None = None) -> Exception:
     """What training ends with."""
-    with pytest.raises(Exception) as caught, treadle.Loop(task, console=False) as loop:
+    with (
+        pytest.raises(Exception) as caught,
+        treadle.Loop(task, options=options, console=False) as loop,
+    ):
         loop.fit(source() if train is None else train, epochs=1)
     assert not isinstance(caught.value, TreadleError)
     return caught.value
