@@ -126,13 +126,13 @@ class Prepared:
                 self._executor = fastest(self._make, self._executor, window, self.state)
             else:
                 self._compile_by_rule(window)
-            self.plan = self._executor.plan
             self._on_device = window.rows is not None
             compiled = True
         else:
             compiled = False
         if self._executor.compile(window) or compiled:
             self.compile_seconds += time.monotonic() - started
+        self.plan = self._executor.plan
         return self._executor.run(window, first_step)
 
     def _undoing(self, function: Step, scale: LossScale) -> Step:

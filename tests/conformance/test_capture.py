@@ -11,6 +11,7 @@ from keras import ops
 
 import treadle
 from treadle.backends.background import Running
+from treadle.errors import StepError
 from treadle.testing import Trace, run_steps
 from treadle.testing.running import Runner
 from treadle.testing.trace import Tolerance, compare
@@ -383,20 +384,30 @@ def test_one_program_for_each_form_of_batch() -> None:
     assert runner.programs == 2
 
 
+SHORT = [(x[:5], y[:5]) for x, y in BATCHES[:2]]
+MANY = "as Python for some batches: batches come in more than 1 forms"
+
+
 def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.backends._torch_capture.MOST_FORMS", 1)
 
     def run(execution: str) -> Trace:
         keras.utils.set_random_seed(0)
-        chosen = [*BATCHES[:2], *((x[:5], y[:5]) for x, y in BATCHES[:2]), *BATCHES[2:4]]
-        runner = Runner(
-            Classifier([dense(), head()]), BATCHES[0], treadle.Options(execution=execution)
-        )
-        trace = runner.run(chosen)
+        options = treadle.Options(execution=execution)
+        runner = Runner(Classifier([dense(), head()]), BATCHES[0], options)
+        trace = runner.run([*BATCHES[:2], *SHORT, *BATCHES[2:4]])
         assert runner.programs == (execution == "auto")
         return trace
 
-    compare(run("auto"), run("eager"), "captured", "run eagerly", tolerance=None)
+    captured, eager = run("auto"), run("eager")
+    assert captured.plan == f"{CAPTURED} ({MANY})"
+    compare(captured, eager, "captured", "run eagerly", tolerance=None)
+    with pytest.raises(StepError) as caught:
+        run("compiled")
+    assert str(caught.value) == (
+        "train_step cannot be compiled for some of its batches: batches come in more than 1 forms. "
+        "Let it run as Python with Options(execution='auto')"
+    )
 
 
 def test_what_fails_in_a_captured_step_names_the_line() -> None:

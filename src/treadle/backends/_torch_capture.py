@@ -8,6 +8,7 @@ why.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 import torch
 
+from ..errors import StepError
 from ..options import Options
 from ._torch_proof import Captured, Prover, device, step_number, tensors_of
 from .background import Done, Results, Running
@@ -155,11 +157,18 @@ class CaptureExecutor:
         form = batches.form
         if form in self._captured:
             return False
+        captured = f"batches come in more than {MOST_FORMS} forms"
         if len(self._captured) < MOST_FORMS:
-            self._captured[form] = Prover(self._program, self._around).capture(batches)
-        else:
-            self._captured[form] = f"batches come in more than {MOST_FORMS} forms"
-        return isinstance(self._captured[form], Captured)
+            captured = Prover(self._program, self._around).capture(batches)
+        if isinstance(captured, str) and self._captured:  # of the first form the facts tell
+            if self._options.execution == "compiled":
+                raise StepError(
+                    f"{self._program.name} cannot be compiled for some of its batches: {captured}. "
+                    "Let it run as Python with Options(execution='auto')"
+                )
+            self.plan = replace(self.plan, why=f"as Python for some batches: {captured}")
+        self._captured[form] = captured
+        return isinstance(captured, Captured)
 
 
 def _fetched(results: Sequence[StepResult]) -> Results:
