@@ -10,27 +10,49 @@ from .timing import Spread, Times, ratio
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 Results = Mapping[str, Any]
+BACKENDS = ("tensorflow", "jax", "torch")
+WORKLOADS = (
+    *("mlp-sgd", "mlp-adam", "bn-dropout", "cifar10-cnn"),
+    *("gan", "transformer", "lstm", "streaming"),
+)
+TABLES = ("speed", "precision", "hooks", "growth", "memory", "startup")
 # Whatever else runs may use this share of all processors.
 QUIET = 0.05
 
 
-def write(kept: Results) -> None:
+def ordered(kept: Results) -> dict[str, Any]:
+    """Return results in the order of the page."""
+    words = (*TABLES, *WORKLOADS, *BACKENDS)
+
+    def place(key: str) -> list[int]:
+        return [words.index(word) if word in words else len(words) for word in key.split()]
+
+    return {key: kept[key] for key in sorted(kept, key=place)}
+
+
+def write(kept: Results, newest_keras: str) -> None:
     """Write the page from all results that were kept."""
-    order = ("speed", "precision", "hooks", "growth", "memory", "startup")
-    keys = sorted(kept, key=lambda key: order.index(key.split()[0]))  # stable: in their order
-    lines = [*_head(kept), *must_show(kept), *_how()]
-    for key in keys:
-        lines += section(key, kept[key])
+    kept = ordered(kept)
+    lines = [*_head(kept, newest_keras), *must_show(kept), *_how()]
+    for key, result in kept.items():
+        lines += section(key, result)
     PAGE.write_text("\n".join(lines))
 
 
-def _head(kept: Results) -> list[str]:
+def _head(kept: Results, newest_keras: str) -> list[str]:
     machine = next(iter(kept.values()))["machine"]
     versions: dict[str, str] = {}
     for key, result in kept.items():
         if " keras " not in key:
             versions |= result["versions"]
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    newest = ""
+    if newest_keras == versions["keras"]:
+        newest = f" Keras {newest_keras} is the newest that pip installs."
+    elif newest_keras:
+        newest = (
+            f" Of Keras, pip would install {newest_keras}: `--keras {newest_keras}` measures it."
+        )
     return [
         "# Benchmarks",
         "",
@@ -40,7 +62,7 @@ def _head(kept: Results) -> list[str]:
         "`benchmarks/results.json`.",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}; "
-        f"Python {platform.python_version()}, {told}.",
+        f"Python {platform.python_version()}, {told}.{newest}",
         "",
     ]
 
@@ -76,7 +98,7 @@ def must_show(kept: Results) -> list[str]:
         "| | at least | measured | |",
         "| --- | --- | --- | --- |",
     ]
-    for check in checks(kept):
+    for check in checks(ordered(kept)):
         verdict = "met" if check.met else "**not met**"
         rows.append(f"| {check.line} | {check.wanted} | {check.found} | {verdict} |")
     return [*rows, ""]
@@ -93,7 +115,8 @@ def section(key: str, result: Results) -> list[str]:
         "memory": _memory,
         "startup": _startup,
     }[table]
-    title = [f"## {TITLES[table]}{', '.join(where)}", ""]
+    named = ", ".join(where).replace(", keras, ", ", Keras ")
+    title = [f"## {TITLES[table]}{named}", ""]
     if result["neighbours"] > QUIET:
         share = f"{result['neighbours']:.0%}"
         title += [f"Others used {share} of the processors meanwhile: not to be trusted.", ""]

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,17 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from . import page
+from .page import BACKENDS, TABLES, WORKLOADS
 from .timing import Neighbours, machine, take_turns
 
-BACKENDS = ("tensorflow", "jax", "torch")
-WORKLOADS = (
-    *("mlp-sgd", "mlp-adam", "bn-dropout", "cifar10-cnn"),
-    *("gan", "transformer", "lstm", "streaming"),
-)
-TABLES = ("speed", "precision", "hooks", "growth", "memory", "startup")
 # What runs on TensorFlow alone.
 ONE_BACKEND = ("precision", "streaming")
 RESULTS = Path(__file__).with_name("results.json")
+# A table takes a minute or two.
+LONGEST = 1200
 
 
 def main(arguments: list[str]) -> None:
@@ -50,7 +48,7 @@ def main(arguments: list[str]) -> None:
     if chosen.child:
         Path(chosen.child).write_text(json.dumps(measured(chosen)))
         return
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     shown = kept if chosen.write or chosen.page else {}
     failed: list[str] = []
     for key, where in () if chosen.page else _chosen_tables(chosen):
@@ -63,9 +61,9 @@ def main(arguments: list[str]) -> None:
         kept[key] = shown[key] = result
         print("\n".join(page.section(key, result)), flush=True)
         if chosen.write:
-            RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+            RESULTS.write_text(json.dumps(page.ordered(kept), indent=1) + "\n")
     if chosen.write or chosen.page:
-        page.write(kept)
+        page.write(kept, _newest_keras())
     print("\n".join(page.must_show(shown)))
     if failed:
         sys.exit("\n".join(failed))
@@ -103,11 +101,17 @@ def _in_process(
             other = _other_keras(chosen.keras, folder)
             environment["PYTHONPATH"] = os.pathsep.join([other, os.environ.get("PYTHONPATH", "")])
         with log.open("w") as output:
-            done = subprocess.run(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
-            )
-        if done.returncode:
-            raise ChildFailed(log.read_text()[-3000:])
+            try:
+                subprocess.run(
+                    command,
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    check=True,
+                    timeout=LONGEST,
+                )
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                raise ChildFailed(f"{log.read_text()[-3000:]}\n{error}") from error
         return json.loads(result.read_text())
 
 
@@ -117,6 +121,14 @@ def _other_keras(version: str, folder: str) -> str:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
     subprocess.run([*pip, f"keras=={version}"], check=True)
     return target
+
+
+def _newest_keras() -> str:
+    """Return the newest Keras that pip would install, or "" where it cannot tell."""
+    pip = [sys.executable, "-m", "pip", "index", "versions", "keras"]
+    told = subprocess.run(pip, capture_output=True, text=True, check=False).stdout
+    found = re.match(r"keras \((.+)\)", told)
+    return found[1] if found else ""
 
 
 def measured(chosen: argparse.Namespace) -> dict[str, Any]:

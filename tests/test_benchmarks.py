@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import contestants_tensorflow, musts, page, speed
+from benchmarks import contestants_tensorflow, musts, page
 from benchmarks.timing import HOPELESS, Neighbours, Spread, Times, ratio, rotated, take_turns
 from benchmarks.workloads import WORKLOADS, Job
 
@@ -142,19 +142,23 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
             "startup jax": {**other, "neighbours": 0.2, "seconds": {"treadle": [3.0, 4.0, 5.0]}},
             "hooks jax": {**other, "each": {"Console": 0.5}},
             "growth jax": {**other, "plain": "raw"},
+            "speed mlp-sgd tensorflow keras 4.0": measured,
             "speed mlp-sgd tensorflow": measured,
-        }
+        },
+        newest_keras="4.0",
     )
     text = (tmp_path / "benchmarks.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert headings[2:] == [
         "## mlp-sgd, tensorflow",
+        "## mlp-sgd, tensorflow, Keras 4.0",
         "## Default hooks, mlp-sgd, jax",
         "## Growth, mlp-sgd, jax",
         "## Many steps, mlp-sgd, torch",
         "## Seconds to the first step, mlp-sgd, jax",
     ]
     assert "| raw in-graph loop | 0.50 | 0.50 – 0.50 | 50 | 50 – 50 | 1.0 | 0.500 |" in text
+    assert "pip would install 4.0: `--keras 4.0` measures it." in text
     assert "Others used 20% of the processors meanwhile: not to be trusted." in text
     assert "| treadle | 4.00 | 3.50 – 4.50 |" in text
     assert (
@@ -163,7 +167,7 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_knows_every_workload() -> None:
-    assert set(speed.WORKLOADS) == set(WORKLOADS)
+    assert set(page.WORKLOADS) == set(WORKLOADS)
 
 
 def test_all_contestants_learn_the_same() -> None:
