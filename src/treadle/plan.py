@@ -40,8 +40,8 @@ def choose(facts: Facts, options: Options) -> Plan:
     - On a CPU, TensorFlow's XLA draws random numbers 5 times slower than graphs: graphs.
     - A step that XLA refuses is a graph; one that nothing compiles runs as Python.
 
-    Options that say otherwise win. `scripts/bench plans` measures the rule against all that could
-    have been chosen.
+    Options that say otherwise win, and `Options(execution="measure")` times all that could have
+    been chosen on the step itself.
 
     Raises:
         StepError: The options ask for a compiled step, and it cannot be compiled.
