@@ -205,6 +205,23 @@ def test_one_branch_runs_and_the_other_draws_nothing() -> None:
     assert_captured(lambda: Steps(step))
 
 
+def test_a_variable_chooses_the_branch() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        double = treadle.cond(task.flag.value, lambda: ops.ones(()) * 2, lambda: ops.ones(()))
+        late = ops.cond(task.late.value, lambda: ops.ones(()), lambda: ops.zeros(()))
+        task.late.assign(treadle.step() >= 20)
+        task.flag.assign(ops.logical_not(task.flag.value))
+        return {"loss": learn(task, x * double, y), "late": late, "double": double}
+
+    def make() -> Any:
+        flags = {n: keras.Variable(False, dtype="bool", trainable=False) for n in ("flag", "late")}
+        return Steps(step, **flags)
+
+    trace = assert_captured(make)
+    assert trace.values["double"].tolist() == [1.0, 2.0] * (STEPS // 2)
+    assert trace.values["late"].tolist() == [0.0] * 21 + [1.0] * (STEPS - 21)
+
+
 def test_branches_inside_branches_change_the_state() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         def often() -> Any:

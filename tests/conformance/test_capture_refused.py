@@ -102,6 +102,11 @@ def by_variable(task: Any, x: Any, y: Any) -> Any:
     return {"loss": learn(task, x * rate, y)}
 
 
+def by_variable_s_array(task: Any, x: Any, y: Any) -> Any:
+    rate = task.optimizer.learning_rate.numpy()  # this line
+    return {"loss": learn(task, x * float(rate), y)}
+
+
 def by_step_number(task: Any, x: Any, y: Any) -> Any:
     return {"loss": learn(task, x * int(treadle.step()), y)}  # this line
 
@@ -122,7 +127,13 @@ def in_spite_of_an_exception(task: Any, x: Any, y: Any) -> Any:
     "step",
     [
         *(by_number, by_item, by_branch, by_array, by_list, by_index, by_text, by_copy),
-        *(by_variable, by_step_number, by_comparison, in_spite_of_an_exception),
+        *(
+            by_variable,
+            by_variable_s_array,
+            by_step_number,
+            by_comparison,
+            in_spite_of_an_exception,
+        ),
     ],
 )
 def test_python_that_looks_at_a_value(step: Step) -> None:
@@ -391,6 +402,35 @@ def test_random_numbers_of_others(draw: Callable[[], float], whose: str) -> None
 
     why = f"it draws from {whose}, which a captured step would do only once"
     assert refusal(lambda: Steps(step)) == why
+
+
+def test_random_numbers_whose_number_varies() -> None:
+    def make() -> Any:
+        counter = Counter()
+
+        def step(task: Any, x: Any, y: Any) -> Any:
+            for _ in range(counter.next()):
+                torch.rand(())
+            return {"loss": learn(task, x, y)}
+
+        return Steps(step)
+
+    plan = run_steps(make(), BATCHES).plan
+    assert "played, it draws other random numbers, in step 1 of the proof" in plan
+
+
+def test_a_rate_that_changes_slowly_is_no_constant() -> None:
+    """It would change the last bits of weights alone."""
+
+    def make() -> Any:
+        counter = Counter()
+
+        def rate() -> float:
+            return 1e-4 * (1 - 1e-4 * counter.next())
+
+        return Classifier([dense(), head()], keras.optimizers.Adam(rate))
+
+    assert "played, it leaves another value in " in run_steps(make(), BATCHES).plan
 
 
 def test_seeds_set_in_the_step() -> None:
