@@ -16,16 +16,11 @@ BOTH = (XLA, "graph")
     ("facts", "options", "plan"),
     [
         (Facts("cpu", BOTH), {}, "windows of up to 256, XLA"),
-        (Facts("gpu", BOTH, convolves=True, draws=True), {}, "windows of up to 256, XLA"),
+        (Facts("gpu", BOTH, convolves=True), {}, "windows of up to 256, XLA"),
         (
-            Facts("cpu", BOTH, convolves=True, draws=True),
+            Facts("cpu", BOTH, convolves=True),
             {},
             "windows of up to 256, graph (XLA convolves slower on a CPU)",
-        ),
-        (
-            Facts("cpu", BOTH, draws=True),
-            {},
-            "windows of up to 256, graph (XLA draws random numbers slower on a CPU)",
         ),
         (
             Facts("cpu", BOTH, convolves=True),
@@ -39,7 +34,7 @@ BOTH = (XLA, "graph")
             "single steps, XLA (XLA convolves slower in a loop on a CPU)",
         ),
         (Facts("cpu", (XLA,), convolves=True), {"fused": True}, "windows of up to 256, XLA"),
-        (Facts("cpu", (XLA,), draws=True), {"jit": False}, "windows of up to 256, XLA"),
+        (Facts("cpu", (XLA,)), {"jit": False}, "windows of up to 256, XLA"),
         (Facts("cpu", ()), {}, "eager"),
         (Facts("cpu", (), refusal="it looks at values"), {}, "eager (it looks at values)"),
         (Facts("cpu", BOTH), {"execution": "eager"}, "eager"),

@@ -80,7 +80,7 @@ class Evaluation:
                     window = prepared.placed(window)
                     outputs = prepared.run(window, progress.step)
                     try:
-                        feed.read_ahead(pace.size, prepared.placed)
+                        feed.read_ahead(pace.size, prepared.placed, outputs.running)
                     finally:
                         values, weights, _ = outputs.fetch()
                     prepared.refuse_moving_constants()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from .backends.window import Window
 from .data.source import Reader, Source
@@ -9,6 +10,9 @@ from .errors import noting
 from .hook import LoopView
 from .options import run_seed
 from .progress import Progress
+
+# Batches that are drawn together where each must be waited for.
+PIECE: Final = 4
 
 
 class Feed:
@@ -44,12 +48,13 @@ class Feed:
             return None
         started = time.monotonic()
         with noting("the source", progress):
-            failure, self._failure = self._failure, None
-            if failure is not None:
-                raise failure
             window, self._next = self._next, None
             if window is None:
-                window = self._open[2].take(most)
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
+                # Nothing runs: what comes first may begin.
+                window = self._draw(self._open[2], most, lambda: False)
         if window is not None and window.count > most:
             window, self._next = window.split(most)
         self.waited += time.monotonic() - started
@@ -57,23 +62,49 @@ class Feed:
             self.close()
         return window
 
-    def read_ahead(self, most: int, placed: Callable[[Window], Window]) -> None:
+    def read_ahead(
+        self, most: int, placed: Callable[[Window], Window], running: Callable[[], bool]
+    ) -> None:
         """Read the next window while another runs; what goes wrong is raised when it is taken.
 
         Args:
             most: The most batches.
             placed: Makes the window ready to be run.
+            running: Whether the other one still does: then batches that must be drawn one by one
+                are drawn on, and afterwards those that are there must do.
         """
         if self._open is None or self._open[0].closed:
             return
         if self._next is not None or self._failure is not None:
             return
         try:
-            window = self._open[2].take(most)
+            window = self._draw(self._open[2], most, running)
             self._next = None if window is None else placed(window)
         except BaseException as failure:  # an interrupt too: the running window is accounted for
             self._failure = failure
         self._read_until = time.monotonic()
+
+    def _draw(self, reader: Reader, most: int, running: Callable[[], bool]) -> Window | None:
+        """Return at most so many batches, but none that would have to be waited for for long."""
+        window = reader.take(min(most, PIECE))
+        if window is None:
+            return None
+        if window.rows is not None:  # costs nothing
+            reader.put_back(window)
+            return reader.take(most)
+        while window.count < most and running():
+            try:
+                piece = reader.take(min(most - window.count, PIECE))
+            except BaseException as failure:  # what came before it is trained on
+                self._failure = failure
+                break
+            if piece is None:
+                break
+            if not piece.is_like(window):
+                reader.put_back(piece)
+                break
+            window = window.joined(piece)
+        return window
 
     def ran(self, until: float) -> None:
         """Account for a window that ended at this moment while the next one was read."""

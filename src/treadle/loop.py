@@ -322,10 +322,10 @@ class Loop:
         events = [*self._watchers.events(), *([look] if look else [])]
         events += [self._validation.when] if self._validation else []
 
-        def read_ahead(after: Progress) -> None:
+        def read_ahead(after: Progress, running: Callable[[], bool]) -> None:
             if self.steps_planned is None or after.step < self.steps_planned:
                 size = self._training.window_size(after, events, self.steps_planned)
-                self._feed.read_ahead(size, self._training.placed)
+                self._feed.read_ahead(size, self._training.placed, running)
 
         while not self._over():
             before = self._looked  # time also passes in hooks and in the body of a user's `for`
@@ -345,7 +345,7 @@ class Loop:
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
 
-    def _train(self, window: Window, meanwhile: Callable[[Progress], None] | None = None) -> None:
+    def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
         note = self._training.recompiled(window)
         if note:

@@ -37,7 +37,6 @@ def choose(facts: Facts, options: Options) -> Plan:
 
     - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and those inside a loop 4
       times slower than outside of one: graphs where there is a choice, else single steps.
-    - On a CPU, TensorFlow's XLA draws random numbers 5 times slower than graphs: graphs.
     - A step that XLA refuses is a graph; one that nothing compiles runs as Python.
 
     Options that say otherwise win, and `Options(execution="measure")` times all that could have
@@ -49,8 +48,6 @@ def choose(facts: Facts, options: Options) -> Plan:
     Example:
         >>> print(choose(Facts("cpu", ("XLA", "graph")), Options()))
         windows of up to 256, XLA
-        >>> print(choose(Facts("cpu", ("XLA", "graph"), draws=True), Options()))
-        windows of up to 256, graph (XLA draws random numbers slower on a CPU)
         >>> print(choose(Facts("cpu", ("XLA",), convolves=True), Options()))
         single steps, XLA (XLA convolves slower in a loop on a CPU)
     """
@@ -65,11 +62,8 @@ def choose(facts: Facts, options: Options) -> Plan:
     if len(facts.compilers) > 1:  # a choice
         if options.jit is not None:
             compiler = XLA if options.jit else facts.compilers[-1]
-        elif facts.device == "cpu" and (facts.convolves or facts.draws):
-            compiler = facts.compilers[-1]
-            why = (
-                f"XLA {'convolves' if facts.convolves else 'draws random numbers'} slower on a CPU"
-            )
+        elif facts.device == "cpu" and facts.convolves:
+            compiler, why = facts.compilers[-1], "XLA convolves slower on a CPU"
     largest = options.window or LARGEST_WINDOW
     if options.fused is not None:
         return Plan(compiler, options.fused, largest, why)

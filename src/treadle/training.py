@@ -70,14 +70,15 @@ class Training:
         self,
         window: Window,
         progress: Progress,
-        meanwhile: Callable[[Progress], None] | None = None,
+        meanwhile: Callable[[Progress, Callable[[], bool]], None] | None = None,
     ) -> StepLogs:
         """Run the window's steps as one call; returns every step's values, and the new progress.
 
         Args:
             window: What to train on.
             progress: Where the run stands.
-            meanwhile: Called while the steps run, with where the run will stand after them.
+            meanwhile: Called while the steps run, with where the run will stand after them, and
+                with what says whether they still do.
         """
         prepared = self.prepared or self.prepare(window)
         window = prepared.placed(window)
@@ -85,7 +86,7 @@ class Training:
         after = progress.advanced(window.count, window.count * window.examples)
         try:
             if meanwhile is not None:
-                meanwhile(after)
+                meanwhile(after, outputs.running)
         finally:
             values, weights, self._broken = outputs.fetch()
         self.ended = outputs.ended

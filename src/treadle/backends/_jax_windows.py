@@ -49,7 +49,6 @@ class JaxExecutor:
             jax.default_backend(),
             (XLA,),
             convolves="conv_general_dilated" in found,
-            draws=any(name.startswith(("random_", "threefry")) for name in found),
         )
 
     def compile(self, window: Window) -> bool:

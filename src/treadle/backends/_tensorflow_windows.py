@@ -1,6 +1,7 @@
 """TensorFlow's windows: a step is traced once; a window is a graph loop over it, of any length."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ..errors import StateError
+from ._tensorflow_random import like_kernels
 from .background import Results, Running
 from .base import Program
 from .eager import run_step
@@ -48,7 +50,6 @@ class TensorFlowExecutor:
             device(),
             (XLA, GRAPH),
             convolves=any(name.startswith(CONVOLUTIONS) for name in found),
-            draws=any("Random" in name for name in found),
         )
         checks = sorted(found & CHECKS)
         if checks:
@@ -107,11 +108,15 @@ class TensorFlowExecutor:
         return _form(window.rows.arrays), window.rows.indices.shape[1], plan
 
     def _step(self, window: Window) -> "_Step":
-        """Trace the step for a form of batch, once."""
+        """Trace the step for a form of batch, once; for XLA once more if it draws."""
         batch = window.batch(0)
         key = _form(batch, whole=True)
         if key not in self._steps:
-            self._steps[key] = _Step(self._program, tensors(batch), self._known)
+            self._steps[key] = _Step(self._program, tensors(batch), self._known, for_xla=False)
+        if self.plan.compiler == XLA and self._steps[key].draws:
+            key = key, XLA
+            if key not in self._steps:
+                self._steps[key] = _Step(self._program, tensors(batch), self._known, for_xla=True)
         return self._steps[key]
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
@@ -176,7 +181,7 @@ class TensorFlowExecutor:
 class _Step:
     """One step as a traced function of a flat batch and its number; the user's Python runs once."""
 
-    def __init__(self, program: Program, batch: Any, known: set[int]) -> None:
+    def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:
         self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
 
         @tf.autograph.experimental.do_not_convert
@@ -195,7 +200,8 @@ class _Step:
         self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
-        self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
+        with like_kernels() if for_xla else nullcontext():
+            self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]
         if hidden:
@@ -213,6 +219,11 @@ class _Step:
         graph = self._function.graph.as_graph_def()
         nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
         return {node.op for node in nodes}
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any("Random" in name for name in self.operations())
 
     def fetched(self, columns: Sequence[Any]) -> Results:
         """Return every step's outputs, in their order, by name; and the promises broken."""

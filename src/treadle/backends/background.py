@@ -36,6 +36,10 @@ class Running:
             wait([self._future])
         return self._settle(results)
 
+    def running(self) -> bool:
+        """Say whether the window is still at work."""
+        return not self._future.done()
+
     @property
     def ended(self) -> float:
         """When the computation ended, by the monotonic clock; to be asked for after `fetch`."""
@@ -65,6 +69,10 @@ class Done:
         self._results = results
         self.seconds = seconds
         self.ended = time.monotonic()
+
+    def running(self) -> bool:
+        """Say that nothing is."""
+        return False
 
     def fetch(self) -> Results:
         """Return values and explicit weights per name, and violations."""

@@ -220,6 +220,10 @@ class Outputs(Protocol):
         """When they ended, by the monotonic clock; to be asked for after `fetch`."""
         ...
 
+    def running(self) -> bool:
+        """Say whether they still run."""
+        ...
+
     def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         """Wait, and return values and explicit weights per name, each (steps,), and violations.
 

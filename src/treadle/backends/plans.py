@@ -14,14 +14,12 @@ class Facts:
         compilers: How it can be compiled; empty where it cannot be. What the backend does without
             being asked comes last.
         convolves: Convolutions are among its operations, or their gradients.
-        draws: It draws random numbers.
         refusal: Why a compiler is missing, as a clause; empty where none is.
     """
 
     device: str
     compilers: tuple[str, ...] = ()
     convolves: bool = False
-    draws: bool = False
     refusal: str = ""
 
     def without(self, compiler: str, refusal: str) -> "Facts":

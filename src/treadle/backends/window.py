@@ -96,6 +96,19 @@ class Window:
         stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
         return Window(stacked, self.count * times, self.examples)
 
+    def joined(self, following: "Window") -> "Window":
+        """Return a window of these batches and of those of another one of equal form."""
+        stacked = keras.tree.map_structure(
+            lambda x, y: None if x is None else np.concatenate([x, y]),
+            self.batches,
+            following.batches,
+        )
+        return Window(stacked, self.count + following.count, self.examples)
+
+    def is_like(self, other: "Window") -> bool:
+        """Say whether the batches of another window are of equal form."""
+        return _form(self.batches) == _form(other.batches)
+
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
             rows = self.rows
@@ -114,6 +127,10 @@ def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> i
         [8, 8, 64, 256]
     """
     return next((size for size in sizes if count <= size < largest), max(count, largest, 2))
+
+
+def _form(batches: Any) -> str:
+    return repr(_mapped(lambda x: (x.shape[1:], x.dtype.str), batches))
 
 
 def row(batches: Any, index: int) -> Any:

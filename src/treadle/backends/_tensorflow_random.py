@@ -1,0 +1,81 @@
+"""Random numbers that XLA draws like TensorFlow's own kernels.
+
+Both run Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) on the same
+keys and counters and get the same bits. They differ in what they make of them: a kernel takes the
+low 23 bits for a uniform number, XLA the high ones; and a kernel makes normal numbers by Box and
+Muller's method ("A Note on the Generation of Random Normal Deviates", Ann. Math. Stat. 29, 1958),
+XLA by the inverse of the distribution. A step that is compiled by XLA is traced with the kernels'
+way in TensorFlow's operations, so that it drops out the very units that it would uncompiled.
+"""
+
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gen_stateless_random_ops_v2, random_ops_util
+
+PHILOX = 1
+MANTISSA, ONE = 0x007FFFFF, 0x3F800000
+SMALLEST = 1e-7  # of what a logarithm is taken of, as the kernels have it
+
+_kernels = gen_stateless_random_ops_v2
+_uniform_kernel = _kernels.stateless_random_uniform_v2
+_normal_kernel = _kernels.stateless_random_normal_v2
+_key_counter_alg = random_ops_util.get_key_counter_alg
+
+
+@contextmanager
+def like_kernels() -> Generator[None]:
+    """Let float32 numbers that are drawn while this is open be traced as kernels make them.
+
+    The algorithm is named, too. TensorFlow would choose the same one while the step runs, for which
+    XLA compiles all there are: 28 times as slow.
+    """
+    _kernels.stateless_random_uniform_v2 = _uniform
+    _kernels.stateless_random_normal_v2 = _normal
+    random_ops_util.get_key_counter_alg = _named
+    try:
+        yield
+    finally:
+        _kernels.stateless_random_uniform_v2 = _uniform_kernel
+        _kernels.stateless_random_normal_v2 = _normal_kernel
+        random_ops_util.get_key_counter_alg = _key_counter_alg
+
+
+def _named(seed: Any, alg: Any) -> Any:
+    return _key_counter_alg(seed, "philox" if alg in (None, "auto_select") else alg)
+
+
+def _uniform(
+    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
+) -> Any:
+    if tf.as_dtype(dtype) != tf.float32 or alg != PHILOX:
+        return _uniform_kernel(shape, key, counter, alg, dtype, name)
+    return _to_unit(_bits(shape, key, counter))
+
+
+def _normal(
+    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
+) -> Any:
+    static = tf.get_static_value(shape)
+    if tf.as_dtype(dtype) != tf.float32 or alg != PHILOX or static is None:
+        return _normal_kernel(shape, key, counter, alg, dtype, name)
+    count = math.prod(static.tolist())
+    pairs = _to_unit(_bits([(count + 1) // 2, 2], key, counter))
+    radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(pairs[:, 0], SMALLEST)))
+    angle = (2.0 * math.pi) * pairs[:, 1]
+    both = tf.stack([tf.sin(angle) * radius, tf.cos(angle) * radius], axis=1)
+    return tf.reshape(tf.reshape(both, [-1])[:count], static)
+
+
+def _bits(shape: Any, key: Any, counter: Any) -> Any:
+    draw = _kernels.stateless_random_uniform_full_int_v2
+    return draw(shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32)
+
+
+def _to_unit(bits: Any) -> Any:
+    """Return numbers from 0 to 1: the low bits as the mantissa of a number from 1 to 2, less 1."""
+    mantissa = tf.bitwise.bitwise_and(bits, tf.constant(MANTISSA, tf.uint32))
+    return tf.bitcast(mantissa | tf.constant(ONE, tf.uint32), tf.float32) - 1.0

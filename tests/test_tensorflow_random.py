@@ -1,0 +1,74 @@
+"""On TensorFlow a step draws the same random numbers whether XLA compiles it or not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from treadle.backends._tensorflow_random import like_kernels
+
+SHAPES = [(7,), (64, 33), (3, 5, 1), (0,), ()]
+
+
+def both(draw: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return what is drawn by TensorFlow's kernels, and what XLA draws."""
+    seed = tf.constant([3, 5], tf.int32)
+    with like_kernels():
+        compiled = tf.function(draw, jit_compile=True, autograph=False)
+        function = compiled.get_concrete_function(tf.TensorSpec([2], tf.int32))
+    return draw(seed).numpy(), function(seed).numpy()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_uniform_numbers_dropout_and_integers_are_equal_in_every_bit(shape: Any) -> None:
+    for draw in (
+        lambda seed: tf.random.stateless_uniform(shape, seed),
+        lambda seed: tf.random.stateless_uniform(shape, seed, 0, 1000, tf.int32),
+        lambda seed: tf.nn.experimental.stateless_dropout(tf.ones(shape), 0.3, seed),
+    ):
+        kernels, xla = both(draw)
+        assert kernels.tobytes() == xla.tobytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_normal_and_scaled_numbers_are_equal_within_rounding(shape: Any) -> None:
+    for draw in (
+        lambda seed: tf.random.stateless_normal(shape, seed, 1.0, 2.0),
+        lambda seed: tf.random.stateless_uniform(shape, seed, -2.0, 3.0),  # scaled in one rounding
+    ):
+        kernels, xla = both(draw)
+        assert kernels.shape == xla.shape == shape
+        np.testing.assert_allclose(kernels, xla, rtol=1e-4, atol=1e-5)
+
+
+def test_without_it_xla_draws_others() -> None:
+    """Else there would be nothing to do here."""
+    seed = tf.constant([3, 5], tf.int32)
+
+    def draw(seed: Any) -> Any:
+        return tf.random.stateless_uniform((64,), seed)
+
+    xla = tf.function(draw, jit_compile=True, autograph=False)(seed)
+    assert np.abs(draw(seed).numpy() - xla.numpy()).max() > 0.1
+
+
+def test_other_types_and_algorithms_are_left_alone() -> None:
+    seed = tf.constant([3, 5], tf.int32)
+    with like_kernels():
+        for dtype in (tf.float64, tf.bfloat16, tf.float16):
+            for draw in (tf.random.stateless_uniform, tf.random.stateless_normal):
+                assert draw((4,), seed, dtype=dtype).dtype == dtype
+        named = tf.random.stateless_uniform((4,), seed, alg="philox")
+    assert named.numpy().tobytes() == tf.random.stateless_uniform((4,), seed).numpy().tobytes()
+
+
+def test_what_was_put_in_their_place_is_taken_away_again() -> None:
+    before = keras.random.uniform((3,), seed=1)
+    with pytest.raises(ValueError, match="boom"), like_kernels():
+        raise ValueError("boom")
+    graph = tf.function(lambda: keras.random.uniform((3,), seed=1)).get_concrete_function().graph
+    assert any(op.type == "StatelessRandomUniformV2" for op in graph.get_operations())
+    np.testing.assert_array_equal(before, keras.random.uniform((3,), seed=1))
