@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .backends.window import Window
-from .data.source import Reader, Source
+from .data.source import Position, Reader, Source, position_of, read_from
 from .errors import noting
 from .hook import LoopView
 from .options import run_seed
@@ -28,19 +28,49 @@ class Feed:
 
     def __init__(self) -> None:
         self._open: tuple[Source, int, Reader] | None = None
+        self._last: tuple[Source, Reader] | None = None  # that gave something, or began somewhere
         self._next: Window | None = None
         self._failure: BaseException | None = None
         self._read_until = 0.0
         self.waited = 0.0
 
-    def open(self, source: Source, progress: Progress, loop: LoopView) -> None:
-        """Open the current epoch; the same source left in its midst is taken up again."""
+    def open(
+        self,
+        source: Source,
+        progress: Progress,
+        loop: LoopView,
+        position: Position | None = None,
+    ) -> None:
+        """Open the current epoch; the same source left in its midst is taken up again.
+
+        Args:
+            source: What is read.
+            progress: From where.
+            loop: What is running.
+            position: What `position` returned there, in this process or another.
+        """
         if self._open is not None and self._open[:2] == (source, progress.epoch):
             return
         self.close()
         with noting("the source", progress):
-            reader = source.read(progress.epoch, progress.batch, seed=run_seed(), loop=loop)
+            reader = read_from(
+                source, progress.epoch, progress.batch, position, seed=run_seed(), loop=loop
+            )
         self._open = source, progress.epoch, reader
+        if position is not None:
+            self._last = source, reader
+        elif self._last is not None and self._last[0] is not source:
+            self._last = None
+
+    def position(self) -> Position | None:
+        """Return what beside the progress is needed to read on after what was trained on.
+
+        To be asked at a boundary: when every batch that was taken has been trained on. Between
+        epochs it is what the next one begins with; None where (epoch, batch) is enough.
+        """
+        if self._last is None:
+            return None
+        return position_of(self._last[1], 0 if self._next is None else self._next.count)
 
     def take(self, most: int, progress: Progress) -> Window | None:
         """Return the next window, at most `most` batches; at the epoch's end None, and close."""
@@ -55,6 +85,7 @@ class Feed:
                     raise failure
                 # Nothing runs: what comes first may begin.
                 window = self._draw(self._open[2], most, lambda: False)
+            self._last = self._open[0], self._open[2]
         if window is not None and window.count > most:
             window, self._next = window.split(most)
         self.waited += time.monotonic() - started

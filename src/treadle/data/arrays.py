@@ -13,6 +13,7 @@ from ..hook import LoopView
 from .leaves import as_array, flattened, named, packed
 from .order import Integers, Permutation
 from .reader import refuse_beyond
+from .source import Position
 
 _order: Final[Callable[[int, int, int], Permutation]] = lru_cache(maxsize=8)(Permutation)
 
@@ -170,8 +171,9 @@ class ArraySource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> "ArrayReader":
-        """Read an epoch from its batch number `start` on.
+        """Read an epoch from its batch number `start` on; no `position` is ever needed.
 
         Raises:
             DataError: The epoch has fewer batches than `start`.
@@ -204,27 +206,30 @@ class ArrayReader:
     ) -> None:
         self._source, self._on_disk = source, source.on_disk
         self._indices = indices
-        self._position = start
+        self._next = start
         self._at_least = at_least
         self._known_from = start
         self._known = indices(start, 0)
 
     def take(self, most: int) -> Window | None:
         """Return the next batches, to be gathered by whoever needs them; None at the end."""
-        offset = self._position - self._known_from
+        offset = self._next - self._known_from
         if offset < 0 or offset + most > len(self._known):
-            offset, self._known_from = 0, self._position
-            self._known = self._indices(self._position, max(most, self._at_least))
+            offset, self._known_from = 0, self._next
+            self._known = self._indices(self._next, max(most, self._at_least))
         indices = self._known[offset : offset + most]
         if len(indices) == 0:
             return None
-        self._position += len(indices)
+        self._next += len(indices)
         window = Window.of_rows(Rows(self._source, self._source.arrays, indices))
         return window.streamed() if self._on_disk else window
 
     def put_back(self, window: Window) -> None:
         """Give these batches again."""
-        self._position -= window.count
+        self._next -= window.count
+
+    def position(self, ahead: int = 0) -> None:
+        """Nothing is needed."""
 
     def close(self) -> None:
         """Nothing is held."""

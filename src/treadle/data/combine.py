@@ -9,7 +9,7 @@ from ..hook import LoopView
 from .foreign import as_source
 from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
-from .source import Reader, Source
+from .source import Position, Reader, Source, position_of, read_from
 
 
 def groups(source: Any, n: int) -> "GroupSource":
@@ -109,14 +109,16 @@ class GroupSource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> "GroupReader":
-        """Read an epoch from its group number `start` on.
+        """Read an epoch from its group number `start` on; the position is the source's.
 
         Raises:
             DataError: The epoch has fewer groups than `start`.
         """
         refuse_beyond(start, self.length, epoch)
-        part = self.source.read(epoch, start * self.n, seed=seed, loop=loop, ordered=ordered)
+        first = start * self.n
+        part = read_from(self.source, epoch, first, position, seed=seed, loop=loop, ordered=ordered)
         return GroupReader(part, self.n, self.length, epoch, start)
 
 
@@ -129,13 +131,17 @@ class GroupReader(CountingReader):
         self._n = n
         self._length = length
 
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return the position of the source's reader."""
+        return position_of(self._part, ahead * self._n)
+
     def close(self) -> None:
         """Close the source's reader."""
         self._part.close()
 
     def _draw(self, most: int) -> Window | None:
         if self._length is not None:  # nothing is drawn of a last group that is left out
-            most = min(most, self._length - self.position)
+            most = min(most, self._length - self.given)
         window = self._part.take(most * self._n) if most else None
         if window is None:
             return None
@@ -159,7 +165,9 @@ class GroupReader(CountingReader):
         windows, missing = [first], self._n - first.count
         while missing:
             following = self._part.take(missing)
-            if following is None:
+            if following is None:  # nothing is drawn of a group that is left out
+                for window in reversed(windows):
+                    self._part.put_back(window)
                 return None
             windows.append(following)
             missing -= following.count
@@ -228,15 +236,17 @@ class ZippedSource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> "ZippedReader":
-        """Read an epoch of all sources from batch number `start` on.
+        """Read an epoch of all sources from batch number `start` on; each has its position.
 
         Raises:
             DataError: A source has fewer batches in this epoch than `start`.
         """
         refuse_beyond(start, self._shortest, epoch)
+        at = position or {}
         readers = {
-            name: part.read(epoch, start, seed=seed, loop=loop, ordered=ordered)
+            name: read_from(part, epoch, start, at.get(name), seed=seed, loop=loop, ordered=ordered)
             for name, part in self.parts
         }
         order = list(self.sources) if isinstance(self.sources, dict) else None
@@ -267,6 +277,11 @@ class ZippedReader(CountingReader):
         self._names = names
         self._length = length
 
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return the positions of all sources' readers by name, where there are any."""
+        told = {name: position_of(reader, ahead) for name, reader in self._readers.items()}
+        return {name: at for name, at in told.items() if at is not None} or None
+
     def close(self) -> None:
         """Close the readers of all sources."""
         for reader in self._readers.values():
@@ -274,7 +289,7 @@ class ZippedReader(CountingReader):
 
     def _draw(self, most: int) -> Window | None:
         if self._length is not None:  # a source that is asked for nothing draws nothing
-            most = min(most, self._length - self.position)
+            most = min(most, self._length - self.given)
         windows: dict[str, Window] = {}
         for name, reader in self._readers.items():
             window = reader.take(most) if most else None

@@ -8,7 +8,7 @@ from ..errors import DataError
 from ..hook import LoopView
 from .foreign import as_source
 from .reader import refuse_beyond
-from .source import Reader, Source
+from .source import Position, Reader, Source, position_of, read_from
 
 DISCARDED_AT_ONCE: Final = 16
 """Batches that lie in memory together while a stream is drawn up to a position."""
@@ -85,27 +85,32 @@ class LimitedSource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> "Head | Stream":
         """Read an epoch from its batch number `start` on.
 
-        A stream goes on where it was left. Anywhere else, one that cannot seek is begun again, and
-        all batches before the start, those of earlier epochs too, are drawn and discarded.
+        A stream goes on where it was left. Anywhere else it is begun again, with the pass that its
+        position tells; without one, where it cannot seek, all batches before the start, those of
+        earlier epochs too, are drawn and discarded.
 
         Raises:
             DataError: The epoch has fewer batches than `start`.
         """
 
-        def open_pass(number: int, first: int) -> Reader:
-            return self.source.read(number, first, seed=seed, loop=loop, ordered=ordered)
+        def open_pass(number: int, first: int, at: Position | None) -> Reader:
+            return read_from(self.source, number, first, at, seed=seed, loop=loop, ordered=ordered)
 
         refuse_beyond(start, self.length, epoch)
         if self.source.length is not None:
-            return Head(open_pass(epoch, start), self.batches - start)
+            return Head(open_pass(epoch, start, position), self.batches - start)
         stream = self._stream
         if stream is None or stream.asked != (seed, loop, ordered) or not stream.at(epoch, start):
             stream = Stream(open_pass, self.batches, (seed, loop, ordered))
-            if self.source.endless:
-                stream.jump(epoch, start)
+            if position is not None:
+                stream.jump(epoch, start, position)
+            elif self.source.endless:
+                whole = epoch * self.batches + start
+                stream.jump(epoch, start, {"pass": 0, "batch": whole, "part": None})
             else:
                 stream.discard_until(epoch, start)
             self._stream = stream
@@ -138,6 +143,10 @@ class Head:
         self._reader.put_back(window)
         self._left += window.count
 
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return the position of the epoch's reader."""
+        return position_of(self._reader, ahead)
+
     def close(self) -> None:
         """Close the epoch's reader."""
         self._reader.close()
@@ -147,14 +156,15 @@ class Stream:
     """Reads one epoch after another from the passes of a source.
 
     Args:
-        open_pass: Given the number of a pass and of its first batch, returns a reader.
+        open_pass: Given the number of a pass, of its first batch, and the position there, returns a
+            reader.
         batches: The most batches in an epoch.
         asked: Seed, loop and order that the passes are read with.
     """
 
     def __init__(
         self,
-        open_pass: Callable[[int, int], Reader],
+        open_pass: Callable[[int, int, Position | None], Reader],
         batches: int,
         asked: tuple[int, LoopView | None, bool],
     ) -> None:
@@ -162,7 +172,8 @@ class Stream:
         self._open_pass: Final = open_pass
         self._batches: Final = batches
         self._pass = 0
-        self._first = 0
+        self._given = 0  # batches of the pass
+        self._part: Position | None = None
         self._reader: Reader | None = None
         self._epoch = 0
         self._batch = 0
@@ -174,10 +185,11 @@ class Stream:
             self._epoch, self._batch, self._ended = epoch, 0, False
         return (epoch, start) == (self._epoch, self._batch)
 
-    def jump(self, epoch: int, start: int) -> None:
-        """Begin an endless source at this position."""
+    def jump(self, epoch: int, start: int, position: Position) -> None:
+        """Begin at this batch of this epoch, which the position says to be of which pass."""
         self._epoch, self._batch = epoch, start
-        self._first = epoch * self._batches + start
+        self._pass, self._given = position["pass"], position["batch"]
+        self._part = position["part"]
 
     def discard_until(self, epoch: int, start: int) -> None:
         """Draw and discard all batches before this position.
@@ -198,18 +210,19 @@ class Stream:
         if self._epoch_is_over():
             return None
         if self._reader is None:
-            self._reader = self._open_pass(self._pass, self._first)
+            self._reader = self._open_pass(self._pass, self._given, self._part)
         most = min(most, self._batches - self._batch)
         window = self._reader.take(most)
         if window is None and self._batch == 0:  # the pass ended just where the last epoch did
             self._reader.close()
-            self._pass, self._first = self._pass + 1, 0
-            self._reader = self._open_pass(self._pass, self._first)
+            self._pass, self._given, self._part = self._pass + 1, 0, None
+            self._reader = self._open_pass(self._pass, 0, None)
             window = self._reader.take(most)
         if window is None:
             self._ended = True
         else:
             self._batch += window.count
+            self._given += window.count
         return window
 
     def put_back(self, window: Window) -> None:
@@ -217,7 +230,13 @@ class Stream:
         if self._reader is not None:
             self._reader.put_back(window)
         self._batch -= window.count
+        self._given -= window.count
         self._ended = False
+
+    def position(self, ahead: int = 0) -> Position:
+        """Return in which pass of the source the next batch lies, and where in it."""
+        part = self._part if self._reader is None else position_of(self._reader, ahead)
+        return {"pass": self._pass, "batch": self._given - ahead, "part": part}
 
     def close(self) -> None:
         """Keep the source open: the next epoch goes on with it."""

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from ..errors import DataError
 from ..hook import LoopView
 from .reader import BatchReader, BatchSource, Reading
-from .source import Source
+from .source import Position, Source
 
 ACCEPTED: Final = (
     "treadle.data.from_arrays(…) and its like, tf.data.Dataset, PyTorch DataLoader, "
@@ -97,7 +97,7 @@ def _from_keras(data: Any) -> Source | None:
 
     def batches(reading: Reading) -> Iterator[Any]:
         dataset.on_epoch_begin()
-        index = reading.start
+        index = reading.first
         while length is None or index < length:
             yield dataset[index]
             index += 1
@@ -177,9 +177,9 @@ def _from_grain(data: Any) -> Source | None:
         dataset: Any = data
         length = len(dataset)
         if length == sys.maxsize:  # repeated without end
-            return BatchSource(lambda at: _indexed(dataset, at.start, None), None, endless=True)
+            return BatchSource(lambda at: _indexed(dataset, at.first, None), None, endless=True)
         return BatchSource(  # beyond its length a MapDataset goes on with other epochs' orders
-            lambda at: _indexed(dataset, at.epoch * length + at.start, (at.epoch + 1) * length),
+            lambda at: _indexed(dataset, at.epoch * length + at.first, (at.epoch + 1) * length),
             length,
         )
     if isinstance(data, grain.IterDataset | grain.DataLoader):
@@ -202,7 +202,7 @@ def _from_python(data: Any) -> Source | None:
         hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     ):
         batches: Any = data
-        return BatchSource(lambda at: _indexed(batches, at.start, len(batches)), len(batches))
+        return BatchSource(lambda at: _indexed(batches, at.first, len(batches)), len(batches))
     if hasattr(data, "__iter__"):
         iterable: Any = data
         return BatchSource(
@@ -273,6 +273,7 @@ class IteratorSource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> BatchReader:
         """Read on from where the iterator stands.
 
@@ -280,7 +281,7 @@ class IteratorSource:
             DataError: Batches that are gone are asked for again.
         """
         reader = self._reader
-        gone = 0 if reader is None else reader.position
+        gone = 0 if reader is None else reader.given
         if epoch > 0 or (reader is not None and gone != start):
             raise DataError(
                 f"a {_type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
@@ -290,6 +291,6 @@ class IteratorSource:
             )
         if reader is None:
             iterator = chain(self._iterator)  # has no `close`: reading may go on later
-            reading = Reading(epoch, start, seed, loop)
-            reader = self._reader = BatchReader(lambda: iterator, reading, first=0)
+            reading = Reading.of(epoch, start, seed, loop, position)
+            reader = self._reader = BatchReader(lambda: iterator, reading)
         return reader

@@ -40,7 +40,7 @@ def from_function(
         raise DataError(f"seed must be a whole number from 0, not {seed}")
 
     def batches(reading: Reading) -> Iterator[Any]:
-        for index in range(reading.start, length):
+        for index in range(reading.first, length):
             key = hashed(PURPOSE, reading.seed, reading.epoch, index)
             yield fn(np.random.Generator(np.random.Philox(key=key)))
 
@@ -71,7 +71,7 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
     def batches(reading: Reading) -> Iterator[Any]:
         if reading.loop is None:
             raise DataError("a closed source asks its function with the running loop: none runs")
-        index = reading.start
+        index = reading.first
         while length is None or index < length:
             yield fn(reading.loop)
             index += 1

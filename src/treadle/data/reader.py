@@ -14,6 +14,12 @@ from ..errors import DataError
 from ..hook import LoopView
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
+from .source import Position
+from .states import Resumable, decoded
+
+STATES_KEPT: Final = 16
+"""States of an iterator that are kept besides the first: each is that before a window, and no more
+windows than these are read ahead or put back. With the first alone, all would be drawn again."""
 
 DRAWING_SECONDS: Final = 0.3
 """A window is closed after this time: a slow source must not hide a run for many batches."""
@@ -23,11 +29,11 @@ class CountingReader(ABC):
     """What readers share: they count what they give, and an epoch without a batch is an error.
 
     Attributes:
-        position: How many batches of the epoch were given, those passed over at the start included.
+        given: How many batches of the epoch were given, those passed over at the start included.
     """
 
     def __init__(self, epoch: int, start: int) -> None:
-        self.position = start
+        self.given = start
         self._epoch = epoch
 
     def take(self, most: int) -> Window | None:
@@ -38,8 +44,8 @@ class CountingReader(ABC):
         """
         window = self._draw(most)
         if window is not None:
-            self.position += window.count
-        elif self.position == 0:
+            self.given += window.count
+        elif self.given == 0:
             raise DataError(
                 f"the source gave no batch in epoch {self._epoch + 1}: is it empty, or spent?"
             )
@@ -48,7 +54,11 @@ class CountingReader(ABC):
     def put_back(self, window: Window) -> None:
         """Take back what was taken last and not trained on: the next `take` begins with it."""
         self._return(window)
-        self.position -= window.count
+        self.given -= window.count
+
+    @abstractmethod
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return what beside (epoch, batch) is needed to go on from here."""
 
     @abstractmethod
     def close(self) -> None:
@@ -72,12 +82,67 @@ class Reading:
         start: Batches of this epoch to pass over.
         seed: The source's own seed, or else the run's.
         loop: What is running, or None outside a loop.
+        first: The number of the batch that is drawn first; those from there to the start are
+            discarded.
+        position: What a reader said to stand at this start, or at the end of the epoch before.
     """
 
     epoch: int
     start: int
     seed: int
-    loop: LoopView | None = None
+    loop: LoopView | None
+    first: int
+    position: Position | None
+
+    @classmethod
+    def of(
+        cls,
+        epoch: int,
+        start: int,
+        seed: int,
+        loop: LoopView | None,
+        position: Position | None,
+        seeks: bool = False,
+    ) -> "Reading":
+        """Return from where to read.
+
+        Args:
+            epoch: The epoch's number, from 0.
+            start: Batches of this epoch to pass over.
+            seed: The source's own seed, or else the run's.
+            loop: What is running, or None outside a loop.
+            position: What a reader returned, or None.
+            seeks: Whether the source can begin anywhere; a position says itself from where.
+
+        Raises:
+            DataError: The position is not one at this start.
+        """
+        first = start if seeks else 0
+        if position is not None and position["epoch"] == epoch:
+            first = position["batch"]
+            if first > start:
+                raise DataError(
+                    f"the source's position is of batch {first} of epoch {epoch + 1}, but only "
+                    f"{start} were trained on: it belongs to another place of the run"
+                )
+        return cls(epoch, start, seed, loop, first, position)
+
+    def state(self) -> Any:
+        """Return the state that this epoch goes on with, or None."""
+        at = self.position
+        return decoded(at["state"]) if at is not None and at["epoch"] == self.epoch else None
+
+    def ended(self) -> bool:
+        """Say whether this epoch had ended already, and not only given its last batch."""
+        at = self.position
+        return at is not None and at["epoch"] == self.epoch and bool(at.get("ended"))
+
+    def before(self) -> Any:
+        """Return the state that an earlier epoch ended with, or None."""
+        at = self.position
+        if at is None or at["epoch"] == self.epoch:
+            return None
+        return decoded(at.get("after", at["state"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +175,9 @@ class BatchReader(CountingReader):
     so does an exception: the batches before it can be trained on, however long windows are.
 
     Args:
-        batches: Called when the first batch is needed; returns the iterator.
+        batches: Called when the first batch is needed; returns the iterator, a `Resumable` where it
+            has a state.
         reading: From where; random states are keyed by it.
-        first: The number of the batch that the iterator gives first; those from there to the start
-            are drawn and discarded.
         closed: Draw one batch at a time: it may depend on the steps before it.
     """
 
@@ -122,7 +186,6 @@ class BatchReader(CountingReader):
         batches: Callable[[], Iterator[Any]],
         reading: Reading,
         *,
-        first: int,
         closed: bool = False,
     ) -> None:
         super().__init__(reading.epoch, reading.start)
@@ -130,19 +193,47 @@ class BatchReader(CountingReader):
         self._reading: Final = reading
         self._closed: Final = closed
         self._iterator: Iterator[Any] | None = None
-        self._drawn = first
+        self._ended = reading.ended()
+        self._let_go = False
+        self._drawn = reading.start if self._ended else reading.first
+        self._states: list[tuple[int, Any]] = []  # each after so many batches were drawn
         self._waiting: deque[_Batch] = deque()
-        self._ended = False
         self._failure: Exception | None = None
+
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return a state of the iterator, and after how many batches of the epoch it was that."""
+        iterator = self._iterator
+        if iterator is None:
+            return self._reading.position
+        if not isinstance(iterator, Resumable):
+            return None
+        at_rest = not ahead and self._failure is None
+        here = at_rest and not self._waiting
+        over = at_rest and (self._ended or self._let_go) and iterator.lasting
+        if here and iterator.opening is None:
+            self._keep_state(iterator, anew=over)
+        target = self.given - ahead
+        known = [kept for kept in self._states if kept[0] <= target]
+        batch, state = known[-1] if known else (target, iterator.state())
+        found = {"epoch": self._reading.epoch, "batch": batch, "state": state}
+        if over and (iterator.opening is not None or not here):
+            found["after"] = iterator.state()
+        return found | {"ended": True} if here and self._ended else found
 
     def close(self) -> None:
         """Let go of threads and files: closes a generator."""
+        self._let_go = True
         close = getattr(self._iterator, "close", None)
         if close is not None:
             close()
 
     def _draw(self, most: int) -> Window | None:
         most = 1 if self._closed else most
+        if isinstance(self._iterator, Resumable) and not self._waiting and not self._ended:
+            if self._iterator.costly:
+                self._states.clear()
+            elif self._iterator.opening is None:
+                self._keep_state(self._iterator)
         with random_states.preserved():
             batch = self._next()
             if batch is None:
@@ -172,6 +263,25 @@ class BatchReader(CountingReader):
         rows = [_Batch.of(sliced(window.batches, index)) for index in range(window.count)]
         self._waiting.extendleft(reversed(rows))
 
+    def _opened(self) -> Iterator[Any]:
+        """Return the iterator, made with the random states of the epoch's first batch."""
+        random_states.seed_for_batch(self._reading.seed, self._reading.epoch, 0)
+        iterator = self._open()
+        if isinstance(iterator, Resumable):
+            opening = iterator.opening
+            self._states.append((self._drawn, iterator.state() if opening is None else opening))
+        return iterator
+
+    def _keep_state(self, iterator: Resumable, anew: bool = False) -> None:
+        """Keep the state at this batch, once unless asked for anew."""
+        if self._states and self._states[-1][0] == self._drawn:
+            if not anew:
+                return
+            del self._states[-1]
+        self._states.append((self._drawn, iterator.state()))
+        if len(self._states) > STATES_KEPT + 1:
+            del self._states[1]
+
     def _next(self) -> _Batch | None:
         """Return the next batch from the start on, or None at the end."""
         if self._waiting:
@@ -181,10 +291,11 @@ class BatchReader(CountingReader):
             raise self._failure
         while not self._ended:
             number = self._drawn
-            random_states.seed_for_batch(self._reading.seed, epoch, number)
             try:
                 if self._iterator is None:
-                    self._iterator = self._open()
+                    self._iterator = self._opened()
+                if number:  # the first batch goes on with the random states of the opening
+                    random_states.seed_for_batch(self._reading.seed, epoch, number)
                 structure = next(self._iterator)
                 self._drawn += 1
                 if number >= start:
@@ -210,13 +321,13 @@ class BatchSource:
     """A source made of a function that gives an iterator of batches.
 
     Attributes:
-        batches: Returns an iterator over the batches of an epoch: from the start where the source
-            seeks, else from the epoch's first batch, and those before the start are discarded.
+        batches: Returns an iterator over the batches of an epoch, from `Reading.first` on.
         length: Batches in an epoch, or None where that is unknown or endless.
         endless: True where an epoch is known never to end.
         batch_examples: Examples in a full batch, or None where that is unknown.
         inexact: Why a run on this source cannot be resumed exactly; None where it can.
-        seeks: Whether `batches` begins at the start that it is told.
+        seeks: Whether `batches` can begin anywhere; else it begins with the epoch's first batch, or
+            with that of a position, and what comes before the start is discarded.
         seed: The source's own seed, or None for the run's.
         closed: Whether a batch may depend on the steps before it.
     """
@@ -238,6 +349,7 @@ class BatchSource:
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> BatchReader:
         """Read an epoch from its batch number `start` on; the order is the source's own.
 
@@ -245,13 +357,9 @@ class BatchSource:
             DataError: The epoch has fewer batches than `start`.
         """
         refuse_beyond(start, self.length, epoch)
-        reading = Reading(epoch, start, seed if self.seed is None else self.seed, loop)
-        return BatchReader(
-            lambda: self.batches(reading),
-            reading,
-            first=start if self.seeks else 0,
-            closed=self.closed,
-        )
+        seed = seed if self.seed is None else self.seed
+        reading = Reading.of(epoch, start, seed, loop, position, self.seeks)
+        return BatchReader(lambda: self.batches(reading), reading, closed=self.closed)
 
 
 def refuse_beyond(start: int, length: int | None, epoch: int) -> None:

@@ -1,9 +1,13 @@
 """What the loop asks of data: batches of one epoch after another, from any position."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from ..backends.window import Window
 from ..hook import LoopView
+
+Position = Mapping[str, Any]
+"""What beside (epoch, batch) says where a reader stands: JSON's types and NumPy arrays."""
 
 
 class Reader(Protocol):
@@ -21,6 +25,24 @@ class Reader(Protocol):
         """Take back a window that was not trained on: the next `take` begins with it.
 
         What is put back must be what was taken last.
+        """
+        ...
+
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return what beside (epoch, batch) is needed to go on from here, in another process too.
+
+        Also after the end of the epoch and after `close`: the next epoch may begin with it. A
+        reader without this method needs nothing.
+
+        Args:
+            ahead: How many of the batches taken last count as not taken: they were read ahead.
+
+        Returns:
+            What `Source.read` takes back, which nobody changes any more; None where nothing is
+            needed.
+
+        Raises:
+            DataError: A state holds what no checkpoint can hold.
         """
         ...
 
@@ -66,6 +88,7 @@ class Source(Protocol):
         seed: int = 0,
         loop: LoopView | None = None,
         ordered: bool = False,
+        position: Position | None = None,
     ) -> Reader:
         """Read an epoch from its batch number `start` on.
 
@@ -76,5 +99,28 @@ class Source(Protocol):
             loop: What is running; only sources that depend on its state look at it.
             ordered: Give the items as they are stored, where this source is what shuffles them:
                 predictions come out in the order of the data.
+            position: What a reader returned as its position at this batch, or at the end of the
+                epoch before; passed only where it is not None.
         """
         ...
+
+
+def read_from(
+    source: Source,
+    epoch: int,
+    start: int,
+    position: Position | None,
+    *,
+    seed: int,
+    loop: LoopView | None,
+    ordered: bool = False,
+) -> Reader:
+    """Read a source whose class may know nothing of positions."""
+    more: dict[str, Any] = {} if position is None else {"position": position}
+    return source.read(epoch, start, seed=seed, loop=loop, ordered=ordered, **more)
+
+
+def position_of(reader: Reader, ahead: int = 0) -> Position | None:
+    """Return the position of a reader whose class may know nothing of positions."""
+    ask = getattr(reader, "position", None)
+    return ask(ahead) if callable(ask) else None
