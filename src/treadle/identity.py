@@ -20,7 +20,15 @@ from typing import Any
 from .options import backend_name, precision_name, run_seed, without_tensorflow
 
 PLAIN = (bool, int, float, str, type(None))
-SOURCE_FACTS = ("length", "batch_examples", "examples", "shuffle", "drop_last", "seed")
+SOURCE_FACTS = (
+    "length",
+    "batch_examples",
+    "examples",
+    "fingerprint",
+    "shuffle",
+    "drop_last",
+    "seed",
+)
 NAMED = 5  # pieces of code in a message
 LONGEST = 100  # of a longer list, as of an array, only the size is told
 

@@ -92,6 +92,11 @@ class GroupSource:
         return self.source.batch_examples
 
     @property
+    def fingerprint(self) -> str | None:
+        """What tells other data of the same shapes, where the source can tell."""
+        return getattr(self.source, "fingerprint", None)
+
+    @property
     def inexact(self) -> str | None:
         """Why the source cannot be resumed exactly."""
         return self.source.inexact
@@ -165,9 +170,7 @@ class GroupReader(CountingReader):
         windows, missing = [first], self._n - first.count
         while missing:
             following = self._part.take(missing)
-            if following is None:  # nothing is drawn of a group that is left out
-                for window in reversed(windows):
-                    self._part.put_back(window)
+            if following is None:
                 return None
             windows.append(following)
             missing -= following.count
@@ -212,6 +215,12 @@ class ZippedSource:
     def batch_examples(self) -> int | None:
         """Examples in a batch of the first source, which counts."""
         return self.parts[0][1].batch_examples
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprints of the sources that have one, side by side."""
+        found = [getattr(part, "fingerprint", None) for _, part in self.parts]
+        return "+".join(told or "-" for told in found) if any(found) else None
 
     @property
     def inexact(self) -> str | None:

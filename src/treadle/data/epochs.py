@@ -68,6 +68,11 @@ class LimitedSource:
         return self.source.batch_examples
 
     @property
+    def fingerprint(self) -> str | None:
+        """What tells other data of the same shapes, where the source can tell."""
+        return getattr(self.source, "fingerprint", None)
+
+    @property
     def inexact(self) -> str | None:
         """Why the source cannot be resumed exactly."""
         return self.source.inexact
@@ -109,8 +114,7 @@ class LimitedSource:
             if position is not None:
                 stream.jump(epoch, start, position)
             elif self.source.endless:
-                whole = epoch * self.batches + start
-                stream.jump(epoch, start, {"pass": 0, "batch": whole, "part": None})
+                stream.jump(epoch, start, {"pass": 0, "batch": epoch * self.batches + start})
             else:
                 stream.discard_until(epoch, start)
             self._stream = stream
@@ -186,10 +190,11 @@ class Stream:
         return (epoch, start) == (self._epoch, self._batch)
 
     def jump(self, epoch: int, start: int, position: Position) -> None:
-        """Begin at this batch of this epoch, which the position says to be of which pass."""
-        self._epoch, self._batch = epoch, start
+        """Begin at this batch of this epoch, where the position says how the stream stood."""
+        inside = position.get("epoch") == epoch
+        self._epoch, self._batch = epoch, position["at"] if inside else start
         self._pass, self._given = position["pass"], position["batch"]
-        self._part = position["part"]
+        self._part = position.get("part")
 
     def discard_until(self, epoch: int, start: int) -> None:
         """Draw and discard all batches before this position.
@@ -234,9 +239,10 @@ class Stream:
         self._ended = False
 
     def position(self, ahead: int = 0) -> Position:
-        """Return in which pass of the source the next batch lies, and where in it."""
+        """Return where the next batch lies: in which pass of the source, and in which epoch."""
         part = self._part if self._reader is None else position_of(self._reader, ahead)
-        return {"pass": self._pass, "batch": self._given - ahead, "part": part}
+        passed = {"pass": self._pass, "batch": self._given - ahead, "part": part}
+        return {**passed, "epoch": self._epoch, "at": self._batch - ahead}
 
     def close(self) -> None:
         """Keep the source open: the next epoch goes on with it."""

@@ -4,6 +4,7 @@ Libraries are looked for among the modules that are loaded already: an object of
 exist otherwise, and no user pays for importing what they do not use.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,8 +13,11 @@ from weakref import WeakValueDictionary
 
 from ..errors import DataError
 from ..hook import LoopView
-from .reader import BatchReader, BatchSource, Reading
+from . import random_states
+from .iterables import forward_only, length_of, type_name
+from .reader import BatchReader, BatchSource, Reading, lasting
 from .source import Position, Source
+from .states import Keeper, Resumable, keeper_of, tallies_of
 
 ACCEPTED: Final = (
     "treadle.data.from_arrays(…) and its like, tf.data.Dataset, PyTorch DataLoader, "
@@ -52,10 +56,10 @@ def as_source(data: Any) -> Source:
     for make in (_from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
         source = make(data)
         if source is not None:
-            if source.inexact is not None:
+            if source.inexact is not None or not getattr(source, "seeks", False):
                 _streams[id(data)] = source
             return source
-    raise DataError(f"cannot read batches from a {_type_name(data)}. Accepted are: {ACCEPTED}")
+    raise DataError(f"cannot read batches from a {type_name(data)}. Accepted are: {ACCEPTED}")
 
 
 def refuse_arrays(data: Any) -> None:
@@ -67,7 +71,7 @@ def refuse_arrays(data: Any) -> None:
     parts = data.values() if isinstance(data, Mapping) else data
     if _is_array(data) or (isinstance(data, tuple | Mapping) and any(map(_is_array, parts))):
         raise DataError(
-            f"a {_type_name(data)} {'' if _is_array(data) else 'of arrays '}is not cut into "
+            f"a {type_name(data)} {'' if _is_array(data) else 'of arrays '}is not cut into "
             f"batches: use treadle.data.from_arrays(x, y, batch_size=…)"
         )
 
@@ -76,96 +80,69 @@ def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__") or (hasattr(data, "shape") and hasattr(data, "dtype"))
 
 
-def _type_name(data: Any) -> str:
-    kind: type = type(data)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-
-
-def _forward_only(what: str) -> str:
-    return (
-        f"{what} cannot seek: a resumed run draws and discards the batches before its position, "
-        f"which is exact only if they come in the same order again"
-    )
-
-
 def _from_keras(data: Any) -> Source | None:
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(data, keras.utils.PyDataset):
         return None
     dataset: Any = data
     length: int | None = dataset.num_batches
+    calls, kind = tallies_of(dataset), type(dataset)
 
-    def batches(reading: Reading) -> Iterator[Any]:
-        dataset.on_epoch_begin()
-        index = reading.first
+    def call(hook: str) -> None:
+        getattr(dataset, f"on_epoch_{hook}")()
+        calls[hook] += 1
+
+    def call_again(state: Mapping[str, int]) -> None:
+        """Call the hooks of the epochs before with the random states that they had then."""
+        while True:
+            hook = "end" if calls["end"] < min(calls["begin"], state["end"]) else "begin"
+            if calls[hook] >= state[hook]:
+                return
+            batch = 0 if hook == "begin" or length is None else length
+            random_states.seed_for_batch(state["seed"], calls[hook], batch)
+            call(hook)
+
+    def given(start: int) -> Iterator[Any]:
+        index = start
         while length is None or index < length:
             yield dataset[index]
             index += 1
-        dataset.on_epoch_end()
+        call("end")
 
-    base, kind = keras.utils.PyDataset, type(dataset)
+    def batches(reading: Reading) -> Iterator[Any]:
+        calls["seed"] = reading.seed
+        if reading.state() is None:  # else the epoch has begun already
+            call("begin")
+        return given(reading.first)
+
+    base, keeper = keras.utils.PyDataset, keeper_of(dataset)
     hooks = [n for n in ("on_epoch_begin", "on_epoch_end") if getattr(kind, n) != getattr(base, n)]
-    told = " and ".join(hooks)
-    return BatchSource(
-        batches,
-        length,
-        endless=length is None,
-        inexact=f"{told} of {kind.__name__} may change its data or their order, and no checkpoint "
-        f"holds that"
-        if hooks
-        else None,
-    )
+    inexact = None
+    if hooks and keeper is None:
+        names = ("begin", "end", "seed")
+        keeper = Keeper(kind.__name__, lambda: {name: calls[name] for name in names}, call_again)
+        inexact = (
+            f"{' and '.join(hooks)} of {kind.__name__} may change its data or their order: a "
+            f"resumed run calls them as often as they were called before, which is exact only if "
+            f"the same comes of it, or if {kind.__name__} has state() and restore(state)"
+        )
+    return BatchSource(lasting(batches, keeper), length, endless=length is None, inexact=inexact)
 
 
 def _from_tensorflow(data: Any) -> Source | None:
     if "tensorflow" not in sys.modules:
         return None
-    import tensorflow as tf
+    from .foreign_tensorflow import from_tensorflow
 
-    if not isinstance(data, tf.data.Dataset):
-        return None
-    dataset: Any = data
-    specs: list[Any] = tf.nest.flatten(dataset.element_spec)
-    for spec in specs:
-        if isinstance(spec, tf.RaggedTensorSpec | tf.SparseTensorSpec):
-            kind = "ragged" if isinstance(spec, tf.RaggedTensorSpec) else "sparse"
-            raise DataError(
-                f"this tf.data.Dataset gives {kind} tensors ({spec}), which only TensorFlow knows: "
-                f"map them to dense ones first (padded_batch, .to_tensor(), tf.sparse.to_dense)"
-            )
-    cardinality = int(dataset.cardinality())
-    shape = getattr(specs[0], "shape", None) if specs else None
-    return BatchSource(
-        lambda reading: dataset.as_numpy_iterator(),
-        cardinality if cardinality >= 0 else None,
-        endless=cardinality == tf.data.INFINITE_CARDINALITY,
-        batch_examples=shape[0] if shape is not None and shape.rank else None,
-        inexact=_forward_only("a tf.data.Dataset"),
-        seeks=False,
-    )
+    return from_tensorflow(data)
 
 
 def _from_torch(data: Any) -> Source | None:
     if "torch" not in sys.modules:
         return None
-    from torch.utils.data import DataLoader, Dataset
+    from .foreign_torch import from_torch
 
-    if isinstance(data, Dataset):
-        raise DataError(
-            f"a {_type_name(data)} gives single examples: wrap it in "
-            f"torch.utils.data.DataLoader(dataset, batch_size=…), with batch_size=None where its "
-            f"items are batches already"
-        )
-    if not isinstance(data, DataLoader):
-        return None
-    loader: Any = data
-    return BatchSource(
-        lambda reading: iter(loader),
-        _length(loader),
-        batch_examples=loader.batch_size,
-        inexact=_forward_only("a PyTorch DataLoader"),
-        seeks=False,
-    )
+    return from_torch(data)
 
 
 def _from_grain(data: Any) -> Source | None:
@@ -184,13 +161,22 @@ def _from_grain(data: Any) -> Source | None:
         )
     if isinstance(data, grain.IterDataset | grain.DataLoader):
         stream: Any = data
-        return BatchSource(
-            lambda reading: iter(stream),
-            None,
-            inexact=_forward_only(f"a Grain {_type_name(stream).rpartition('.')[2]}"),
-            seeks=False,
-        )
+        return BatchSource(lambda reading: _opened_grain(stream, reading), None, seeks=False)
     return None
+
+
+def _opened_grain(stream: Any, reading: Reading) -> Resumable:
+    """Return an iterator of Grain's, which keeps its own state."""
+    iterator, state = iter(stream), reading.state()
+    if isinstance(state, bytes):
+        # A DataLoader compares the texts that its sampler and its data make of themselves, which
+        # tell an address where nobody wrote a `__repr__`: another one in each process.
+        own = json.loads(iterator.get_state())
+        told = {name: own[name] for name in ("sampler", "data_source") if name in own}
+        state = json.dumps(json.loads(state) | told).encode()
+    if state is not None:
+        iterator.set_state(state)
+    return Resumable(iterator, iterator.get_state, name=f"Grain's {type(stream).__name__}")
 
 
 def _from_python(data: Any) -> Source | None:
@@ -207,15 +193,15 @@ def _from_python(data: Any) -> Source | None:
         iterable: Any = data
         return BatchSource(
             lambda reading: iter(iterable),
-            _length(iterable),
-            inexact=_forward_only(f"a {_type_name(iterable)}"),
+            length_of(iterable),
+            inexact=forward_only(f"a {type_name(iterable)}"),
             seeks=False,
         )
     if callable(data):
         return BatchSource(
             lambda reading: _called(data),
             None,
-            inexact=_forward_only(f"the function {getattr(data, '__name__', _type_name(data))}"),
+            inexact=forward_only(f"the function {getattr(data, '__name__', type_name(data))}"),
             seeks=False,
         )
     return None
@@ -228,21 +214,13 @@ def _indexed(batches: Any, start: int, stop: int | None) -> Iterator[Any]:
         index += 1
 
 
-def _length(iterable: Any) -> int | None:
-    """Return the number of batches, or None where an iterable does not know it."""
-    try:
-        return len(iterable)
-    except TypeError:  # also what a DataLoader over an iterable data set raises
-        return None
-
-
 def _called(function: Callable[[], Any]) -> Iterator[Any]:
     """Call a function that returns an iterator, or an iterable, of batches."""
     made = function()
     if isinstance(made, tuple | Mapping) or _is_array(made) or not hasattr(made, "__iter__"):
-        name = getattr(function, "__name__", _type_name(function))
+        name = getattr(function, "__name__", type_name(function))
         raise DataError(
-            f"{name}() returned a {_type_name(made)}, not an iterator of batches: make it a "
+            f"{name}() returned a {type_name(made)}, not an iterator of batches: make it a "
             f"generator function (yield each batch), or use treadle.data.from_function for a "
             f"function that makes one batch"
         )
@@ -260,7 +238,7 @@ class IteratorSource:
         self.length: int | None = None
         self.endless = False
         self.batch_examples: int | None = None
-        self.inexact: str | None = _forward_only(f"a {_type_name(iterator)}")
+        self.inexact: str | None = forward_only(f"a {type_name(iterator)}")
         self.closed = False
         self._iterator = iterator
         self._reader: BatchReader | None = None
@@ -284,7 +262,7 @@ class IteratorSource:
         gone = 0 if reader is None else reader.given
         if epoch > 0 or (reader is not None and gone != start):
             raise DataError(
-                f"a {_type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
+                f"a {type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
                 f"and batch {start + 1} of epoch {epoch + 1} cannot be had from it. Pass the "
                 f"function that makes it (train, not train()), or cut one long stream into epochs "
                 f"with treadle.data.limited(stream, batches)"

@@ -8,7 +8,8 @@ import numpy as np
 from ..errors import DataError
 from ..hook import LoopView
 from .order import hashed
-from .reader import BatchSource, Reading
+from .reader import BatchSource, Reading, lasting
+from .states import keeper_of
 
 PURPOSE = 1
 """Tells these hashes from those of `random_states`, which are of as many numbers."""
@@ -20,7 +21,8 @@ def from_function(
     """Make every batch by a function of a random generator.
 
     The generator (Philox) is keyed by seed, epoch and the batch's number in the epoch, so that any
-    batch can be made again without those before it. `fn` must draw from nothing else that changes.
+    batch can be made again without those before it. `fn` must draw from nothing else that changes,
+    or be an object with `state()` and `restore(state)`: then it goes on, after a resume too.
 
     Args:
         fn: Given a `numpy.random.Generator`, returns one batch: any structure of arrays.
@@ -44,7 +46,7 @@ def from_function(
             key = hashed(PURPOSE, reading.seed, reading.epoch, index)
             yield fn(np.random.Generator(np.random.Philox(key=key)))
 
-    return BatchSource(batches, length, seed=seed)
+    return BatchSource(lasting(batches, keeper_of(fn)), length, seed=seed)
 
 
 def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSource:
@@ -52,6 +54,9 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
 
     For environments, replay buffers and curricula, whose next batch depends on what was learned.
     Each step is then a window of its own, since the next batch needs the weights after it.
+
+    A resumed run goes on exactly where `fn`, or the object whose method it is, has `state()`, which
+    returns numbers, texts, arrays, and lists, tuples and dicts of them, and `restore(state)`.
 
     Args:
         fn: Given the running loop, returns one batch: any structure of arrays.
@@ -76,12 +81,15 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
             yield fn(reading.loop)
             index += 1
 
+    keeper = keeper_of(fn)
     return BatchSource(
-        batches,
+        lasting(batches, keeper, costly=True),
         length,
         endless=length is None,
-        inexact="what a closed source gives depends on what its function keeps, and a checkpoint "
-        "holds only the position",
+        inexact=None
+        if keeper is not None
+        else "what a closed source gives depends on what its function keeps, which has no state() "
+        "and restore(state) for checkpoints",
         closed=True,
     )
 

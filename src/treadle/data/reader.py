@@ -15,7 +15,7 @@ from ..hook import LoopView
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
 from .source import Position
-from .states import Resumable, decoded
+from .states import Keeper, Resumable, decoded
 
 STATES_KEPT: Final = 16
 """States of an iterator that are kept besides the first: each is that before a window, and no more
@@ -120,7 +120,7 @@ class Reading:
         first = start if seeks else 0
         if position is not None and position["epoch"] == epoch:
             first = position["batch"]
-            if first > start:
+            if first > start and not position.get("ended"):
                 raise DataError(
                     f"the source's position is of batch {first} of epoch {epoch + 1}, but only "
                     f"{start} were trained on: it belongs to another place of the run"
@@ -210,7 +210,7 @@ class BatchReader(CountingReader):
         at_rest = not ahead and self._failure is None
         here = at_rest and not self._waiting
         over = at_rest and (self._ended or self._let_go) and iterator.lasting
-        if here and iterator.opening is None:
+        if here and iterator.opening is None and (over or not self._let_go):
             self._keep_state(iterator, anew=over)
         target = self.given - ahead
         known = [kept for kept in self._states if kept[0] <= target]
@@ -218,7 +218,15 @@ class BatchReader(CountingReader):
         found = {"epoch": self._reading.epoch, "batch": batch, "state": state}
         if over and (iterator.opening is not None or not here):
             found["after"] = iterator.state()
-        return found | {"ended": True} if here and self._ended else found
+        ended = here and self._ended and iterator.opening is None
+        return found | {"ended": True} if ended else found
+
+    def catch_up(self) -> None:
+        """Draw and discard what comes before the start now: what lasts is then as it was there."""
+        with random_states.preserved():
+            if self._iterator is None:
+                self._iterator = self._opened()
+            self._next(until=self._reading.start)
 
     def close(self) -> None:
         """Let go of threads and files: closes a generator."""
@@ -282,14 +290,14 @@ class BatchReader(CountingReader):
         if len(self._states) > STATES_KEPT + 1:
             del self._states[1]
 
-    def _next(self) -> _Batch | None:
-        """Return the next batch from the start on, or None at the end."""
+    def _next(self, until: int | None = None) -> _Batch | None:
+        """Return the next batch from the start on, or None at the end, or `until` this batch."""
         if self._waiting:
             return self._waiting.popleft()
         start, epoch = self._reading.start, self._reading.epoch
         if self._failure is not None:
             raise self._failure
-        while not self._ended:
+        while not self._ended and self._drawn != until:
             number = self._drawn
             try:
                 if self._iterator is None:
@@ -359,7 +367,35 @@ class BatchSource:
         refuse_beyond(start, self.length, epoch)
         seed = seed if self.seed is None else self.seed
         reading = Reading.of(epoch, start, seed, loop, position, self.seeks)
-        return BatchReader(lambda: self.batches(reading), reading, closed=self.closed)
+        reader = BatchReader(lambda: self.batches(reading), reading, closed=self.closed)
+        if start and position is not None and position["epoch"] == epoch:
+            reader.catch_up()  # nobody may ask for more of this epoch, and for the next one then
+        return reader
+
+
+def lasting(
+    batches: Callable[[Reading], Iterator[Any]], keeper: Keeper | None, costly: bool = False
+) -> Callable[[Reading], Iterator[Any]]:
+    """Let the object that makes the batches go on from where a position says.
+
+    Args:
+        batches: Returns an iterator over the batches of an epoch, from `Reading.first` on.
+        keeper: What keeps the object's state; None where it has none.
+        costly: Ask for the state no more often than it must be.
+    """
+    if keeper is None:
+        return batches
+
+    def opened(reading: Reading) -> Iterator[Any]:
+        state = reading.state()
+        state = reading.before() if state is None else state
+        if state is not None:
+            keeper.restore(state)
+            random_states.seed_for_batch(reading.seed, reading.epoch, 0)
+        iterator = batches(reading)
+        return Resumable(iterator, keeper.state, name=keeper.name, lasting=True, costly=costly)
+
+    return opened
 
 
 def refuse_beyond(start: int, length: int | None, epoch: int) -> None:

@@ -6,6 +6,8 @@ whose keys are no texts. Nothing is pickled: reading a state runs no code.
 """
 
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -48,6 +50,17 @@ def keeper_of(thing: Any) -> Keeper | None:
             if not isinstance(owner, type) and callable(pair[0]) and callable(pair[1]):
                 return Keeper(type(owner).__name__, *pair)
     return None
+
+
+_tallies: Final[dict[int, Counter[str]]] = {}
+
+
+def tallies_of(thing: Any) -> Counter[str]:
+    """Return counts that belong to an object as long as it lives, whoever asks."""
+    if id(thing) not in _tallies:
+        _tallies[id(thing)] = Counter()
+        weakref.finalize(thing, _tallies.pop, id(thing), None)
+    return _tallies[id(thing)]
 
 
 class Resumable:
