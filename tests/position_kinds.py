@@ -1,6 +1,6 @@
 """Sources of every kind, made as a script makes them: anew in each process.
 
-Run as a script, it reads one of them from a position that a file holds, and writes what it read.
+Run as a script, it reads some of them from positions that a file holds, and writes what it read.
 """
 
 import itertools
@@ -291,7 +291,6 @@ KINDS = {
     "limited PyDataset that shuffles": lambda: limited(Shuffling(), 3),
     "PyDataset with a state": Keeping,
     "Grain stream": grain_stream,
-    "Grain shuffled in windows": lambda: grain_stream().map(lambda y: y * 2).map(np.asarray),
     "Grain loader": grain_loader,
     "limited Grain stream": lambda: limited(grain_stream(), 4),
     "groups of a Grain stream": lambda: groups(grain_stream(), 2),
@@ -314,6 +313,7 @@ KINDS = {
 IN_PROCESSES = {
     **{name: KINDS[name] for name in KINDS if name.split()[0] in ("tf.data", "DataLoader")},
     **{name: KINDS[name] for name in ("Grain stream", "Grain loader", "PyDataset that shuffles")},
+    **{name: KINDS[name] for name in ("closed with a state", "generator function")},
     "DataLoader with workers": lambda: torch_loader(shuffle=True, num_workers=2),
     "DataLoader with workers and a generator": lambda: torch_loader(
         num_workers=2, shuffle=True, generator=torch_generator()
@@ -382,11 +382,11 @@ def read(source, epoch=0, batch=0, position=None, *, ahead=False, most=2, visit=
     return found
 
 
-def main(name, path):
-    """Read from the position that a file holds; write the batches to it."""
+def main(path):
+    """Read sources from the positions that a file holds by name; write their batches to it."""
     with open(path, "rb") as file:
-        epoch, batch, position = pickle.load(file)
-    found = read(as_source(IN_PROCESSES[name]()), epoch, batch, position)
+        places = pickle.load(file)
+    found = {name: read(as_source(IN_PROCESSES[name]()), *place) for name, place in places.items()}
     with open(path, "wb") as file:
         pickle.dump(found, file)
 

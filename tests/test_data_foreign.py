@@ -107,15 +107,15 @@ def function():
     yield from in_order()
 
 
-# What is passed, its length, its batch_examples, and whether it seeks.
+# What is passed, its length, its batch_examples, and whether it is sure to come again.
 KINDS = {
-    "tf.data": (tensorflow_dataset, 3, None, False),
-    "DataLoader": (torch_loader, 3, 4, False),
+    "tf.data": (tensorflow_dataset, 3, None, True),
+    "DataLoader": (torch_loader, 3, 4, True),
     "PyDataset": (Dataset, 3, None, True),
     "PyDataset with workers": (lambda: Dataset(workers=4), 3, None, True),
     "Grain MapDataset": (grain_dataset, 3, None, True),
-    "Grain IterDataset": (lambda: grain_dataset().to_iter_dataset(), None, None, False),
-    "Grain DataLoader": (grain_loader, None, None, False),
+    "Grain IterDataset": (lambda: grain_dataset().to_iter_dataset(), None, None, True),
+    "Grain DataLoader": (grain_loader, None, None, True),
     "list": (in_order, 3, None, True),
     "tuple of batches": (lambda: tuple(in_order()), 3, None, True),
     "iterable": (Iterable, None, None, False),
@@ -134,13 +134,13 @@ def tuples(batches):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_are_accepted_as_they_are(name):
-    make, length, batch_examples, seeks = KINDS[name]
+    make, length, batch_examples, sure = KINDS[name]
     source = as_source(make())
     assert as_source(source) is source
     assert (source.length, source.batch_examples) == (length, batch_examples)
     assert not source.endless
-    assert (source.inexact is None) == seeks
-    assert seeks or " cannot seek: a resumed run draws and discards" in source.inexact
+    assert (source.inexact is None) == sure
+    assert sure or " cannot seek: a resumed run draws and discards" in source.inexact
     for most in (1, 2, 9):
         assert tuples(all_batches(as_source(make()), most=most)) == IN_ORDER
 

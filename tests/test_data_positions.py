@@ -8,11 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import torch
+from torch.utils.data import DataLoader
 
 from tests import position_kinds as kinds
-from treadle.data import as_source
-from treadle.data.states import encoded
+from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
+from treadle.data.states import decoded, encoded
 from treadle.errors import DataError
+from treadle.feed import Feed
+from treadle.progress import Progress
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +35,10 @@ def straight(make, **how):
 @pytest.mark.parametrize("name", kinds.KINDS)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_all_that_follows_is_the_same(name, ahead):
-    make = kinds.KINDS[name]
+    check(kinds.KINDS[name], ahead)
+
+
+def check(make, ahead):
     expected, places = straight(make, ahead=ahead)
     assert len(places) > kinds.EPOCHS
     for epoch, batch, position, count in places:
@@ -57,18 +65,254 @@ def test_a_position_is_one_of_any_boundary(name):
         assert found == expected[before + count :]
 
 
-@pytest.mark.parametrize("name", kinds.IN_PROCESSES)
-def test_a_process_of_its_own_reads_the_same(name, tmp_path):
-    expected, places = straight(kinds.IN_PROCESSES[name])
+@pytest.mark.slow
+def test_processes_of_their_own_read_the_same(tmp_path):
+    read = {name: straight(make) for name, make in kinds.IN_PROCESSES.items()}
     started = []
-    for place in (1, len(places) // 2, len(places) - 2):
-        epoch, batch, position, count = places[place]
-        path = tmp_path / str(place)
-        path.write_bytes(pickle.dumps((epoch, batch, position)))
-        command = [sys.executable, str(ROOT / "tests/position_kinds.py"), name, str(path)]
-        paths = os.pathsep.join([str(ROOT), *sys.path])
-        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
-        started.append((process, path, count))
-    for process, path, count in started:
+    for share in (0.1, 0.4, 0.8):  # of the run, for each kind
+        places = {name: places[int(share * len(places))] for name, (_, places) in read.items()}
+        path = tmp_path / str(share)
+        path.write_bytes(pickle.dumps({name: place[:3] for name, place in places.items()}))
+        command = [sys.executable, str(ROOT / "tests/position_kinds.py"), str(path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        started.append((subprocess.Popen(command, env=environment), path, places))
+    for process, path, places in started:
         assert process.wait() == 0
-        assert pickle.loads(path.read_bytes()) == expected[count:]
+        found = pickle.loads(path.read_bytes())
+        assert list(found) == list(read)
+        for name, (expected, _) in read.items():
+            assert found[name] == expected[places[name][3] :], (name, places[name])
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital:UserWarning")
+@pytest.mark.parametrize("name", kinds.TORCHDATA)
+def test_loaders_of_torchdata(name):
+    pytest.importorskip("torchdata")
+    check(kinds.TORCHDATA[name], ahead=True)
+
+
+def test_validation_in_between_reads_a_part_of_the_same_shuffle():
+    def run(epoch, position=None):
+        data = kinds.tensorflow_shuffled()
+        feed, part = Feed(), as_source(data.take(2))
+        found = []
+        for number in range(epoch, 4):
+            feed.open(as_source(data), Progress(epoch=number), kinds.LOOP, position)
+            position = None
+            while (window := feed.take(9, Progress())) is not None:
+                found.append(kinds.told(window))
+            reader = part.read(0)
+            while reader.take(1) is not None:
+                pass
+            places.append((kinds.plain(feed.position()), len(found)))
+        return found
+
+    places = []
+    expected = run(0)
+    position, count = places[1]
+    assert position["after"]["iterators"] == [4]  # two of them for the validation
+    assert run(2, position) == expected[count:]
+
+
+def unseeded():
+    return without_seed(lambda: tf.data.Dataset.range(3).shuffle(3))
+
+
+def unseeded_numbers():
+    return without_seed(lambda: tf.data.Dataset.range(3).map(lambda y: tf.random.uniform([])))
+
+
+def without_seed(make):
+    """Make a data set as a script does that sets no seed."""
+    from tensorflow.python.eager import context
+
+    before = context.context()._seed
+    context.context()._seed = None
+    try:
+        return make()
+    finally:
+        context.context()._seed = before
+
+
+class Generated(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+class OwnSampler(torch.utils.data.Sampler):
+    def __iter__(self):
+        yield 1
+
+
+class Loader(torch.utils.data.DataLoader):
+    """Keeps a state, which no checkpoint can hold."""
+
+    def state_dict(self):
+        return {"at": [Loader]}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+BASE = kinds.tensorflow_base()
+INNER = BASE.shuffle(3)
+GENERATOR = tf.random.Generator.from_seed(1)
+INEXACT = {
+    "a shuffle of a tf.data.Dataset has no seed: give it one": unseeded,
+    "the shuffle before a repeat of a tf.data.Dataset draws more": lambda: INNER.repeat(2),
+    "the cache after a shuffle of a tf.data.Dataset keeps": lambda: INNER.cache(),
+    "a shuffle in the second part of a concatenation": lambda: BASE.concatenate(INNER),
+    "a tf.data.Dataset with deterministic=False gives": lambda: BASE.map(
+        abs, num_parallel_calls=2, deterministic=False
+    ),
+    "tf.random is drawn from without a seed in a function": unseeded_numbers,
+    "tf.random is drawn from in a function of a tf.data.Dataset that runs in": lambda: BASE.map(
+        lambda y: tf.random.uniform([]), num_parallel_calls=2
+    ),
+    "a Python function in a tf.data.Dataset cannot seek": lambda: BASE.map(
+        lambda y: tf.py_function(abs, [y], tf.int64)
+    ),
+    "a function of a tf.data.Dataset keeps something": lambda: BASE.map(
+        lambda y: GENERATOR.normal([])
+    ),
+    "a function of a tf.data.Dataset uses another": lambda: BASE.flat_map(lambda y: INNER),
+    "on_epoch_begin and on_epoch_end of Shuffling may change": kinds.Shuffling,
+    "the Generated of a DataLoader cannot seek": lambda: DataLoader(Generated()),
+    "the OwnSampler of a DataLoader cannot seek": lambda: kinds.torch_loader(sampler=OwnSampler()),
+    "a DataLoader with in_order=False gives": lambda: kinds.torch_loader(
+        num_workers=1, in_order=False
+    ),
+    "persistent workers of a DataLoader go on": lambda: kinds.torch_loader(
+        num_workers=1, persistent_workers=True
+    ),
+    "the state of a Loader does not hold the random": lambda: kinds.torch_loader(
+        Loader, num_workers=1
+    ),
+    "what a closed source gives depends on what its": lambda: closed(print),
+    "the function drawing cannot seek: a resumed run": lambda: kinds.drawing,
+}
+
+
+@pytest.mark.parametrize("message", INEXACT)
+def test_what_is_not_exact_is_said(message):
+    assert as_source(INEXACT[message]()).inexact.startswith(message)
+
+
+@pytest.mark.parametrize("name", kinds.KINDS)
+def test_what_is_exact_is_said_to_be(name):
+    inexact = as_source(kinds.KINDS[name]()).inexact
+    words = ("generator", "stream", "limited iterator", "unknown", "shuffles", "pair")
+    assert inexact is None or (any(word in name for word in words)), inexact
+
+
+def test_a_shuffle_cannot_go_back_within_a_process():
+    data = kinds.tensorflow_shuffled()
+    _, places = straight(lambda: data)
+    epoch, batch, position, _ = places[1]
+    with pytest.warns(UserWarning, match=r"^a shuffle of a tf.data.Dataset cannot go back within"):
+        as_source(data).read(epoch, batch, position=position).take(1)
+
+
+def test_other_seeds_are_refused():
+    epoch, batch, position, _ = straight(kinds.tensorflow_shuffled)[1][1]
+    tf.random.set_seed(5)
+    other = as_source(tf.data.Dataset.range(11).shuffle(11).batch(2))
+    with pytest.raises(DataError, match=r"shuffles with other seeds than when the run began: \[\["):
+        other.read(epoch, batch, position=position)
+
+
+def test_positions_of_another_place_are_refused():
+    source = from_function(kinds.Noise(), 5)
+    reader = source.read(0)
+    reader.take(3)
+    with pytest.raises(DataError, match=r"^the source's position is of batch 3 of epoch 1, but on"):
+        source.read(0, 2, position=reader.position())
+
+
+class Odd(kinds.Noise):
+    def state(self):
+        return {"seen": [1, {2}]}
+
+
+def test_states_that_no_checkpoint_can_hold():
+    with pytest.raises(DataError, match=r"^the state of Odd holds a set at \['seen'\]\[1\], which"):
+        from_function(Odd(), 5).read(0).take(1)
+    with pytest.warns(UserWarning, match=r"^the state of Loader holds a type at .* draws and disc"):
+        reader = as_source(kinds.torch_loader(Loader)).read(0)
+        reader.take(1)
+    assert reader.position() is None
+
+
+def test_states_come_back_as_they_were():
+    import random
+
+    state = {
+        "python": random.Random(3).getstate(),
+        "numpy": np.random.default_rng(1).bit_generator.state,
+        "bytes": b"ab",
+        "tensor": torch.arange(3),
+        1: [None, True, -0.5, np.float32(2), ()],
+        "(odd)": {},
+    }
+    found = decoded(kinds.plain(encoded(state, "Test")))
+    assert found.pop("tensor").tolist() == state.pop("tensor").tolist()
+    assert found == state
+    array = np.zeros(2)
+    kept = encoded({"array": array}, "Test")
+    decoded(kept)["array"] += 1
+    array += 1
+    assert kept["array"].tolist() == [0, 0]
+
+
+def test_feed_without_and_with_a_position():
+    feed = Feed()
+    assert feed.position() is None
+    source = from_function(kinds.Noise(), 5)
+    feed.open(source, Progress(), kinds.LOOP)
+    assert feed.position() is None
+    feed.take(2, Progress())
+    feed.read_ahead(2, lambda window: window)
+    assert feed.position()["batch"] == 2
+    feed.close()  # what was read ahead is put back
+    assert feed.position()["batch"] == 2
+    feed.open(from_arrays(kinds.Y, batch_size=2), Progress(), kinds.LOOP)
+    assert feed.position() is None
+
+
+def test_costly_states_are_seldom_asked_for():
+    class Costly(kinds.Noise):
+        asked = 0
+
+        def state(self):
+            self.asked += 1
+            return super().state()
+
+    function = Costly()
+    feed = Feed()
+    feed.open(closed(function, 9), Progress(), kinds.LOOP)
+    while feed.take(4, Progress()) is not None:
+        pass
+    assert function.asked == 1
+    feed.position()
+    assert function.asked == 2
+
+
+def test_fingerprints_tell_other_data():
+    x = np.arange(6000, dtype=np.float32).reshape(1000, 6)
+    source = from_arrays({"x": x, "none": None}, batch_size=9)
+    found = source.fingerprint
+    assert len(found) == 16 and found == source.fingerprint
+    assert from_arrays({"x": np.asfortranarray(x), "none": None}, batch_size=4).fingerprint == found
+    for other in (x + 1, x[:-1], x.astype("float64"), x.reshape(1000, 2, 3)):
+        assert from_arrays({"x": other, "none": None}, batch_size=9).fingerprint != found
+    assert from_arrays(x, batch_size=9).fingerprint != found
+    assert groups(source, 2).fingerprint == limited(source, 2).fingerprint == found
+    assert zipped(source, kinds.batches()).fingerprint == f"{found}+-"
+    assert zipped(kinds.batches()).fingerprint is groups(kinds.batches(), 2).fingerprint is None
+
+
+def test_fingerprints_read_little_of_what_is_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(40_000).reshape(10_000, 4))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    whole = from_arrays(np.asarray(mapped), batch_size=9).fingerprint
+    assert from_arrays(mapped, batch_size=9).fingerprint == whole

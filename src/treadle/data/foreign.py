@@ -15,7 +15,8 @@ from ..errors import DataError
 from ..hook import LoopView
 from . import random_states
 from .iterables import forward_only, length_of, type_name
-from .reader import BatchReader, BatchSource, Reading, lasting
+from .reader import BatchReader, BatchSource, lasting
+from .reading import Reading
 from .source import Position, Source
 from .states import Keeper, Resumable, keeper_of, tallies_of
 
@@ -176,7 +177,8 @@ def _opened_grain(stream: Any, reading: Reading) -> Resumable:
         state = json.dumps(json.loads(state) | told).encode()
     if state is not None:
         iterator.set_state(state)
-    return Resumable(iterator, iterator.get_state, name=f"Grain's {type(stream).__name__}")
+    name = f"Grain's {type(stream).__name__}"
+    return Resumable(iterator, iterator.get_state, name=name, optional=True)
 
 
 def _from_python(data: Any) -> Source | None:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from ..errors import DataError
 from .iterables import forward_only
-from .reader import BatchSource, Reading
+from .reader import BatchSource
+from .reading import Reading
 from .states import Resumable, tallies_of
 
 WHAT: Final = "a tf.data.Dataset"
@@ -119,15 +120,21 @@ def _parts(dataset: Any) -> list[Any]:
     return list(found.values())
 
 
+def _is_seeded(part: Any) -> bool:
+    """Say whether a part is one that has seeds."""
+    return any(word in type(part).__name__ for word in ("Shuffle", "Random"))
+
+
 def _draws_seeds(part: Any) -> bool:
     """Say whether a part draws new seeds for each iterator that is made of it."""
-    return any(word in type(part).__name__ for word in ("Shuffle", "Random"))
+    each = getattr(part, "_reshuffle_each_iteration", True), getattr(part, "_rerandomize", True)
+    return _is_seeded(part) and all(each)
 
 
 def _inexact(parts: list[Any], endless: bool, options: Any) -> list[str]:
     """Say what of a data set does not come again as it was."""
     told: list[str] = []
-    if any(_draws_seeds(part) and int(part._seed) == int(part._seed2) == 0 for part in parts):
+    if any(_is_seeded(part) and int(part._seed) == int(part._seed2) == 0 for part in parts):
         told.append(
             f"a shuffle of {WHAT} has no seed: give it one, or call tf.random.set_seed or "
             f"keras.utils.set_random_seed before the data set is made"

@@ -5,7 +5,8 @@ from typing import Any
 
 from ..errors import DataError
 from .iterables import forward_only, length_of, type_name
-from .reader import BatchSource, Reading
+from .reader import BatchSource
+from .reading import Reading
 from .states import Keeper, Resumable, keeper_of
 
 
@@ -48,13 +49,15 @@ def from_torch(data: Any) -> BatchSource | None:
         opening = {"parts": kept()}
         iterator = iter(loader)
         if keeper is not None:
+            own = keeper.state
             if inside is not None:
                 put_back(inside["parts"])  # `iter` has drawn from them
             return Resumable(
                 iterator,
-                lambda: {"loader": keeper.state(), "parts": kept()},
+                lambda: {"loader": own(), "parts": kept()},
                 name=keeper.name,
                 lasting=bool(parts),
+                optional=True,
             )
         if not parts:
             return iterator

@@ -8,7 +8,8 @@ import numpy as np
 from ..errors import DataError
 from ..hook import LoopView
 from .order import hashed
-from .reader import BatchSource, Reading, lasting
+from .reader import BatchSource, lasting
+from .reading import Reading
 from .states import keeper_of
 
 PURPOSE = 1

@@ -1,5 +1,6 @@
 """How sources that give one batch after another are read in windows."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ from ..errors import DataError
 from ..hook import LoopView
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
+from .reading import Reading
 from .source import Position
-from .states import Keeper, Resumable, decoded
+from .states import Keeper, Resumable
 
 STATES_KEPT: Final = 16
 """States of an iterator that are kept besides the first: each is that before a window, and no more
@@ -71,78 +73,6 @@ class CountingReader(ABC):
     @abstractmethod
     def _return(self, window: Window) -> None:
         """Let `_draw` begin with this window."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """From where an epoch is read, and for whom.
-
-    Attributes:
-        epoch: The epoch's number, from 0.
-        start: Batches of this epoch to pass over.
-        seed: The source's own seed, or else the run's.
-        loop: What is running, or None outside a loop.
-        first: The number of the batch that is drawn first; those from there to the start are
-            discarded.
-        position: What a reader said to stand at this start, or at the end of the epoch before.
-    """
-
-    epoch: int
-    start: int
-    seed: int
-    loop: LoopView | None
-    first: int
-    position: Position | None
-
-    @classmethod
-    def of(
-        cls,
-        epoch: int,
-        start: int,
-        seed: int,
-        loop: LoopView | None,
-        position: Position | None,
-        seeks: bool = False,
-    ) -> "Reading":
-        """Return from where to read.
-
-        Args:
-            epoch: The epoch's number, from 0.
-            start: Batches of this epoch to pass over.
-            seed: The source's own seed, or else the run's.
-            loop: What is running, or None outside a loop.
-            position: What a reader returned, or None.
-            seeks: Whether the source can begin anywhere; a position says itself from where.
-
-        Raises:
-            DataError: The position is not one at this start.
-        """
-        first = start if seeks else 0
-        if position is not None and position["epoch"] == epoch:
-            first = position["batch"]
-            if first > start and not position.get("ended"):
-                raise DataError(
-                    f"the source's position is of batch {first} of epoch {epoch + 1}, but only "
-                    f"{start} were trained on: it belongs to another place of the run"
-                )
-        return cls(epoch, start, seed, loop, first, position)
-
-    def state(self) -> Any:
-        """Return the state that this epoch goes on with, or None."""
-        at = self.position
-        return decoded(at["state"]) if at is not None and at["epoch"] == self.epoch else None
-
-    def ended(self) -> bool:
-        """Say whether this epoch had ended already, and not only given its last batch."""
-        at = self.position
-        return at is not None and at["epoch"] == self.epoch and bool(at.get("ended"))
-
-    def before(self) -> Any:
-        """Return the state that an earlier epoch ended with, or None."""
-        at = self.position
-        if at is None or at["epoch"] == self.epoch:
-            return None
-        return decoded(at.get("after", at["state"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +205,17 @@ class BatchReader(CountingReader):
         """Return the iterator, made with the random states of the epoch's first batch."""
         random_states.seed_for_batch(self._reading.seed, self._reading.epoch, 0)
         iterator = self._open()
-        if isinstance(iterator, Resumable):
-            opening = iterator.opening
-            self._states.append((self._drawn, iterator.state() if opening is None else opening))
+        if not isinstance(iterator, Resumable):
+            return iterator
+        try:
+            state = iterator.state() if iterator.opening is None else iterator.opening
+        except DataError as error:
+            if not iterator.optional:
+                raise
+            told = f"{error}. A resumed run draws and discards the batches before its position"
+            warnings.warn(told, stacklevel=2)
+            return iterator.iterator
+        self._states.append((self._drawn, state))
         return iterator
 
     def _keep_state(self, iterator: Resumable, anew: bool = False) -> None:

@@ -122,5 +122,6 @@ def read_from(
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:
     """Return the position of a reader whose class may know nothing of positions."""
-    ask = getattr(reader, "position", None)
-    return ask(ahead) if callable(ask) else None
+    ask: Any = getattr(reader, "position", None)
+    found: Position | None = ask(ahead) if callable(ask) else None
+    return found

@@ -46,9 +46,10 @@ def keeper_of(thing: Any) -> Keeper | None:
     """
     for owner in (thing, getattr(thing, "__self__", None)):
         for state, restore in METHODS:
-            pair = getattr(owner, state, None), getattr(owner, restore, None)
-            if not isinstance(owner, type) and callable(pair[0]) and callable(pair[1]):
-                return Keeper(type(owner).__name__, *pair)
+            give: Any = getattr(owner, state, None)
+            take: Any = getattr(owner, restore, None)
+            if callable(give) and callable(take) and not isinstance(owner, type):
+                return Keeper(type(owner).__name__, give, take)
     return None
 
 
@@ -72,6 +73,7 @@ class Resumable:
         name: Whose state it is, for messages.
         lasting: The state outlives the epoch: the next one begins with it.
         costly: The state is asked for no more often than it must be.
+        optional: Without a state that a checkpoint can hold, batches can be drawn and discarded.
         opening: The state from which the iterator was made, where that is all that can be gone
             back to: its batches are drawn again from the epoch's first on.
     """
@@ -84,20 +86,22 @@ class Resumable:
         name: str,
         lasting: bool = False,
         costly: bool = False,
+        optional: bool = False,
         opening: Any = None,
     ) -> None:
-        self._iterator: Final = iterator
+        self.iterator: Final = iterator
         self._state: Final = state
         self.name: Final = name
         self.lasting: Final = lasting
         self.costly: Final = costly
+        self.optional: Final = optional
         self.opening: Final = None if opening is None else encoded(opening, name)
 
     def __iter__(self) -> "Resumable":
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        return next(self.iterator)
 
     def state(self) -> Any:
         """Return the state after the batches given so far, as `encoded` writes it.
@@ -109,7 +113,7 @@ class Resumable:
 
     def close(self) -> None:
         """Let go of threads and files."""
-        close = getattr(self._iterator, "close", None)
+        close = getattr(self.iterator, "close", None)
         if close is not None:
             close()
 
@@ -139,9 +143,10 @@ def encoded(state: Any, name: str, path: str = "") -> Any:
             return array.copy()
     if isinstance(state, bytes):
         return {BYTES: np.frombuffer(state, np.uint8)}
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(state, torch.Tensor):
-        return {TENSOR: state.detach().cpu().numpy().copy()}
+        tensor: Any = state
+        return {TENSOR: tensor.detach().cpu().numpy().copy()}
     if isinstance(state, list | tuple):
         items = cast("list[Any]", state)
         parts = [encoded(part, name, f"{path}[{i}]") for i, part in enumerate(items)]
@@ -172,7 +177,7 @@ def decoded(state: Any) -> Any:
     if not isinstance(state, Mapping):
         return state
     parts = cast("Mapping[str, Any]", state)
-    kind, value = next(iter(parts.items()), ("", None))
+    kind, value = next(iter(parts.items()), ("", cast("Any", None)))
     if kind == TUPLE:
         return tuple(decoded(part) for part in value)
     if kind == BYTES:
