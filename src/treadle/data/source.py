@@ -1,7 +1,7 @@
 """What the loop asks of data: batches of one epoch after another, from any position."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
 from ..hook import LoopView
@@ -122,6 +122,5 @@ def read_from(
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:
     """Return the position of a reader whose class may know nothing of positions."""
-    ask: Any = getattr(reader, "position", None)
-    found: Position | None = ask(ahead) if callable(ask) else None
-    return found
+    ask = cast("Callable[[int], Position | None] | None", getattr(reader, "position", None))
+    return ask(ahead) if callable(ask) else None
