@@ -285,10 +285,15 @@ def test_feed_without_and_with_a_position():
     feed.open(source, Progress(), kinds.LOOP)
     assert feed.position() is None
     feed.take(2, Progress())
-    feed.read_ahead(2, lambda window: window)
+    feed.read_ahead(2, lambda window: window, lambda: True)
     assert feed.position()["batch"] == 2
     feed.close()  # what was read ahead is put back
     assert feed.position()["batch"] == 2
+    feed.open(source, Progress(batch=2), kinds.LOOP, feed.position())
+    feed.read_ahead(2, lambda window: 1 / 0, lambda: True)  # as is what could not be placed
+    assert feed.position()["batch"] == 2
+    with pytest.raises(ZeroDivisionError):
+        feed.take(2, Progress())
     feed.open(from_arrays(kinds.Y, batch_size=2), Progress(), kinds.LOOP)
     assert feed.position() is None
 
@@ -309,6 +314,20 @@ def test_costly_states_are_seldom_asked_for():
     assert function.asked == 1
     feed.position()
     assert function.asked == 2
+
+
+def test_few_states_are_kept_however_much_is_read_ahead():
+    expected = kinds.told(from_function(kinds.Noise(), 1000).read(0).take(1000))
+    reader = from_function(kinds.Noise(), 1000).read(0)
+    for _ in range(225):
+        reader.take(4)
+    assert len(reader._states) <= 12
+    for ahead in (0, 1, 7, 100, 500, 899):
+        position = reader.position(ahead)
+        start = 900 - ahead
+        assert start - position["batch"] <= ahead + 4
+        again = from_function(kinds.Noise(), 1000).read(0, start, position=kinds.plain(position))
+        assert kinds.told(again.take(3)) == expected[start : start + 3]
 
 
 def test_fingerprints_tell_other_data():

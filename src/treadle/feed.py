@@ -108,11 +108,14 @@ class Feed:
             return
         if self._next is not None or self._failure is not None:
             return
+        window = None
         try:
             window = self._draw(self._open[2], most, running)
             self._next = None if window is None else placed(window)
         except BaseException as failure:  # an interrupt too: the running window is accounted for
             self._failure = failure
+            if window is not None:
+                self._open[2].put_back(window)
         self._read_until = time.monotonic()
 
     def _draw(self, reader: Reader, most: int, running: Callable[[], bool]) -> Window | None:

@@ -19,9 +19,9 @@ from .reading import Reading
 from .source import Position
 from .states import Keeper, Resumable
 
-STATES_KEPT: Final = 16
-"""States of an iterator that are kept besides the first: each is that before a window, and no more
-windows than these are read ahead or put back. With the first alone, all would be drawn again."""
+STATES_KEPT: Final = 12
+"""States of an iterator that are kept, the older the farther apart: a resumed run goes on from the
+newest that is no newer than what was trained on, and draws again what lies between."""
 
 DRAWING_SECONDS: Final = 0.3
 """A window is closed after this time: a slow source must not hide a run for many batches."""
@@ -224,9 +224,13 @@ class BatchReader(CountingReader):
             if not anew:
                 return
             del self._states[-1]
-        self._states.append((self._drawn, iterator.state()))
-        if len(self._states) > STATES_KEPT + 1:
-            del self._states[1]
+        kept = self._states
+        kept.append((self._drawn, iterator.state()))
+        if len(kept) > STATES_KEPT:  # the one goes whose neighbours are nearest, for its age
+            ages = [self._drawn - batch for batch, _ in kept]
+            del kept[
+                min(range(1, len(kept) - 1), key=lambda i: (ages[i - 1] - ages[i + 1]) / ages[i])
+            ]
 
     def _next(self, until: int | None = None) -> _Batch | None:
         """Return the next batch from the start on, or None at the end, or `until` this batch."""
