@@ -173,8 +173,10 @@ def test_sources_tell_what_they_know_unread() -> None:
         "examples": 10,
         "shuffle": False,
         "drop_last": False,
+        "fingerprint": arrays.fingerprint,
     }
-    assert source_facts(treadle.data.limited(arrays, 2)) == {"length": 2, "batch_examples": 4}
+    found = source_facts(treadle.data.limited(arrays, 2))
+    assert found == {"length": 2, "batch_examples": 4, "fingerprint": arrays.fingerprint}
 
 
 # The user's own code
