@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from treadle import hooks
+from treadle.arrays import DTYPES, read_arrays, write_arrays
 from treadle.errors import ConfigurationError, DataError, NonFiniteError, StateError
 from treadle.hook import Hook
 from treadle.hooks import curves
-from treadle.hooks.final import DTYPES, read_arrays, write_arrays
 from treadle.hooks.lines import read_log
 from treadle.logs import History, Record, StepLogs
 from treadle.progress import Progress

@@ -53,6 +53,10 @@ class DirectoryError(TreadleError):
     """A run directory that holds another run, or cannot be used."""
 
 
+class CheckpointError(TreadleError):
+    """A checkpoint that cannot be written, or that is damaged."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the nearest known name, or the names themselves.
 

@@ -1,23 +1,14 @@
 """What a run leaves at its end: its models as Keras saves them, and all its variables."""
 
 import os
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # NumPy's names of bfloat16 and the like; comes with Keras
-import numpy as np
-
+from ..arrays import read_arrays as read_arrays
+from ..arrays import write_arrays
 from ..directory import INTERRUPTED_STATE, STATE
-from ..errors import StateError
 from ..hook import Hook, LoopView
 from ..options import without_tensorflow
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-# The entry that names the dtypes which NumPy's format does not know: rows of (path, dtype).
-DTYPES = "__dtypes__"
 
 
 class FinalModel(Hook):
@@ -54,69 +45,6 @@ class FinalModel(Hook):
                 if fault:
                     warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
                     loop.log({"warning": f"{warning}. Its weights are in state.npz"})
-
-
-def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays of numbers by name as `.npz`: complete, or not at all.
-
-    Dtypes that NumPy's format does not know, as bfloat16, are stored as unsigned integers of the
-    same bits, and named by an entry of their own.
-
-    Raises:
-        StateError: An array holds Python objects.
-
-    Example:
-        >>> write_arrays("weights.npz", {"model/kernel": np.ones(3, ml_dtypes.bfloat16)})
-        >>> read_arrays("weights.npz")["model/kernel"].dtype
-        dtype(bfloat16)
-    """
-    stored: dict[str, Array] = {}
-    foreign: list[tuple[str, str]] = []
-    for name, array in arrays.items():
-        if array.dtype.hasobject or array.dtype.names is not None or name == DTYPES:
-            raise StateError(
-                f"{name} of dtype {array.dtype} cannot be written to {path}: only arrays of "
-                "numbers can. Nothing was written"
-            )
-        if array.dtype.kind == "V":
-            foreign.append((name, array.dtype.name))
-            array = array.view(f"u{array.dtype.itemsize}")
-        stored[name] = array
-    if foreign:
-        stored[DTYPES] = np.array(foreign)
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.partial")
-    # By hand: np.savez takes names as its parameters, so that a variable cannot be called `file`.
-    with temporary.open("wb") as file:
-        with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-            for name, array in stored.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def read_arrays(path: str | Path) -> dict[str, Array]:
-    """Read what `write_arrays` wrote, every array with its true dtype; runs no code of the file.
-
-    Raises:
-        StateError: The file is none of its kind, or holds Python objects.
-
-    Example:
-        >>> write_arrays("weights.npz", {"model/bias": np.zeros(2)})
-        >>> read_arrays("weights.npz")
-        {'model/bias': array([0., 0.])}
-    """
-    try:
-        # Opened here: np.load leaves a file that it cannot read open.
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        for name, dtype in arrays.pop(DTYPES, np.empty((0, 2), np.str_)):
-            arrays[name] = arrays[name].view(getattr(ml_dtypes, dtype))
-    except (ValueError, AttributeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise StateError(f"{path} does not hold arrays as Treadle writes them: {error}") from error
-    return arrays
 
 
 def _save(model: Any, path: Path) -> str | None:

@@ -1,0 +1,165 @@
+"""Nested Python values as JSON and back, exactly: floats bit for bit, integers of any size.
+
+What JSON lacks becomes an object with one key: `{"!float": bits}` for NaN and infinity,
+`{"!int": digits}` for a very large integer, `{"!array": n}` for the n-th array. A key of the user's
+that begins with `!` gets one more.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ..arrays import Array, name_of
+from ..errors import CheckpointError
+
+# Bounds of what is read, so that a file made to harm cannot fill the memory: JSON takes up to 30
+# times its size as Python values. A run that needs more keeps its long lists as arrays.
+MOST_BYTES = 8 << 20
+MOST_VALUES = 400_000
+DEEPEST = 60
+# Beyond it Python refuses to read an integer's decimal digits, or takes time by their square.
+_LARGE = 1 << 2048
+
+
+def encode(value: Any, where: str, arrays: list[Array], depth: int = 0) -> Any:
+    """Return a value as what JSON can hold; its arrays are added to `arrays`.
+
+    Args:
+        value: None, bool, int, float, str, NumPy scalars and arrays of numbers; lists, tuples and
+            dicts of these.
+        where: What it is called, for the message.
+        arrays: Takes the arrays.
+        depth: How deep it lies.
+
+    Raises:
+        CheckpointError: It holds something else, or lies too deep.
+
+    Example:
+        >>> encode({"best": math.inf, "seen": (1, 2)}, "hooks", [])
+        {'best': {'!float': '7ff0000000000000'}, 'seen': [1, 2]}
+    """
+    if isinstance(value, np.generic) and name_of(value.dtype) is not None:
+        value = value.item()
+    if depth > DEEPEST:
+        raise CheckpointError(f"{where} lies more than {DEEPEST} levels deep, or holds itself")
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < _LARGE else {"!int": format(int(value), "x")}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"!float": struct.pack(">d", value).hex()}
+    if isinstance(value, np.ndarray) and name_of(value.dtype) is not None:
+        arrays.append(value)
+        return {"!array": len(arrays) - 1}
+    if isinstance(value, (list, tuple)):
+        parts = cast(Sequence[Any], value)
+        return [encode(part, f"{where}[{i}]", arrays, depth + 1) for i, part in enumerate(parts)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        items = cast(Mapping[str, Any], value).items()
+        return {
+            f"!{key}" if key.startswith("!") else key: encode(
+                part, f"{where}[{key!r}]", arrays, depth + 1
+            )
+            for key, part in items
+        }
+    raise CheckpointError(
+        f"{where} is {_kind(value)}, which a checkpoint cannot hold: only None, bool, int, float, "
+        "str and NumPy arrays of numbers, and lists, tuples and dicts (by str) of these"
+    )
+
+
+def decode(value: Any, arrays: Sequence[Array], depth: int = 0) -> Any:
+    """Return what `encode` was given, from its JSON; changes lists and dicts in place.
+
+    Raises:
+        ValueError: `encode` did not make this.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"values lie more than {DEEPEST} levels deep")
+    if isinstance(value, list):
+        parts = cast(list[Any], value)
+        for i, part in enumerate(parts):
+            parts[i] = decode(part, arrays, depth + 1)
+    elif isinstance(value, dict):
+        items = cast(dict[str, Any], value)
+        tag = next(iter(items), "")
+        if len(items) == 1 and tag.startswith("!") and not tag.startswith("!!"):
+            return _untagged(tag, items[tag], arrays)
+        for key, part in items.items():
+            items[key] = decode(part, arrays, depth + 1)
+        if any(key.startswith("!") for key in items):
+            return {_unescaped(key): part for key, part in items.items()}
+    return value
+
+
+def to_json(value: Any, where: str) -> bytes:
+    """Return what `encode` made, as ASCII.
+
+    Raises:
+        CheckpointError: It is larger than `parse_json` reads.
+    """
+    data = json.dumps(value, allow_nan=False).encode("ascii")
+    fault = _too_large(data)
+    if fault:
+        raise CheckpointError(
+            f"{where} {fault}. Let hooks and sources keep long lists as NumPy arrays, which lie "
+            "in a file of their own"
+        )
+    return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Return what ASCII bytes hold as JSON, in bounded memory.
+
+    Raises:
+        ValueError: They hold something else, or too much.
+    """
+    fault = _too_large(data)
+    if fault:
+        raise ValueError(fault)
+    try:
+        return json.loads(data.decode("ascii"), parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"values lie more than {DEEPEST} levels deep") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _untagged(tag: str, part: Any, arrays: Sequence[Array]) -> Any:
+    if tag == "!float" and isinstance(part, str) and len(part) == 16:
+        return struct.unpack(">d", bytes.fromhex(part))[0]
+    if tag == "!int" and isinstance(part, str):
+        return int(part, 16)
+    if tag == "!array" and type(part) is int and 0 <= part < len(arrays):
+        return arrays[part]
+    raise ValueError(f"a value is marked {tag[:40]!a}, which means nothing here")
+
+
+def _unescaped(key: str) -> str:
+    if key.startswith("!") and not key.startswith("!!"):
+        raise ValueError(f"a value is marked {key[:40]!a}, which means nothing here")
+    return key.removeprefix("!")
+
+
+def _too_large(data: bytes) -> str:
+    if len(data) > MOST_BYTES:
+        return f"takes {len(data):,} bytes of JSON; at most {MOST_BYTES:,} are allowed"
+    values = sum(data.count(sign) for sign in (b",", b"[", b"{"))
+    if values > MOST_VALUES:
+        return f"holds about {values:,} values; at most {MOST_VALUES:,} are allowed"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of dtype {cast(Array, value).dtype}"
+    if isinstance(value, Mapping):
+        odd = next(key for key in cast(Mapping[Any, Any], value) if not isinstance(key, str))
+        return f"a dict with the key {odd!r}"
+    return f"a {type(value).__name__}"  # type: ignore[reportUnknownArgumentType]
