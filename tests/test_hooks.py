@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +16,8 @@ import numpy as np
 import pytest
 
 from treadle import hooks
-from treadle.arrays import DTYPES, read_arrays, write_arrays
-from treadle.errors import ConfigurationError, DataError, NonFiniteError, StateError
+from treadle.arrays import read_arrays
+from treadle.errors import ConfigurationError, DataError, NonFiniteError
 from treadle.hook import Hook
 from treadle.hooks import curves
 from treadle.hooks.lines import read_log
@@ -580,88 +579,6 @@ def test_csv_needs_a_place():
 
 
 # FinalModel
-
-
-def arrays():
-    return {
-        "model/layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "model/layers/0/bias": np.array([0.5, NAN, -0.0], ml_dtypes.bfloat16),
-        "narrow": np.array([[1, 2]], ml_dtypes.float8_e4m3fn),
-        "scalar": np.array(3, np.int64),
-        "bfloat16 scalar": np.array(1.5, ml_dtypes.bfloat16),
-        "empty": np.zeros((0, 4), np.uint32),
-        "turned": np.arange(6, dtype=np.float64).reshape(2, 3).T,
-        "turned narrow": np.ones((2, 3), ml_dtypes.bfloat16).T,
-        "file": np.array([True]),
-        "allow_pickle": np.array([1j]),
-    }
-
-
-def test_arrays_are_read_back_as_they_were(tmp_path):
-    write_arrays(tmp_path / "a.npz", arrays())
-    found = read_arrays(tmp_path / "a.npz")
-    assert list(found) == list(arrays())
-    for name, array in arrays().items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
-    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-
-
-def test_numpy_reads_the_arrays_too(tmp_path):
-    write_arrays(tmp_path / "a.npz", arrays())
-    with np.load(tmp_path / "a.npz", allow_pickle=False) as archive:
-        assert archive["model/layers/0/bias"].dtype == np.uint16
-        assert archive[DTYPES].tolist()[0] == ["model/layers/0/bias", "bfloat16"]
-    write_arrays(tmp_path / "b.npz", {"a": np.zeros(2)})
-    with np.load(tmp_path / "b.npz", allow_pickle=False) as archive:
-        assert archive.files == ["a"]
-
-
-@pytest.mark.parametrize("dtype", ["object", [("a", "f4")]])
-def test_objects_are_not_written(tmp_path, dtype):
-    path, array = tmp_path / "a.npz", np.zeros(2, dtype)
-    write_arrays(path, {"a": np.ones(1)})
-    with pytest.raises(StateError) as caught:
-        write_arrays(path, {"a": np.zeros(1), "b/c": array})
-    assert str(caught.value) == (
-        f"b/c of dtype {array.dtype} cannot be written to {path}: only arrays of numbers can. "
-        "Nothing was written"
-    )
-    assert read_arrays(path)["a"] == [1.0]
-
-
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
-
-
-def test_objects_are_not_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.savez("a.npz", a=np.array([Bomb()], object))
-    np.array([Bomb()], object).dump("b.npz")
-    write_arrays("c.npz", {"a": np.ones(3)})
-    Path("c.npz").write_bytes(Path("c.npz").read_bytes()[:-40])
-    Path("d.npz").write_bytes(b"")
-    np.savez("e.npz", a=np.ones(2), **{DTYPES: np.array([("a", "no_such_dtype")])})
-    for name in ("a.npz", "b.npz", "c.npz", "d.npz", "e.npz"):
-        with pytest.raises(
-            StateError, match=f"^{name} does not hold arrays as Treadle writes them: "
-        ):
-            read_arrays(name)
-    assert not Path("exploded").exists()
-
-
-def test_a_write_that_fails_leaves_the_file(tmp_path, monkeypatch):
-    write_arrays(tmp_path / "a.npz", {"a": np.ones(2)})
-
-    def full(*_, **__):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(zipfile.ZipFile, "open", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_arrays(tmp_path / "a.npz", {"a": np.zeros(2)})
-    monkeypatch.undo()
-    assert read_arrays(tmp_path / "a.npz")["a"].tolist() == [1.0, 1.0]
 
 
 class Twice(keras.Model):

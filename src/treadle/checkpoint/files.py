@@ -113,7 +113,7 @@ class Files:
         with self.opened(path) as (file, size):
             if size > limit:
                 raise CheckpointError(f"{path} has {size:,} bytes; at most {limit:,} are expected")
-            return self.perform(file.read, limit)
+            return self.perform(read_file, file, limit)
 
     def size(self, path: Path) -> int | None:
         """Return the size of a file; None where there is no file."""
@@ -183,12 +183,19 @@ def sync_folder(path: Path) -> None:
 
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading: no link is followed, and no pipe or device is waited for."""
-    flags = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")  # each system lacks some
-    descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    file = open(path, "rb", opener=_open_strictly)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _open_strictly(path: str, flags: int) -> int:
+    for flag in ("O_NOFOLLOW", "O_NONBLOCK"):  # some systems lack them
+        flags |= getattr(os, flag, 0)
+    return os.open(path, flags)
+
+
+def read_file(file: BinaryIO, limit: int) -> bytes:
+    """Return what a file holds, up to so many bytes."""
+    return file.read(limit)

@@ -216,7 +216,9 @@ def _write_fixed(folder: Path, archive: Npz, files: Files) -> dict[str, Any]:
     place = folder / FIXED
     target = place / f"{found['sha256']}.npz"
     if files.size(target) != found["size"]:
-        files.make_folder(place)
+        if not files.is_folder(place):
+            files.make_new_folder(place)
+            files.sync_folder(folder)
         new = place / partial(target.name)
         try:
             files.write(new, archive.pieces(), found["size"])

@@ -215,8 +215,10 @@ class Checkpoints:
         self._manifests[name] = read_manifest(folder, self._files)
         self._damaged.discard(name)
         self._readable.add(name)
-        self.committed = step
         try:
+            # Until what came later is gone it would be taken for the newest.
+            self._remove([other for other in self._names() if other.step > step])
+            self.committed = step
             self._remove_all_but(self._worth_keeping(step, self._last))
             self._remove_unshared()
         except CheckpointError as error:
@@ -232,10 +234,11 @@ class Checkpoints:
 
     def _make_room(self, step: int) -> None:
         """Remove what will not be kept beside a new checkpoint, if there is one to fall back on."""
-        safe = [name for name in self._names() if name in self._readable and name.step <= step]
+        safe = [name for name in self._names() if name in self._readable]
         if safe:
-            kept = self._worth_keeping(step, max(self._last - 1, 1))
-            self._remove_all_but({*kept, max(safe)})
+            # Where the run went back to its start, the newest of what it leaves.
+            fallback = max([name for name in safe if 0 < name.step <= step] or safe)
+            self._remove_all_but({*self._worth_keeping(step, max(self._last - 1, 1)), fallback})
 
     def _worth_keeping(self, step: int, last: int) -> set[Name]:
         """Return what is to be kept when a run stands at `step`, `last` of the newest among it."""
@@ -265,7 +268,9 @@ class Checkpoints:
         return found
 
     def _remove_all_but(self, kept: set[Name]) -> None:
-        gone = [name for name in self._names() if name not in kept]
+        self._remove([name for name in self._names() if name not in kept])
+
+    def _remove(self, gone: Iterable[Name]) -> None:
         away: list[Path] = []
         for name in gone:
             away.append(self._folder / partial(f"removed-{name}"))

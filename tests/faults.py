@@ -1,0 +1,224 @@
+"""Faults of the file system, to be put into what writes and reads checkpoints."""
+
+import errno
+import os
+import struct
+import threading
+from dataclasses import fields
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from treadle.checkpoint import Checkpoint, Files
+from treadle.checkpoint.files import append, sync, sync_folder
+from treadle.progress import Progress
+
+READING = ("listdir", "lstat", "open_file", "read_file", "disk_usage")
+
+
+class Crash(BaseException):
+    """The process is gone: no handler of errors runs."""
+
+
+class Quick(Files):
+    """As files are, without waiting for a disk; knows what was done.
+
+    Attributes:
+        operations: The names of all operations so far.
+        most: The most states that lay on the disk at once.
+    """
+
+    def __init__(self, root=None):
+        self.operations, self.root, self.most = [], root, 0
+
+    def perform(self, operation, *arguments):
+        self.operations.append(operation.__name__)
+        self.before(operation, *arguments)
+        try:
+            if operation not in (sync, sync_folder):
+                return operation(*arguments)
+        finally:
+            if self.root is not None:
+                self.most = max(self.most, sum(1 for _ in self.root.rglob("arrays.npz")))
+
+    def before(self, operation, *arguments):
+        pass
+
+
+class Dies(Quick):
+    """Dies at one operation, in the middle of it where it writes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def before(self, operation, *arguments):
+        if len(self.operations) == self.at and operation is append:
+            file, piece = arguments
+            append(file, piece[: len(piece) // 2])
+        if len(self.operations) >= self.at:
+            raise Crash
+
+
+class Refuses(Quick):
+    """Fails operations of one name whose path or file contains a text, as the system would."""
+
+    def __init__(self, number, operation, text="", times=1):
+        super().__init__()
+        self.number, self.operation, self.text, self.times = number, operation, text, times
+
+    def before(self, operation, *arguments):
+        [place, *_] = arguments
+        place = str(place if isinstance(place, Path) else place.name)
+        if self.times and operation.__name__ == self.operation and self.text in place:
+            self.times -= 1
+            raise OSError(self.number, os.strerror(self.number))
+
+
+class Gated(Quick):
+    """A disk that takes nothing until it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached, self.gate = threading.Event(), threading.Event()
+
+    def before(self, operation, *arguments):
+        if operation is append:
+            self.reached.set()
+            assert self.gate.wait(30)
+
+
+class Recording(Quick):
+    """Keeps all that was done, to be done again on a `Disk`.
+
+    Attributes:
+        log: Operation and arguments; `("announce", step)` where a step was told of as saved.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def perform(self, operation, *arguments):
+        result = super().perform(operation, *arguments)
+        name = operation.__name__
+        if name not in READING:
+            plain = [Path(a) if isinstance(a, Path) else a for a in arguments]
+            if name in ("append", "sync"):
+                plain[0] = Path(arguments[0].name)
+            if name == "append":
+                plain[1] = bytes(arguments[1])
+            self.log.append((name, *plain))
+        return result
+
+
+class _File:
+    def __init__(self):
+        self.now, self.safe = b"", b""
+
+
+class _Folder:
+    def __init__(self):
+        self.now, self.safe = {}, {}
+
+
+class Disk:
+    """A disk with a cache that a power cut empties.
+
+    Contents of a file are safe after a sync of the file, names in a folder after one of the folder.
+    """
+
+    def __init__(self, root):
+        self.root, self.top = root, _Folder()
+
+    def do(self, name, path, *arguments):
+        if name == "sync_folder":
+            found = self._folder(path)
+            found.safe = dict(found.now)
+            return
+        folder = self._folder(path.parent)
+        if name == "mkdir":
+            folder.now[path.name] = _Folder()
+        elif name == "create":
+            folder.now[path.name] = _File()
+        elif name == "append":
+            folder.now[path.name].now += arguments[0]
+        elif name == "sync":
+            folder.now[path.name].safe = folder.now[path.name].now
+        elif name == "replace":
+            [new] = arguments
+            self._folder(new.parent).now[new.name] = folder.now.pop(path.name)
+        elif name in ("unlink", "rmdir"):
+            del folder.now[path.name]
+        else:
+            raise AssertionError(name)
+
+    def lay_out(self, target, choose):
+        """Make files of what a power cut leaves.
+
+        `choose(0)` or `choose(1)` says whether what is not safe is there nevertheless: 0 asks for
+        a name or the lack of one, 1 for the contents of a file.
+        """
+        self._lay_out(self.top, target, choose)
+
+    def _lay_out(self, folder, target, choose):
+        target.mkdir()
+        for name in {**folder.safe, **folder.now}:
+            safe, now = folder.safe.get(name), folder.now.get(name)
+            found = now if now is not safe and choose(0) else safe
+            if isinstance(found, _Folder):
+                self._lay_out(found, target / name, choose)
+            elif found is not None:
+                (target / name).write_bytes(found.now if choose(1) else found.safe)
+
+    def _folder(self, path):
+        found = self.top
+        if path != self.root:
+            for part in path.relative_to(self.root).parts:
+                found = found.now[part]
+        return found
+
+
+def no_space(operation="append", text="arrays.npz"):
+    return Refuses(errno.ENOSPC, operation, text)
+
+
+def checkpoint(step, fixed=True, **more):
+    """A small checkpoint whose every value depends on the step, but for what is fixed."""
+    random = np.random.default_rng(step)
+    state = {
+        "model/kernel": random.standard_normal((3, 4)).astype("f4"),
+        "model/bias": random.standard_normal(5).astype(ml_dtypes.bfloat16),
+        "random/keras": random.integers(0, 1 << 32, 2, dtype=np.uint32),
+    }
+    if fixed:
+        state["backbone/kernel"] = np.arange(20.0)
+    return Checkpoint(
+        Progress(step, step // 5, step % 5, 32 * step, 0.1 * step),
+        state,
+        frozenset(["backbone/kernel"]) if fixed else frozenset(),
+        loop={"call": 0, "means": {"loss": [0.1 * step, step]}},
+        hooks={"order": {"seen": np.arange(step)}},
+        **more,
+    )
+
+
+def same(left, right):
+    """Whether two values are equal in type and in every bit."""
+    if isinstance(left, Checkpoint):
+        names = [field.name for field in fields(left)]
+        return all(same(getattr(left, name), getattr(right, name)) for name in names)
+    if isinstance(left, np.ndarray):
+        return (left.dtype, left.shape, left.tobytes()) == (
+            right.dtype,
+            right.shape,
+            right.tobytes(),
+        )
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return type(right) is float and struct.pack("d", left) == struct.pack("d", right)
+    return type(left) is type(right) and left == right

@@ -1,0 +1,302 @@
+"""What a checkpoint holds comes back as it was; what it cannot hold is refused."""
+
+import enum
+import hashlib
+import json
+import math
+import struct
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.faults import Quick, checkpoint, same
+from treadle.checkpoint import FORMAT, Checkpoint, read, write
+from treadle.checkpoint.format import Name, digest_line, is_entry
+from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
+from treadle.errors import CheckpointError
+from treadle.progress import Progress
+
+NAN, INF = float("nan"), float("inf")
+DATA = Path(__file__).parent / "data"
+
+
+class Color(enum.IntEnum):
+    RED = 3
+
+
+def golden():
+    """What the files under `data` hold; they were written by the first version of the format."""
+    state = {
+        "model/layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "model/layers/0/bias": np.array([0.5, NAN, -0.0], ml_dtypes.bfloat16),
+        "optimizer/iterations": np.array(12, np.int64),
+        "random/python": np.arange(4, dtype=np.uint64) << 60,
+        "mask": np.array([[True], [False]]),
+        "empty": np.zeros((0, 2), np.float16),
+        "../odd name": np.array([1 + 2j], np.complex64),
+        "backbone/kernel": np.array([[1.5, INF]]),
+        "backbone/narrow": np.array([0.5, -1.0], ml_dtypes.float8_e4m3fn),
+    }
+    return Checkpoint(
+        Progress(12, 2, 2, 384, 0.1),
+        state,
+        frozenset(["backbone/kernel", "backbone/narrow"]),
+        loop={"call": 1, "means": {"loss": [0.1, 3, True]}, "best": INF, "none": None},
+        source={"state": {"key": [2**127 + 1, -5], "buffer": np.arange(3, dtype=np.uint8)}},
+        hooks={"stopping": {"best": -INF, "text": 'ä\n"\U0001f600', "!": {"!float": [NAN]}}},
+        about={"score": 0.25, "backend": "torch", "versions": {"numpy": "2.0"}},
+    )
+
+
+def written(tmp_path, saved):
+    return read(write(tmp_path, saved, Quick()), Quick())
+
+
+def test_everything_comes_back_as_it_was(tmp_path):
+    assert same(written(tmp_path, golden()), golden())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fixed", "step-000000000012"]
+
+
+def test_nothing_is_too_little(tmp_path):
+    empty = Checkpoint(Progress(), {})
+    assert same(written(tmp_path, empty), empty)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000000"]
+
+
+def test_the_first_format_is_read_for_ever():
+    folder = DATA / "checkpoint-format-1" / "step-000000000012"
+    assert same(read(folder, Quick()), golden())
+
+
+def test_large_arrays_come_back(tmp_path):
+    saved = Checkpoint(Progress(1), {"a": np.arange(700_001), "b": np.arange(500_000.0)[::-2]})
+    found = written(tmp_path, saved).state
+    assert same(found["a"], saved.state["a"])
+    assert same(found["b"], np.ascontiguousarray(saved.state["b"]))
+
+
+def test_other_tools_read_and_check_the_files(tmp_path):
+    folder = write(tmp_path, golden(), Quick())
+    with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+        assert arrays["state/model/layers/0/kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert arrays["state/model/layers/0/bias"].dtype == np.uint16
+        assert arrays["unnamed/6"].tolist() == [1 + 2j]
+        assert arrays["nested/0"].tolist() == [0, 1, 2]
+        assert len(arrays.files) == 8
+    command = ["sha256sum", "--check", "manifest.sha256"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "manifest.json: OK\n"
+    [fixed] = (tmp_path / "fixed").iterdir()
+    assert fixed.name == hashlib.sha256(fixed.read_bytes()).hexdigest() + ".npz"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["format"] == FORMAT == 1
+    assert manifest["state"]["model/layers/0/bias"]["dtype"] == "bfloat16"
+    assert manifest["state"]["backbone/kernel"]["file"] == "fixed"
+
+
+def test_what_does_not_change_is_stored_once(tmp_path):
+    files = Quick()
+    for step in (1, 2, 3):
+        write(tmp_path, checkpoint(step), files)
+    assert len(list((tmp_path / "fixed").iterdir())) == 1
+    assert files.operations.count("create") == 3 * 3 + 1
+    # What no step was to change, and yet did, is another file.
+    changed = checkpoint(4)
+    changed.state["backbone/kernel"][3] = -1.0
+    assert same(written(tmp_path, changed), changed)
+    assert len(list((tmp_path / "fixed").iterdir())) == 2
+    assert same(read(tmp_path / "step-000000000003", files), checkpoint(3))
+
+
+def test_a_shared_file_that_was_cut_is_written_again(tmp_path):
+    write(tmp_path, checkpoint(1), Quick())
+    [fixed] = (tmp_path / "fixed").iterdir()
+    fixed.write_bytes(fixed.read_bytes()[:100])
+    write(tmp_path, checkpoint(2), Quick())
+    assert same(read(tmp_path / "step-000000000001", Quick()), checkpoint(1))
+
+
+def test_the_same_step_again_gets_another_name(tmp_path):
+    for _ in range(3):
+        folder = write(tmp_path, checkpoint(5), Quick())
+    assert folder.name == "step-000000000005-2"
+    assert len(list(tmp_path.glob("step-*"))) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-12",
+        "step-000000000012-0",
+        "step-000000000012-01",
+        "step-0000000000012",
+        "step-000000000012x",
+        "step-٠٠٠٠٠٠٠٠٠٠١٢",
+        ".partial-step-000000000012-aa",
+        "fixed",
+    ],
+)
+def test_names_of_other_things(name):
+    assert Name.parse(name) is None
+
+
+def test_names_are_ordered_by_step_then_by_how_often():
+    names = [Name(12), Name(12, 1), Name(12, 10), Name(1_000_000_000_000), Name(10**13)]
+    assert sorted(reversed(names)) == names
+    assert [Name.parse(str(name)) for name in names] == names
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/../b", "..", "a//b", "a\\b", "ä", "a\n", "a" * 201])
+def test_entries_stay_below_their_folder(name):
+    assert not is_entry(name)
+    assert is_entry("state/model/layers/0/kernel:0 (1)")
+
+
+# Values within
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *[0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e22, INF, -INF, NAN],
+        struct.unpack("d", struct.pack("Q", 0xFFF0_0000_0000_0BAD))[0],  # a NaN with a message
+        *[0, -1, 2**64, -(2**128), 2**2048, -(2**100_000) + 1, True, False, None],
+        *["", "ä\0\n", "\U0001f600", "\ud800"],
+        *[[], {}, [[], [{}]], {"": {"a b": [1, {"!array": 0, "!!": "!"}]}}],
+    ],
+    ids=lambda value: repr(value)[:30] if not isinstance(value, int) else f"{value.bit_length()}",
+)
+def test_values_survive_exactly(value):
+    data = to_json(encode(value, "it", []), "it")
+    assert same(decode(parse_json(data), []), value)
+
+
+def test_tuples_and_scalars_become_plain():
+    value = (np.float32(0.1), np.int8(-3), np.bool_(True), np.str_("a"), Color.RED)
+    value += (np.float64(NAN), ml_dtypes.bfloat16(1.5), np.uint64(2**64 - 1))
+    found = decode(parse_json(to_json(encode(value, "it", []), "it")), [])
+    assert same(found[:5], [float(np.float32(0.1)), -3, True, "a", 3])
+    assert same(found[6:], [1.5, 2**64 - 1]) and math.isnan(found[5])
+
+
+def test_arrays_within_come_back_in_their_place():
+    arrays = []
+    value = {"a": [np.zeros(2), {"b": np.array(3)}], "c": np.ones((1, 0), ml_dtypes.bfloat16)}
+    found = decode(parse_json(to_json(encode(value, "it", arrays), "it")), arrays)
+    assert same(found, value) and len(arrays) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "kind"),
+    [
+        (b"x", "['x']", "a bytes"),
+        ({1, 2}, "['x']", "a set"),
+        ([0, 1j], "['x'][1]", "a complex"),
+        ({"deep": [{}, {3: "a"}]}, "['x']['deep'][1]", "a dict with the key 3"),
+        (np.array([None]), "['x']", "an array of dtype object"),
+        (np.array(["a"]), "['x']", "an array of dtype <U1"),
+        (np.datetime64("2020-01-01"), "['x']", "a datetime64"),
+        (np.longdouble(1), "['x']", "a longdouble"),
+        (Path("a"), "['x']", "a PosixPath"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_by_place(tmp_path, value, place, kind):
+    with pytest.raises(CheckpointError) as caught:
+        write(tmp_path, checkpoint(3, fixed=False, about={"x": value}), Quick())
+    assert str(caught.value) == (
+        f"about{place} is {kind}, which a checkpoint cannot hold: only None, bool, int, float, str "
+        "and NumPy arrays of numbers, and lists, tuples and dicts (by str) of these"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def nested(depth):
+    value = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_what_lies_deep_is_refused_both_ways():
+    encode(nested(DEEPEST), "it", [])
+    endless = []
+    endless.append(endless)
+    for value in (nested(DEEPEST + 1), endless):
+        with pytest.raises(CheckpointError) as caught:
+            encode(value, "it", [])
+        lies = f" lies more than {DEEPEST} levels deep, or holds itself"
+        assert str(caught.value) == f"it{'[0]' * (DEEPEST + 1)}{lies}"
+    for depth in (DEEPEST + 1, 50_000):
+        with pytest.raises(ValueError, match=f"^values lie more than {DEEPEST} levels deep$"):
+            decode(parse_json(b"[" * depth + b"0" + b"]" * depth), [])
+
+
+def test_what_takes_too_much_is_refused_both_ways():
+    hint = (
+        ". Let hooks and sources keep long lists as NumPy arrays, which lie in a file of their own"
+    )
+    many, long = [0] * 400_001, "x" * (8 << 20)
+    for value, fault in (
+        (many, "holds about 400,001 values; at most 400,000 are allowed"),
+        (long, "takes 8,388,610 bytes of JSON; at most 8,388,608 are allowed"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            to_json(value, "manifest.json")
+        assert str(caught.value) == f"manifest.json {fault}{hint}"
+        with pytest.raises(ValueError, match=f"^{fault}$"):
+            parse_json(json.dumps(value).encode())
+    to_json(many[:-1], "it")
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"[NaN]", "NaN is not JSON"),
+        (b"[-Infinity]", "-Infinity is not JSON"),
+        ('["ä"]'.encode(), "'ascii' codec can't decode"),
+        (b"[1", "Expecting ',' delimiter"),
+        (b"9" * 5000, "Exceeds the limit"),
+        (b'{"!object": 1}', "a value is marked '!object', which means nothing here"),
+        (b'{"!float": "7ff"}', "a value is marked '!float', which means nothing here"),
+        (b'{"!float": "zzzzzzzzzzzzzzzz"}', "non-hexadecimal number"),
+        (b'{"!int": "zz"}', "invalid literal for int"),
+        (b'{"!array": 1}', "a value is marked '!array', which means nothing here"),
+        (b'{"!array": true}', "a value is marked '!array', which means nothing here"),
+        (b'{"!array": 0, "a": 0}', "a value is marked '!array', which means nothing here"),
+    ],
+)
+def test_json_that_was_never_written_is_refused(data, fault):
+    with pytest.raises(ValueError) as caught:
+        decode(parse_json(data), [np.zeros(1)])
+    assert str(caught.value).startswith(fault)
+
+
+def test_fixed_names_what_is_in_the_state(tmp_path):
+    wrong = Checkpoint(Progress(3), {"a": np.zeros(1)}, frozenset(["b"]))
+    with pytest.raises(CheckpointError, match=r"^fixed names what is not in the state: b$"):
+        write(tmp_path, wrong, Quick())
+
+
+def test_variables_hold_numbers(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        write(tmp_path, Checkpoint(Progress(3), {"a": np.array([None])}), Quick())
+    assert str(caught.value) == (
+        "a of dtype object cannot be in a checkpoint: only arrays of numbers can"
+    )
+
+
+def test_another_format_says_so(tmp_path):
+    folder = write(tmp_path, checkpoint(3), Quick())
+    path = folder / "manifest.json"
+    data = path.read_bytes().replace(b'"format": 1', b'"format": 2')
+    path.write_bytes(data)
+    (folder / "manifest.sha256").write_bytes(digest_line(data))
+    with pytest.raises(CheckpointError) as caught:
+        read(folder, Quick())
+    assert str(caught.value) == (
+        f"{path} is of format 2, and this version of Treadle reads format 1: use the version that "
+        "wrote it"
+    )
