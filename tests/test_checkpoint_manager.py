@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, same
 from treadle.checkpoint import Checkpoint, Checkpoints, read, write
+from treadle.checkpoint.format import digest_line
 from treadle.errors import CheckpointError, ConfigurationError
 from treadle.progress import Progress
 
@@ -291,6 +292,17 @@ def test_a_folder_that_was_renamed_is_not_another_step(tmp_path):
     assert found.rejected == [("step-000000000016", f"{tmp_path}/step-000000000016 holds step 6")]
 
 
+def test_what_a_newer_version_wrote_is_not_passed_over(tmp_path):
+    saved(tmp_path, 0, 6)
+    newer = tmp_path / "step-000000000006" / "manifest.json"
+    newer.write_bytes(data := newer.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    newer.with_name("manifest.sha256").write_bytes(digest_line(data))
+    found = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match=f"^{newer} is of format 2, and this version of "):
+        found.latest()
+    assert found.before(5).progress.step == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -418,10 +430,16 @@ def test_what_cannot_be_removed_is_told_and_costs_nothing(tmp_path):
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path, number):
     folder = tmp_path / "checkpoints"
-    checkpoints = Checkpoints(folder, files=Refuses(number, "mkdir"))
-    with pytest.raises(CheckpointError) as caught:
-        checkpoints.clean()
-    assert str(caught.value) == f"cannot make the folder {folder}: {os.strerror(number)}"
+    for operation, doing, path in (
+        ("mkdir", "make the folder", f"{folder}:"),
+        ("create", "write", f"{folder}/.partial-trial-"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoints(folder, files=Refuses(number, operation)).clean()
+        assert str(caught.value).startswith(f"cannot {doing} {path}")
+        assert str(caught.value).endswith(f": {os.strerror(number)}")
+    Checkpoints(folder).clean()
+    assert names(folder) == []
 
 
 @pytest.mark.faults

@@ -10,7 +10,7 @@ from typing import Literal
 from ..errors import CheckpointError, ConfigurationError, whole_number
 from .files import Files
 from .format import FIXED, PARTIAL, Checkpoint, Name, partial, write
-from .reading import Manifest, read, read_manifest
+from .reading import Manifest, UnknownFormatError, read, read_manifest
 
 
 class Checkpoints:
@@ -127,10 +127,13 @@ class Checkpoints:
         """Make the folder, and remove what torn saves left in it; only with the run's lock.
 
         Raises:
-            CheckpointError: The folder cannot be made, or something in it not be removed.
+            CheckpointError: The folder cannot be made or written to, or something in it not be
+                removed.
         """
         self._settle()
         self._make_folder()
+        # Where nothing can be written here, it is better known before the first step.
+        self._files.write(self._folder / partial("trial"), [], 0)
         for place in (self._folder, self._folder / FIXED):
             for name in self._files.names(place):
                 if name.startswith(PARTIAL):
@@ -149,7 +152,7 @@ class Checkpoints:
         """Return the newest checkpoint that is whole; None where none was ever saved.
 
         Raises:
-            CheckpointError: There are some, and every one is damaged.
+            CheckpointError: There are some, and every one is damaged; or a newer Treadle wrote it.
         """
         self._settle()
         return self._first_whole(self._names()[::-1], "any checkpoint")
@@ -190,6 +193,8 @@ class Checkpoints:
                 found = read(folder, self._files)
                 if found.progress.step != name.step:
                     raise CheckpointError(f"{folder} holds step {found.progress.step}")
+            except UnknownFormatError:
+                raise  # to go on from an older one would lose what a newer Treadle has done
             except CheckpointError as error:
                 self.rejected.append((str(name), str(error)))
                 self._damaged.add(name)
@@ -248,7 +253,9 @@ class Checkpoints:
         kept |= set([name for name in newest if name.step][-last:])
         if self._every:
             kept |= {name for name in newest if name.step % self._every == 0}
-        return kept | set(self._ranked(newest)[: self._best])
+        if self._best:
+            kept |= set(self._ranked(newest)[: self._best])
+        return kept
 
     def _ranked(self, names: Iterable[Name]) -> list[Name]:
         """Return those that have a score, the best first, of equal ones the earlier first."""

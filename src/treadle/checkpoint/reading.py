@@ -43,6 +43,10 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _PER_ENTRY, _PER_ARCHIVE = 200 + 2 * LONGEST_ENTRY, 200
 
 
+class UnknownFormatError(CheckpointError):
+    """A checkpoint that is whole, and of a format that this version does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredArray:
     """An array as a manifest declares it."""
@@ -146,7 +150,7 @@ def read_manifest(folder: Path, files: Files) -> Manifest:
         record = _dict(parse_json(data), "it")
         version = record.get("format")
         if version != FORMAT:
-            raise CheckpointError(
+            raise UnknownFormatError(
                 f"{path} is of format {ascii(version)[:40]}, and this version of Treadle reads "
                 f"format {FORMAT}: use the version that wrote it"
             )
