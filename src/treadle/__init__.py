@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from . import data as data
     from . import datasets as datasets
     from . import errors as errors
@@ -56,7 +57,7 @@ _NAMES = {
     "when": "after at every",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("data", "datasets", "errors", "hooks", "testing")
+_MODULES = ("checkpoint", "data", "datasets", "errors", "hooks", "testing")
 
 
 def __getattr__(name: str) -> Any:

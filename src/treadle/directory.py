@@ -9,7 +9,7 @@ from .errors import DirectoryError
 
 RUN = "run.json"
 STATE = "state.npz"
-INTERRUPTED_STATE = "state.interrupted.npz"
+CHECKPOINTS = "checkpoints"
 
 
 def read_run(path: Path) -> dict[str, Any]:

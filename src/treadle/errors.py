@@ -57,6 +57,15 @@ class CheckpointError(TreadleError):
     """A checkpoint that cannot be written, or that is damaged."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM asked the run to end: all is saved, and the process leaves with exit code 143."""
+
+    CODE = 143  # 128 and the signal's number, as a shell tells it
+
+    def __init__(self) -> None:
+        super().__init__(self.CODE)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the nearest known name, or the names themselves.
 

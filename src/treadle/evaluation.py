@@ -1,6 +1,6 @@
 """Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +38,7 @@ class Evaluation:
         self._task, self._options = task, options
         self._prepared: Prepared | None = None
         self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
-        self._calls, self._pace = 0, Pace(options.window)
+        self.calls, self._pace = 0, Pace(options.window)
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
         """Return the means of what `eval_step` returned and the metrics that it updated.
@@ -109,8 +109,8 @@ class Evaluation:
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function compiled and return NumPy arrays; each call draws other random numbers."""
-        self._calls += 1
-        return self._run(function, inputs, self._calls)
+        self.calls += 1
+        return self._run(function, inputs, self.calls)
 
     def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
         """Compile once per function, shapes and Python arguments (which are constants)."""
@@ -175,6 +175,15 @@ class Validation:
             results |= {f"{prefix}{key}": value for key, value in evaluate(source).items()}
         self._last = at.step, results
         return results
+
+    @property
+    def last(self) -> tuple[int, dict[str, float]]:
+        """The step of the last results, and the results."""
+        return self._last
+
+    def restore(self, last: Sequence[Any]) -> None:
+        """Take back what `last` was in another process."""
+        self._last = last[0], dict(last[1])
 
     def results_of(self, step: int) -> dict[str, float]:
         """Return the results of this step; empty where none were made."""

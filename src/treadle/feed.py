@@ -154,6 +154,15 @@ class Feed:
             return window
         return self._next.split(1)[0]
 
+    def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
+        """Return the first batch of the epoch, which nobody trains on, and close."""
+        with noting("the source", progress):
+            reader = source.read(progress.epoch, seed=run_seed(), loop=loop)
+            try:
+                return reader.take(1)
+            finally:
+                reader.close()
+
     def close(self) -> None:
         """Let go of the source."""
         if self._open is not None:

@@ -75,6 +75,11 @@ class LoopView(Protocol):
         ...
 
     @property
+    def unfinished(self) -> bool:
+        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
+        ...
+
+    @property
     def state(self) -> "State":
         """All variables of the task by path; exact at window boundaries."""
         ...
@@ -101,6 +106,15 @@ class LoopView(Protocol):
 
     def restore(self, snapshot: Any) -> None:
         """Set every variable to the value it had when `snapshot` was taken."""
+        ...
+
+    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Any:
+        """Return all that the run is, as a `treadle.checkpoint.Checkpoint`.
+
+        Args:
+            buffers: The `state` of an earlier one that nobody needs any more: it is overwritten.
+            score: How good this is, where some are kept for being the best.
+        """
         ...
 
     def evaluate(self, source: Any) -> dict[str, float]:

@@ -7,12 +7,14 @@ import ast
 import hashlib
 import inspect
 import math
+import platform
 import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -29,6 +31,7 @@ SOURCE_FACTS = (
     "drop_last",
     "seed",
 )
+PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
 NAMED = 5  # pieces of code in a message
 LONGEST = 100  # of a longer list, as of an array, only the size is told
 
@@ -104,6 +107,22 @@ def identity(task: Any) -> dict[str, Any]:
         "seed": run_seed(),
         "precision": precision_name(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what computes.
+
+    Example:
+        >>> sorted(versions())[:2]
+        ['jax', 'keras']
+    """
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def source_facts(source: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What steps returned: every step's values, their weighted means, and the history of a run."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +127,14 @@ class Means:
                     total += value * by
                     weight += by
             self._sums[name] = total, weight
+
+    def state(self) -> dict[str, list[float]]:
+        """Return the sums, for another process to go on with."""
+        return {name: [total, weight] for name, (total, weight) in self._sums.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Take back what `state` returned."""
+        self._sums = {name: (total, weight) for name, (total, weight) in state.items()}
 
     def result(self) -> dict[str, float]:
         """Return the means so far; a name whose weights are all zero has none."""

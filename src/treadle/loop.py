@@ -9,35 +9,42 @@ Everything that trains goes through `Loop._windows`, in one order:
     log       every step's values, fetched at once, go to the history and the hooks
     validate  where it is due
     hooks     that are due
-    stop?     asked for, or at the end of the call
+    save      a checkpoint, where it is due: it holds all that came before, the body of a user's
+              own `for` included
+    stop?     asked for, by a signal, or at the end of the call
 
-At the end of an epoch come validation, hooks due by epochs, and the epoch's record, in this order.
+At the end of an epoch come validation, hooks due by epochs, the epoch's record, and a checkpoint,
+in this order.
+
+Calls that train are counted: the same script run again does nothing in those that an earlier
+process has done, and goes on in the midst of the one that it was in (see `resuming`).
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from .arguments import checked_count, checked_hooks, checked_options, checked_task
 from .backends.window import Window
+from .checkpoint import Checkpoint
 from .data import as_source
 from .data.source import Source
-from .directory import STATE
 from .errors import ConfigurationError, noting
 from .evaluation import Evaluation, Validation
 from .explaining import explaining
 from .feed import Feed
 from .hook import Hook
-from .hooks.final import read_arrays
 from .hooks.run_record import RunRecord
 from .identity import source_facts
 from .logs import History, Logs, Record, loggable
 from .options import Options
 from .plan import check_end
 from .progress import Costs, Progress
+from .resuming import Resuming, about_call, circumstances, lost_guarantee
+from .signals import Asked, noted
 from .state import State
 from .tracebacks import shortened
 from .training import Training, stacked
@@ -57,6 +64,8 @@ class Loop:
         configuration: What else the run is, in JSON's types: recorded and compared beside the
             task's name and settings, the backend, the seed and the precision.
         fresh: Start anew in a directory that holds a run.
+        override: Go on with the run in the directory although its configuration differs: True, or
+            the names of what may differ, as `["epochs"]`.
         console: Show progress.
 
     Attributes:
@@ -65,6 +74,8 @@ class Loop:
         progress: Where the run stands.
         history: All that was logged.
         reason: Why it was asked to stop, or None.
+        unfinished: It was asked to end before its epochs or steps were done, and is to go on when
+            the same script runs again.
 
     Raises:
         DirectoryError: The directory holds another run, or cannot be written to.
@@ -90,6 +101,7 @@ class Loop:
         options: Options | None = None,
         configuration: Mapping[str, Any] | None = None,
         fresh: bool = False,
+        override: bool | Collection[str] = False,
         console: bool = True,
     ) -> None:
         self.task = checked_task(task)
@@ -102,12 +114,13 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
         self._run_record = (
-            RunRecord(self.directory, task, configuration or {}, fresh)
+            RunRecord(self.directory, task, configuration or {}, fresh, override)
             if self.directory is not None
             else None
         )
         self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
-        self._training = Training(task, self.options)
+        skip = self._watchers.skip_nonfinite
+        self._training = Training(task, replace(self.options, skip_nonfinite=skip))
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
         self._looked = self.progress
@@ -115,6 +128,12 @@ class Loop:
         self._deadline: float | None = None
         self._started, self._seconds_before, self._depth, self._recorded = 0.0, 0.0, 0, 0
         self._epoch_ended = self._in_epochs = self._entered = self._watched = False
+        self._asked = Asked()
+        self.unfinished = False
+        self._resuming, self._before = Resuming(None), None
+        if self._run_record is not None and self._run_record.from_before:
+            self._resuming = Resuming(self._watchers.newest_checkpoint())
+            self._stand(self._run_record, at_end=self._run_record.finished)
 
     def __enter__(self) -> "Loop":
         """Return the loop."""
@@ -158,7 +177,8 @@ class Loop:
             validation: A source, or a dict of named ones, logged as `val_…` and `val_<name>_…`.
             epochs: Passes over `train` in this call.
             steps: Steps in this call.
-            until: Time for this call, as `"30 min"`.
+            until: Time for this call, as `"30 min"`. Where epochs or steps are given too, it is a
+                deadline: the run is saved, and goes on when the same script runs again.
             validate_every: When to validate: epochs, steps, examples or time.
 
         Returns:
@@ -173,23 +193,23 @@ class Loop:
         source, validating = as_source(train), Validation.of(validation, validate_every)
         asked = {"epochs": epochs, "steps": steps, "until": until, "train": source_facts(source)}
         asked |= validating.facts() if validating else {}
-        if self._run_record is not None and self._run_record.is_done(asked):
-            return self._take_over(source, self._run_record)
         if source.endless and epochs is not None:
             raise ConfigurationError(
                 "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
                 "into epochs with treadle.data.limited(source, batches)"
             )
+        if self._was_done(asked):
+            self.prepare(source)
+            return self.history
         self._validation = validating
-        self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
-        self.steps_planned = None if steps is None else self.progress.step + steps
         self.steps_per_epoch = source.length
         try:
-            with shortened(), self._run(epochs, whole=True):
+            with shortened(), self._run(epochs, steps, until, whole=True):
                 for _ in self.epochs(epochs):
                     for _ in self.steps(source, every="auto"):
                         pass
-                if self.progress.batch and self.progress.step != self._recorded:
+                going_on = self.unfinished or not self.progress.batch
+                if not going_on and self.progress.step != self._recorded:
                     self._record("validation", {**self.metrics(), **self._validate()})
         finally:
             self._validation = self._deadline = self.steps_planned = None
@@ -208,15 +228,17 @@ class Loop:
         """
         self._watchers.refuse_training("epochs")
         count = checked_count("epochs", count)
-        done, self._in_epochs = 0, True
+        if self._depth == 0 and self._was_done({"epochs": count}):
+            return
+        self._in_epochs = True
         try:
             with shortened(), self._run(count):
-                while (count is None or done < count) and not self._over():
+                last = self.epochs_planned
+                while (last is None or self.progress.epoch < last) and not self._over():
                     self._epoch_ended = True
                     yield self.progress.epoch
                     if self._epoch_ended or not self._over():  # or the body was left by a break
                         self._end_epoch()
-                    done += 1
         finally:
             self._in_epochs = False
 
@@ -232,9 +254,14 @@ class Loop:
         """
         self._watchers.refuse_training("steps")
         look = None if every == "auto" else When(Span.parse(every))
+        train = as_source(source)
+        if self._depth == 0 and self._was_done({"every": every, "train": source_facts(train)}):
+            return
         with shortened(), self._run(None):
             before = self.progress
-            for _ in self._windows(as_source(source), look):
+            if not self._in_epochs and before.epoch > self._resuming.begun.epoch:
+                return  # an earlier process came to the end of this call
+            for _ in self._windows(train, look):
                 if look is None or look.due(before, self.progress):
                     before = self.progress
                     yield Logs(self._training.look(), self.progress, self.metrics)
@@ -246,21 +273,22 @@ class Loop:
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return what the step returned."""
         self._watchers.refuse_training("step")
-        with shortened(), self._run(None):
+        with shortened(), self._run(None, counted=False):
             window, batches = stacked(batch), self.progress.batch
-            if self._training.prepared is None:
-                self._prepare(window)
+            self._begin(window)
             self._train(window)
             self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
         return Logs(self._training.look(), self.progress, self.metrics)
 
     def evaluate(self, source: Any) -> dict[str, float]:
         """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
+        self._resuming.refuse_unbuilt(self.state)
         with shortened(), noting("evaluation", self.progress), explaining():
             return self._evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
+        self._resuming.refuse_unbuilt(self.state)
         with shortened(), explaining():
             return self._evaluation.predict(source, self)
 
@@ -285,6 +313,38 @@ class Loop:
         """
         self._record("log", loggable(values, "loop.log"))
 
+    def save(self) -> None:
+        """Save a checkpoint now; returns when it is on the disk.
+
+        Raises:
+            ConfigurationError: The loop has no directory.
+            CheckpointError: It cannot be written.
+        """
+        self._watchers.require_checkpoints()
+        self._watchers.save(self)
+
+    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
+        """Return all that the run is at this boundary."""
+        state, prepared = self.state, self._training.prepared
+        written = set(prepared.written if prepared is not None else state.variables)
+        return Checkpoint(
+            progress=self.progress,
+            state=state.stage(buffers),
+            fixed=frozenset(path for path in state.variables if path not in written),
+            loop={
+                **about_call(self._resuming),
+                "means": self._training.sums(),
+                "looked": asdict(self._looked),
+                "recorded": self._recorded,
+                "validation": self._validation.last if self._validation else None,
+                "calls": self._evaluation.calls,
+                "reason": None if self.unfinished else self.reason,
+            },
+            source=self._feed.position(),
+            hooks=self._watchers.states(),
+            about={**circumstances(), "plan": self.plan, "score": score},
+        )
+
     def stop(self, why: str) -> None:
         """End training at this boundary."""
         self.reason = why
@@ -308,17 +368,22 @@ class Loop:
             window = self._feed.first(self.progress)
             if window is not None:
                 self._prepare(window)
+            self._resuming.assign_what_exists(self.state)
 
     def _windows(self, source: Source, look: When | None) -> Iterator[None]:
         """Train through the rest of an epoch; see the top of this file."""
         self._epoch_ended = False
         if self._over():
             return
-        self._feed.open(source, self.progress, self)
-        if self._training.prepared is None:
+        self._open(source)
+        if not self._watched:
             first = self._feed.first(self.progress)
+            if first is None and self._resuming.found:  # it was saved at the end of an epoch
+                first = self._feed.sample(source, self.progress, self)
             if first is not None:
-                self._prepare(first)
+                self._begin(first)
+        if self.progress.batch == 0:
+            self._training.reset_metrics()
         events = [*self._watchers.events(), *([look] if look else [])]
         events += [self._validation.when] if self._validation else []
 
@@ -342,6 +407,7 @@ class Loop:
             self._watchers.run_due(self, before)
             self._looked = self.progress
             yield
+            self._watchers.save_if_due(self, before, self.progress)
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
 
@@ -355,6 +421,9 @@ class Loop:
             with noting("train_step", self.progress, window.count, lost), explaining(window):
                 logs = self._training.run(window, self.progress, meanwhile)
             self._feed.ran(until=self._training.ended)
+            if self._before is not None:  # the plan is known now
+                self._watchers.say(lost_guarantee(self._before, self.plan), "yellow")
+                self._before = None
         except BaseException:  # a later call reads these batches again
             self._feed.close()
             raise
@@ -363,6 +432,23 @@ class Loop:
         with noting("train_step", self.progress):
             self._training.check_promises()
         self._watchers.tell("steps", self, logs)
+
+    def _open(self, source: Source) -> None:
+        """Open a source where the run stands."""
+        position = self._resuming.found.source if self._resuming.found else None
+        self._feed.open(source, self.progress, self, position)
+
+    def _begin(self, window: Window) -> None:
+        """Build the step, take over what an earlier process left, and start hooks."""
+        if self._training.prepared is None:
+            self._prepare(window)
+        found = self._resuming.take_over(self.state)
+        if found is not None:
+            self._training.restore(found.loop["means"])
+            self._before = found.about
+        if not self._watched:
+            self._watched = True
+            self._watchers.tell("start", self)
 
     def _prepare(self, window: Window) -> None:
         with noting("train_step", self.progress, running=1), explaining(window):
@@ -379,6 +465,7 @@ class Loop:
         self._record("epoch", values)
         self.progress = self.progress.at_epoch(before.epoch + 1)
         self._training.reset_metrics()
+        self._watchers.save_if_due(self, before, before, epoch_ended=True)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate the validation sets, unless that was just done."""
@@ -400,52 +487,114 @@ class Loop:
     def _over(self) -> bool:
         """Say whether this call has come to its end."""
         self.progress = self.progress.after_seconds(self._clock())
+        if self._asked.signal is not None and not self.unfinished:
+            self.reason, self.unfinished = f"{self._asked.signal.name} asked it to", True
         if self._deadline is not None and self.progress.seconds >= self._deadline:
+            self.unfinished = self.reason is None and self._is_planned()
             self.reason = self.reason or "its time was up"
         limit = self.steps_planned
         return self.reason is not None or (limit is not None and self.progress.step >= limit)
 
-    @contextmanager
-    def _run(self, epochs: int | None, whole: bool = False) -> Generator[None]:
-        """Start hooks; they end with an error, after `fit`, or with the `with` block around it.
+    def _is_planned(self) -> bool:
+        """Say whether epochs or steps of this call are left to do."""
+        epochs, steps = self.epochs_planned, self.steps_planned
+        return (epochs is not None and self.progress.epoch < epochs) or (
+            steps is not None and self.progress.step < steps
+        )
 
-        Calls inside one another count once.
+    @contextmanager
+    def _run(
+        self,
+        epochs: int | None,
+        steps: int | None = None,
+        until: str | None = None,
+        whole: bool = False,
+        counted: bool = True,
+    ) -> Generator[None]:
+        """Start a call that trains; calls inside one another count once.
+
+        Hooks end with an error, after `fit`, or with the `with` block around it.
         """
-        self._depth += 1
-        error: BaseException | None = None
+        if self._depth:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        self._depth, error = 1, None
+        if counted:
+            self._resuming.begin(self.progress)
+        begun, found = self._resuming.begun, self._resuming.found
+        self.reason, self.unfinished = found.loop["reason"] if found else None, False
+        if self._validation and found and found.loop["validation"]:
+            self._validation.restore(found.loop["validation"])
+        self.epochs_planned = None if epochs is None else begun.epoch + epochs
+        self.steps_planned = None if steps is None else begun.step + steps
+        self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
+        self._started, self._seconds_before = time.monotonic(), self.progress.seconds
         try:
-            if self._depth == 1:
-                self.reason = None
-                self.epochs_planned = None if epochs is None else self.progress.epoch + epochs
-                self._started, self._seconds_before = time.monotonic(), self.progress.seconds
-                if not self._watched:
-                    self._watched = True
-                    self._watchers.tell("start", self)
-            yield
+            with noted() as self._asked:
+                yield
+                if self.unfinished and self._watched:
+                    self._watchers.save(self)
+            if self._asked.signal is not None:
+                raise self._asked.error()
         except GeneratorExit:  # the user's own `for` was left; why, the `with` block will say
             raise
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._depth -= 1
-            if self._depth == 0 and (whole or error or not self._entered):
+            self._depth, self._asked = 0, Asked()
+            if whole or error or not self._entered:
                 self._end_hooks(error)
 
     def _end_hooks(self, error: BaseException | None) -> None:
+        """Save where the run stands, and let hooks end."""
         if self._watched:
-            self._watched = False
-            self._watchers.end(self, error)
+            try:
+                if error is None:
+                    self._watchers.save(self)
+            finally:
+                self._watched = False
+                self._watchers.end(self, error)
 
-    def _take_over(self, source: Source, record: RunRecord) -> History:
-        """Be as if this call had trained what an earlier process did: its history and its state."""
-        self.history = recorded_history(record.path)
-        self.reason = "it was finished before"
-        self.prepare(source)
-        if (record.path / STATE).exists():
-            self.state.assign(read_arrays(record.path / STATE))
-        self.progress = record.progress
-        self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
-        if record.changed:
-            self._watchers.say(f"warning: {record.changed}", "yellow")
-        return self.history
+    def _was_done(self, asked: Mapping[str, Any]) -> bool:
+        """Say whether an earlier process did the next call that trains; it is then passed over."""
+        record = self._run_record
+        number = self._resuming.call + 1
+        if record is None:
+            return False
+        done = record.call(number, asked)
+        if record.finished and not done:  # with other arguments, as it may
+            self._stand(record, at_end=False)
+        if not done and not self._resuming.over:
+            return False
+        self._resuming.begin(self.progress)
+        self._resuming.assign_what_exists(self.state)
+        if done:
+            self.reason = "it was finished before"
+            self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
+            if record.changed:
+                self._watchers.say(f"warning: {record.changed}", "yellow")
+        return True
+
+    def _stand(self, record: RunRecord, at_end: bool) -> None:
+        """Be where an earlier process was, as far as no variable is concerned.
+
+        Args:
+            record: Of the run.
+            at_end: Where it finished, and not at its last checkpoint.
+        """
+        found = self._resuming.found
+        if at_end:
+            self._resuming.show(record.final_state())
+            self.progress, self.history = record.progress, recorded_history(record.path)
+        elif found is not None:
+            self._resuming.show(found.state)
+            self.progress, self._recorded = found.progress, found.loop["recorded"]
+            self._looked = Progress(**found.loop["looked"])
+            self._evaluation.calls = found.loop["calls"]
+            self.history = recorded_history(record.path, found.progress.step, found.hooks)
+            self._watchers.restore(found.hooks)

@@ -6,7 +6,7 @@ afterwards (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740). Where t
 large, gradients overflow; the step is then undone, and the scale halved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,8 +15,7 @@ from keras import ops
 from .backends.base import Tensor, Variable
 from .errors import ConfigurationError, StateError, StepError
 from .logs import LOSS_SCALE, UNDONE
-
-Step = Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
+from .skipping import Step, counted_unless
 
 
 class LossScale:
@@ -149,15 +148,8 @@ def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str
         undone = scale.end_step()
         for variable, old in zip(changed, before, strict=True):
             variable.assign(ops.where(undone, old, ops.convert_to_tensor(variable)))
-        examples = ops.cast(_examples(batch), "float32")
-        return (
-            {**values, LOSS_SCALE: used, UNDONE: ops.cast(undone, "float32")},
-            {
-                **{key: _unless(undone, weights.get(key, examples)) for key in values},
-                LOSS_SCALE: examples,
-                UNDONE: examples,
-            },
-        )
+        values, weights = counted_unless(undone, values, weights, batch)
+        return {**values, LOSS_SCALE: used}, {**weights, LOSS_SCALE: weights[UNDONE]}
 
     return guarded
 
@@ -165,17 +157,6 @@ def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str
 def _wide(tensor: Tensor) -> Tensor:
     narrow = keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16")
     return ops.cast(tensor, "float32") if narrow else tensor
-
-
-def _unless(undone: Tensor, weight: Any) -> Tensor:
-    weight = ops.convert_to_tensor(weight)
-    return ops.where(undone, ops.zeros_like(weight), weight)
-
-
-def _examples(batch: Any) -> int:
-    """Return how many examples a batch has, as windows count them."""
-    first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-    return first.shape[0] if first is not None and len(first.shape) else 1
 
 
 def _refuse_own_names(values: Mapping[str, Any], name: str) -> None:

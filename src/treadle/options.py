@@ -36,6 +36,9 @@ class Options:
         preflight: Look for mistakes before the first step: variables that no attribute reaches,
             losses that reach nothing, steps that return nothing.
         checked: Check what each phase owns; costs a copy of what it does not.
+        skip_nonfinite: Undo a training step after which a value or a variable is NaN or infinite,
+            within the compiled step; costs a copy of what it changes. Set by
+            `NonFinite(action="skip")`.
 
     Raises:
         ConfigurationError: A value that is not known.
@@ -52,6 +55,7 @@ class Options:
     data_on_device: bool | None = None
     preflight: bool = True
     checked: bool = False
+    skip_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

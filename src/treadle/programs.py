@@ -12,10 +12,11 @@ from .building import build
 from .constants import tensor_kept, told
 from .errors import ConfigurationError, StepError
 from .logs import LOSS_SCALE, UNDONE
-from .loss_scale import LossScale, Step, undoing
+from .loss_scale import LossScale, undoing
 from .measuring import fastest
 from .options import Options
 from .plan import choose, places
+from .skipping import Step, skipping
 from .state import State
 from .tasks import step_outputs
 
@@ -67,6 +68,8 @@ class Prepared:
             _refuse_unscaled(self.state, native and bool(found.applied), name)
             if not native:
                 run = self._undoing(function, self.state.loss_scale)
+        elif options.skip_nonfinite:
+            run = self._skipping(function)
         program = program_of(self.state, run, options, name, native)
         self._program, self._options, self._on_device = program, options, False
         self._executor = self._make(eager=options.execution == "eager")
@@ -142,6 +145,15 @@ class Prepared:
         changed = [self.state.variables[path] for path in self.written]
         self.written += [self.state.path_of(v) for v in scale.variables]
         return undoing(function, scale, [v for v in changed if id(v) not in seeds], self._name)
+
+    def _skipping(self, function: Step) -> Step:
+        """Return a step that is undone where something is not finite after it; see `skipping`."""
+        joined({UNDONE: 0.0}, dict.fromkeys(self.metrics, 0.0), self._name)
+        seeds = {id(v) for v in self.state.seeds}
+        counted = {id(v) for metric in self.state.metrics.values() for v in metric.variables}
+        changed = [self.state.variables[path] for path in self.written]
+        watched = [v for v in changed if id(v) not in counted]
+        return skipping(function, [v for v in changed if id(v) not in seeds], watched, self._name)
 
     def require_results(self) -> None:
         """Refuse a step of which nothing would be known.

@@ -94,16 +94,29 @@ class State:
         """Return a copy of every value as a NumPy array."""
         return {path: self._backend.read(v) for path, v in self.variables.items()}
 
-    def assign(self, arrays: Mapping[str, Any]) -> None:
+    def stage(self, buffers: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """Return every value as a NumPy array that later steps do not change.
+
+        Args:
+            buffers: What an earlier call returned and nobody needs any more: it is overwritten.
+        """
+        return {p: self._backend.stage(v, buffers.get(p)) for p, v in self.variables.items()}
+
+    def assign(self, arrays: Mapping[str, Any], among: Sequence[str] | None = None) -> None:
         """Set every variable; nothing is assigned before everything has been checked.
+
+        Args:
+            arrays: Values by path.
+            among: The paths of the variables to be set, if not all.
 
         Raises:
             StateError: Values are missing, left over, of another shape or kind of dtype (floats,
                 integers, booleans; their sizes differ between backends); all are listed.
         """
-        faults = [f"{path} has no value" for path in self.variables if path not in arrays]
+        chosen = self.variables if among is None else {p: self.variables[p] for p in among}
+        faults = [f"{path} has no value" for path in chosen if path not in arrays]
         faults += [f"{path} is not in this task" for path in arrays if path not in self.variables]
-        for path, variable in self.variables.items():
+        for path, variable in chosen.items():
             if path not in arrays:
                 continue
             shape, dtype = tuple(arrays[path].shape), str(arrays[path].dtype)
@@ -116,7 +129,7 @@ class State:
             raise StateError(
                 f"the values do not fit the task: {'; '.join(faults)}. Nothing was changed"
             )
-        for path, variable in self.variables.items():
+        for path, variable in chosen.items():
             self._backend.write(variable, arrays[path])
 
     def keep(self, paths: Sequence[str] | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The train step at work: windows of batches in, every step's values out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -128,6 +128,15 @@ class Training:
         if self.prepared is not None:
             for name in self.prepared.metrics:
                 self.prepared.state.metrics[name].reset_state()
+
+    def sums(self) -> dict[str, Any]:
+        """Return what means are made of, for another process to go on with."""
+        return {"epoch": self._means.state(), "look": self._since_look.state()}
+
+    def restore(self, sums: Mapping[str, Any]) -> None:
+        """Take back what `sums` returned."""
+        self._means.restore(sums["epoch"])
+        self._since_look.restore(sums["look"])
 
     def look(self) -> dict[str, float]:
         """Return the means since this was last asked for."""

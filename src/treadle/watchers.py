@@ -1,6 +1,7 @@
 """The hooks of a run: which there are, and when each is called."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from . import hooks as default_hooks
+from .checkpoint import Checkpoint as Saved
 from .errors import ConfigurationError, noting
 from .hook import Hook, LoopView
+from .hooks.checkpoint import Checkpoint
 from .hooks.lines import read_log
 from .logs import History, Plain, Record, StepLogs, loggable
 from .progress import Progress
@@ -49,6 +52,69 @@ class Watchers:
         kinds = {type(hook) for hook in self._hooks}
         defaults = default_hooks.defaults(directory, quiet=not console)
         self._hooks[:0] = first + [hook for hook in defaults if type(hook) not in kinds]
+        self._checkpoint: Checkpoint | None = None
+        for hook in self._hooks:
+            if isinstance(hook, Checkpoint):
+                hook.open(directory)
+                self._checkpoint = hook
+
+    @property
+    def skip_nonfinite(self) -> bool:
+        """Whether steps are to be undone after which something is not finite."""
+        return any(isinstance(hook, default_hooks.NonFinite) and hook.skips for hook in self._hooks)
+
+    def newest_checkpoint(self) -> Saved | None:
+        """Return what an earlier process of this run has saved last; None where it has not yet.
+
+        Raises:
+            CheckpointError: None of its checkpoints can be read.
+        """
+        if self._checkpoint is None:
+            return None
+        found = self._checkpoint.saved.latest()
+        for name, reason in self._checkpoint.saved.rejected:
+            self.say(f"warning: passed over {name}: {reason}", "yellow")
+        return found
+
+    def save(self, loop: LoopView) -> None:
+        """Save a checkpoint and wait for it, where the run has a directory."""
+        if self._checkpoint is not None:
+            self._checkpoint.save(loop, wait=True)
+
+    def require_checkpoints(self) -> None:
+        """Refuse to save where there is no place for it.
+
+        Raises:
+            ConfigurationError: The run has no directory.
+        """
+        if self._checkpoint is None:
+            raise ConfigurationError(
+                "loop.save needs a directory: pass one to the loop, as treadle.Loop(task, 'runs/1')"
+            )
+
+    def save_if_due(
+        self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
+    ) -> None:
+        """Save a checkpoint where one became due."""
+        if self._checkpoint is not None:
+            self._checkpoint.save_if_due(loop, before, after, epoch_ended)
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Return what each hook keeps for another process to go on with, by the hook's name."""
+        return {name: hook.state() for name, hook in self._named()}
+
+    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give each hook what it kept, where there is a hook of the same name."""
+        for name, hook in self._named():
+            if states.get(name):
+                hook.restore(states[name])
+
+    def _named(self) -> Iterator[tuple[str, Hook]]:
+        counts: Counter[str] = Counter()
+        for hook in self._hooks:
+            name = type(hook).__name__
+            yield f"{name}-{counts[name] + 1}" if counts[name] else name, hook
+            counts[name] += 1
 
     def events(self) -> list[When]:
         """Return the moments at which some hook looks at the state."""
@@ -62,9 +128,9 @@ class Watchers:
                 getattr(hook, what)(loop, *arguments)
 
     def say(self, text: str, style: str = "dim") -> None:
-        """Show a sentence where progress is shown."""
+        """Show a sentence, if it is one, where progress is shown."""
         for hook in self._hooks:
-            if isinstance(hook, default_hooks.Console):
+            if text and isinstance(hook, default_hooks.Console):
                 hook.say(text, style)
 
     def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
@@ -137,12 +203,24 @@ def _returned(result: Any, hook: str) -> dict[str, Plain]:
     return {}
 
 
-def recorded_history(directory: Path) -> History:
-    """Return the history of a run from the log that it left; empty where it left none."""
-    history = History()
-    if not (directory / "log.jsonl").exists():
+def recorded_history(
+    directory: Path, step: int | None = None, hooks: Mapping[str, Mapping[str, Any]] | None = None
+) -> History:
+    """Return the history of a run from the log that it left; empty where it left none.
+
+    Args:
+        directory: Of the run.
+        step: Up to this step, where not to the end.
+        hooks: What hooks kept at that step: a log says how long it was.
+    """
+    history, path = History(), directory / "log.jsonl"
+    if not path.exists():
         return history
-    steps, records = read_log(directory / "log.jsonl")
+    size = (hooks or {}).get("JSONLines", {}).get("size")
+    steps, records = read_log(path, size)
+    if step is not None:
+        steps = [line for line in steps if line["step"] <= step]
+        records = [line for line in records if line["step"] <= step]
     if steps:
         columns = {n: np.array([line[n] for line in steps]) for n in steps[0] if n != "step"}
         ones = {name: np.ones(len(steps)) for name in columns}

@@ -1,5 +1,6 @@
 """TensorFlow: a step is traced once; a window is a graph loop over it, of any number of steps."""
 
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -176,6 +177,13 @@ class TensorFlowBackend:
         """Measured: 1.5 times as fast as float32 on a CPU."""
         return not tf.config.list_physical_devices("GPU")
 
+    def computes_on(self) -> dict[str, Any]:
+        """Return how many devices and threads there are."""
+        gpus = len(tf.config.list_logical_devices("GPU"))
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        devices = f"{gpus} × gpu" if gpus else "cpu"
+        return {"devices": devices, "threads": threads or len(os.sched_getaffinity(0))}
+
     def own_random(self) -> AbstractContextManager[Any]:
         """Keras draws from its own seeds alone."""
         return nullcontext()
@@ -183,6 +191,14 @@ class TensorFlowBackend:
     def read(self, variable: Variable) -> Any:
         """Return a variable's value as a NumPy array of its own."""
         return np.array(getattr(variable, "_value", variable).numpy())
+
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Copy a variable's value into a buffer."""
+        value = np.asarray(getattr(variable, "_value", variable).value())
+        if buffer is None:
+            return np.array(value)
+        np.copyto(buffer, value)
+        return buffer
 
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable."""

@@ -142,6 +142,11 @@ class TorchBackend:
         """Measured: 1.3 times as fast as float32 on convolutions on a CPU, 1.9 on products."""
         return not torch.cuda.is_available()
 
+    def computes_on(self) -> dict[str, Any]:
+        """Return how many devices and threads there are."""
+        devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
+        return {"devices": devices, "threads": torch.get_num_threads()}
+
     def own_random(self) -> AbstractContextManager[Any]:
         """Put torch's generator back afterwards: unseeded Dropout draws from it."""
         return torch.random.fork_rng()
@@ -149,6 +154,14 @@ class TorchBackend:
     def read(self, variable: Variable) -> Any:
         """Return a variable's value as a NumPy array of its own."""
         return np.array(self.to_numpy(variable._value))
+
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Copy a variable's value into a buffer."""
+        value = variable._value.detach()
+        if buffer is None or value.dtype == torch.bfloat16:  # which NumPy cannot take from torch
+            return self.read(variable)
+        torch.from_numpy(buffer).copy_(value)
+        return buffer
 
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable."""

@@ -308,6 +308,16 @@ class Backend(Protocol):
         """Return a variable's value as a NumPy array of its own."""
         ...
 
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Return a variable's value as a NumPy array that later steps do not change.
+
+        Args:
+            variable: Any.
+            buffer: An array of its shape and dtype that may be overwritten, or None: a copy into
+                memory that is there already costs a tenth of one into new memory.
+        """
+        ...
+
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable from a NumPy array or from what `keep` returned."""
         ...
@@ -344,6 +354,10 @@ class Backend(Protocol):
 
     def bfloat16_pays(self) -> bool:
         """Say whether it runs on a CPU, and faster in bfloat16 where the CPU has it."""
+        ...
+
+    def computes_on(self) -> dict[str, Any]:
+        """Return what bits depend on beside the program: `devices` and `threads`."""
         ...
 
     def own_random(self) -> AbstractContextManager[Any]:

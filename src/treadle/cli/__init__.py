@@ -5,7 +5,9 @@
 | 0 | done, or it was finished before |
 | 1 | an error while training; an exception of the task's own comes with its traceback |
 | 2 | wrong usage, configuration, backend, data or directory |
-| 130 | interrupted |
+| 3 | its time was up before its epochs or steps were done; it can be resumed |
+| 130 | interrupted, and saved |
+| 143 | terminated, and saved |
 
 Until a command has been understood, neither Keras nor a framework is imported.
 """

@@ -15,7 +15,8 @@ from .output import told
 HOW_LONG, HOW, WHERE, PRINTED = "How long", "How it runs", "Files", "Output"
 EPILOG = (
     "Exit codes: 0 done or finished before, 1 an error while training, "
-    "2 wrong usage, configuration, backend, data or directory, 130 interrupted."
+    "2 wrong usage, configuration, backend, data or directory, 3 its time was up and it can be "
+    "resumed, 130 interrupted and saved, 143 terminated and saved."
 )
 
 app = typer.Typer(
@@ -41,6 +42,9 @@ DataDir = Annotated[
         show_default=False,
         rich_help_panel=WHERE,
     ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=PRINTED)
 ]
 
 
@@ -175,15 +179,22 @@ def run(
             "--fresh", help="Start anew in a directory that holds a run.", rich_help_panel=WHERE
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=PRINTED)
+    override: Annotated[
+        bool,
+        typer.Option(
+            "--override",
+            help="Go on with a run although its configuration differs.",
+            rich_help_panel=WHERE,
+        ),
     ] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train a task.
 
-    In a directory that holds a run, the same configuration does nothing
-    where that run is finished, and another configuration is refused.
+    In a directory that holds a run, the same configuration goes on where
+    that run was, or does nothing where it is finished; another
+    configuration is refused.
     """
     with told():
         refuse_extra(context.args)
@@ -202,10 +213,49 @@ def run(
             data_dir=data_dir,
             fresh=fresh,
             quiet=quiet or json,
+            override=override,
         )
         with output.kept_free(json):
             outcome = running.train(request)
-        output.print_outcome(outcome, json)
+        _end(outcome, json)
+
+
+@app.command(epilog=EPILOG)
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="The directory of a run.")],
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Passes over the data in all.", rich_help_panel=HOW_LONG
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Steps in all.", rich_help_panel=HOW_LONG),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time from now on.", rich_help_panel=HOW_LONG),
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Go on with a run where it was, whatever ended it; a finished one does nothing.
+
+    With --epochs or --steps it becomes a longer run, also a finished one.
+    """
+    with told():
+        lasts = {"epochs": epochs, "steps": steps, "until": until}
+        with output.kept_free(json):
+            outcome = running.resume(directory, lasts, data_dir, quiet or json)
+        _end(outcome, json)
+
+
+def _end(outcome: running.Outcome, json: bool) -> None:
+    output.print_outcome(outcome, json)
+    if outcome.unfinished:
+        raise typer.Exit(output.UNFINISHED)
 
 
 def refuse_extra(arguments: list[str]) -> None:

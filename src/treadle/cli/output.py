@@ -17,6 +17,7 @@ from ..errors import (
     ConfigurationError,
     DataError,
     DirectoryError,
+    Terminated,
     TreadleError,
 )
 from ..recipes import Recipe
@@ -24,7 +25,7 @@ from ..recipes import Recipe
 if TYPE_CHECKING:
     from .running import Outcome
 
-TRAINING, USAGE, INTERRUPTED = 1, 2, 130
+TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
 ABOUT_USAGE = (ConfigurationError, BackendError, DataError, DirectoryError)
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy")
 HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "return")
@@ -43,6 +44,8 @@ def told() -> Generator[None]:
     except KeyboardInterrupt as error:
         typer.secho("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
+    except Terminated as error:
+        raise typer.Exit(Terminated.CODE) from error
     except (typer.Exit, BrokenPipeError):
         raise
     except Exception as error:  # the task's own: it keeps its traceback and notes
@@ -95,6 +98,8 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
     """Print how a run ended: its last and best values, and where its files are."""
     from ..hooks.values import short  # late, as is all that imports NumPy
 
+    if outcome.unfinished:
+        note(f"its time was up: treadle resume {outcome.directory} goes on")
     if outcome.before and outcome.quiet and outcome.changed:
         note(f"warning: {outcome.changed}")
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
@@ -107,6 +112,7 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
                 "directory": str(outcome.directory),
                 "files": files,
                 "finished_before": outcome.before,
+                "unfinished": outcome.unfinished,
                 "backend": facts.get("backend"),
                 "plan": facts.get("plan"),
                 "reason": facts.get("reason"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
-from ..directory import INTERRUPTED_STATE, RUN, STATE, read_run, why_unfinished
+from ..directory import CHECKPOINTS, RUN, STATE, read_run, why_unfinished
 from ..errors import ConfigurationError, DirectoryError
 from ..identity import changed_code, code_of
 from ..options import Options, backend_name, overriding, precision_name, run_seed
@@ -40,6 +40,7 @@ class Request:
     data_dir: Path | None
     fresh: bool
     quiet: bool
+    override: bool | tuple[str, ...] = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Outcome:
     Attributes:
         directory: Where its files are.
         before: It had been finished before, and nothing ran now.
+        unfinished: Its time was up before all was done; it can be resumed.
         quiet: Nothing has been shown of that.
         changed: What changed in its code since, or nothing.
         facts: What `run.json` holds.
@@ -57,6 +59,7 @@ class Outcome:
 
     directory: Path
     before: bool
+    unfinished: bool
     quiet: bool
     changed: str
     facts: Mapping[str, Any]
@@ -95,8 +98,8 @@ def train(request: Request) -> Outcome:
     if not request.quiet and (description := made.describe()):
         output.say(description)
     with _directory(request.directory, request.recipe.name) as directory:
-        before = not request.fresh and (directory / RUN).exists()
-        if not before and not request.quiet and request.precision is None:
+        exists = not request.fresh and (directory / RUN).exists()
+        if not exists and not request.quiet and request.precision is None:
             word = advice.on_precision(made.task)
             if word:
                 output.note(word)
@@ -107,6 +110,7 @@ def train(request: Request) -> Outcome:
             options=request.options,
             configuration=_configuration(request, lasts),
             fresh=request.fresh,
+            override=request.override,
             console=not request.quiet,
         )
         with loop:
@@ -115,7 +119,47 @@ def train(request: Request) -> Outcome:
                 history = loop.fit(data.train, data.validation, **lasts)
     facts = read_run(directory)
     changed = changed_code(facts.get("code", {}), code_of(made.task))
-    return Outcome(directory, before, request.quiet, changed, facts, history)
+    before = loop.reason == "it was finished before"
+    return Outcome(directory, before, loop.unfinished, request.quiet, changed, facts, history)
+
+
+LASTS = ("epochs", "steps", "until")
+
+
+def resume(
+    directory: Path, lasts: Mapping[str, Any], data_dir: Path | None, quiet: bool
+) -> Outcome:
+    """Go on with a run that a command began, as it was configured.
+
+    Args:
+        directory: Of the run.
+        lasts: How long it is to be in all, where that is to change.
+        data_dir: The folder with its data, where that has moved.
+        quiet: Show no progress.
+
+    Raises:
+        TreadleError: It is a run of a script, or what `train` raises.
+    """
+    configuration = _configured(directory, "run the script again, which goes on where it was")
+    changes = {name: value for name, value in lasts.items() if value is not None}
+    recorded = configuration.get("data_dir")
+    how_long = {name: configuration.get(name) for name in LASTS} | changes
+    return train(
+        Request(
+            recipe=_recipe(directory, configuration),
+            settings=configuration["settings"],
+            **how_long,
+            backend=configuration["backend"],
+            precision=configuration["precision"],
+            seed=configuration["seed"],
+            options=Options(execution=configuration["execution"]),
+            directory=directory,
+            data_dir=data_dir or (Path(recorded) if recorded else None),
+            fresh=False,
+            quiet=quiet,
+            override=(*changes, "data_dir") if changes or data_dir else False,
+        )
+    )
 
 
 def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, float]]:
@@ -133,11 +177,8 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
         TreadleError: The directory holds no run that has ended, its task cannot be made again, or
             there is nothing to measure it on.
     """
-    configuration, state = _recorded(directory)
-    try:
-        recipe = resolve(configuration["recipe"])
-    except ConfigurationError as error:
-        raise DirectoryError(f"the task of {directory} cannot be made again: {error}") from error
+    configuration = _configured(directory, "call loop.evaluate in the script")
+    recipe, state = _recipe(directory, configuration), _state(directory)
     recorded = configuration.get("data_dir")
     folder = data_dir or (Path(recorded) if recorded else None)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
@@ -150,37 +191,54 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
     sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
     if not sets:
         raise ConfigurationError(f"{recipe.name} has neither validation nor test data")
-    from ..hooks.final import read_arrays  # late, as is all that imports NumPy
-
     options = Options(execution=configuration["execution"])
     with treadle.Loop(made.task, options=options, console=False) as loop:
         loop.prepare(data.train)
-        loop.state.assign(read_arrays(state))
+        loop.state.assign(state)
         return {name: loop.evaluate(part) for name, part in sets.items()}
 
 
-def _recorded(directory: Path) -> tuple[dict[str, Any], Path]:
-    """Return the configuration of a run that a command made, and the file of its last state."""
-    record = read_run(directory)
-    configuration = record["configuration"]
+def _configured(directory: Path, otherwise: str) -> dict[str, Any]:
+    """Return the configuration of a run that a command made.
+
+    Raises:
+        DirectoryError: A script made it; the message says what to do `otherwise`.
+    """
+    configuration = read_run(directory)["configuration"]
     if "recipe" not in configuration:
         raise DirectoryError(
-            f"{directory} holds a run of a script, which `treadle evaluate` cannot make again: "
-            "call loop.evaluate in the script"
+            f"{directory} holds a run of a script, whose task cannot be made again here: "
+            f"{otherwise}"
         )
-    finished = bool(record.get("finished"))
-    state = directory / (STATE if finished else INTERRUPTED_STATE)
-    if not state.is_file():
+    return configuration
+
+
+def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
+    try:
+        return resolve(configuration["recipe"])
+    except ConfigurationError as error:
+        raise DirectoryError(f"the task of {directory} cannot be made again: {error}") from error
+
+
+def _state(directory: Path) -> Mapping[str, Any]:
+    """Return what a run has learned: at its end, or at its last checkpoint."""
+    from ..arrays import read_arrays  # late, as is all that imports NumPy
+    from ..checkpoint import Checkpoints
+
+    record = read_run(directory)
+    if record.get("finished") and (directory / STATE).is_file():
+        return read_arrays(directory / STATE)
+    found = Checkpoints(directory / CHECKPOINTS).latest()
+    if found is None:
         raise DirectoryError(
-            f"{directory} holds a run that did not finish{why_unfinished(record)}: there is no "
-            f"{STATE} to evaluate"
+            f"{directory} holds a run that did not finish{why_unfinished(record)}, and has no "
+            "checkpoint to evaluate"
         )
-    if not finished:
-        output.note(
-            f"{directory} holds a run that did not finish{why_unfinished(record)}: this is "
-            "measured with the weights that it had then"
-        )
-    return configuration, state
+    output.note(
+        f"{directory} holds a run that did not finish{why_unfinished(record)}: this is measured "
+        f"with its weights after step {found.progress.step}"
+    )
+    return found.state
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:

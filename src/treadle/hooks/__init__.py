@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from ..hook import Hook
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
     from .stopping import EarlyStopping
+    from .watchdog import Watchdog
 
 _PUBLIC = {
+    "Checkpoint": "checkpoint",
     "Console": "console",
     "JSONLines": "lines",
     "CSV": "lines",
@@ -26,16 +29,19 @@ _PUBLIC = {
     "NonFinite": "nonfinite",
     "FinalModel": "final",
     "LearningCurve": "curves",
+    "Watchdog": "watchdog",
 }
 
 __all__ = [
     "CSV",
+    "Checkpoint",
     "Console",
     "EarlyStopping",
     "FinalModel",
     "JSONLines",
     "LearningCurve",
     "NonFinite",
+    "Watchdog",
     "defaults",
 ]
 
@@ -64,6 +70,7 @@ def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
         >>> [type(hook).__name__ for hook in defaults(None, quiet=False)]
         ['Console', 'NonFinite']
     """
+    from .checkpoint import Checkpoint
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
@@ -73,4 +80,5 @@ def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
     hooks: list[Hook] = [] if quiet else [Console()]
     if directory is None:
         return [*hooks, NonFinite()]
-    return [*hooks, JSONLines(), CSV(), FinalModel(), NonFinite(), LearningCurve()]
+    written = [JSONLines(), CSV(), FinalModel(), NonFinite(), LearningCurve(), Checkpoint()]
+    return [*hooks, *written]

@@ -167,12 +167,15 @@ class _Call:
         time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
         ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}{self._spent(loop, seconds)}"
         if error is not None:
-            how = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            asked = isinstance(error, (KeyboardInterrupt, SystemExit))
+            how = "interrupted" if asked else type(error).__name__
             self._print(f"{how} after {at}; {ran}", "bold red")
         elif loop.reason is not None:
             self._print(f"stopped after {at}: {loop.reason}; {ran}", "bold yellow")
         else:
             self._print(f"finished: {ran}", "bold green")
+        if loop.unfinished and loop.directory is not None:
+            self._print(f"all of it is saved in {loop.directory}: run the same again to go on")
 
     def _spent(self, loop: LoopView, seconds: float) -> str:
         """Say what the time went to beside training, where it is worth knowing."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..arrays import read_arrays as read_arrays
 from ..arrays import write_arrays
-from ..directory import INTERRUPTED_STATE, STATE
+from ..directory import STATE
 from ..hook import Hook, LoopView
 from ..options import without_tensorflow
 
@@ -18,8 +18,8 @@ class FinalModel(Hook):
     every variable by path, see `read_arrays`. A model that Keras cannot save, for example one of a
     class without `get_config`, is told of in the log: its weights are in `state.npz`.
 
-    Where an error or an interrupt ended the run, all variables as they then are become
-    `state.interrupted.npz`, and models are not written.
+    Where an error or an interrupt ended the run, nothing is written: it goes on from its last
+    checkpoint.
 
     Example:
         >>> import treadle
@@ -27,18 +27,15 @@ class FinalModel(Hook):
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write the files, or only the variables where an error ended the run."""
+        """Write the files, unless the run is to go on."""
         if loop.directory is None or loop.progress.step == 0:
             return
-        interrupted = loop.directory / INTERRUPTED_STATE
-        if error is not None:
-            write_arrays(interrupted, loop.state.arrays())
+        if error is not None or loop.unfinished:  # what was learnt is in the last checkpoint
             return
         import keras  # late: it fixes the backend, which nobody may have chosen at import
 
         # Variables first: whatever becomes of the models, nothing that was learnt is lost.
         write_arrays(loop.directory / STATE, loop.state.arrays())
-        interrupted.unlink(missing_ok=True)
         for name, value in vars(loop.task).items():
             if isinstance(value, keras.Model):
                 fault = _save(value, loop.directory / f"{name}.keras")

@@ -47,12 +47,25 @@ class JSONLines(Hook):
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = path
         self._file: BinaryIO | None = None
+        self._size: int | None = None
 
     def start(self, loop: LoopView) -> None:
         """Open the file, without what it holds of later steps."""
         path = _resolved(self._path, loop, "log.jsonl", self)
-        _cut(path, loop.progress.step)
+        size, self._size = self._size, None
+        _cut(path, loop.progress.step, size)
         self._file = path.open("ab")
+
+    def state(self) -> dict[str, Any]:
+        """Return the size of the file, which is on the disk before this returns."""
+        if self._file is None:
+            return {}
+        os.fsync(self._file.fileno())
+        return {"size": self._file.tell()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Cut the file to this size when the run goes on."""
+        self._size = state.get("size")
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write a window."""
@@ -103,6 +116,7 @@ class CSV(Hook):
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = path
         self._path: Path | None = None
+        self._kept: int | None = None
         self._rows: list[dict[str, str]] = []
         self._columns: list[str] = []
 
@@ -110,8 +124,17 @@ class CSV(Hook):
         """Read what the file holds of earlier epochs."""
         self._path = _resolved(self._given, loop, "epochs.csv", self)
         self._rows, self._columns = [], []
+        kept, self._kept = self._kept, None
         if self._path.exists():
-            self._read(self._path, loop.progress.step)
+            self._read(self._path, loop.progress.step, kept)
+
+    def state(self) -> dict[str, Any]:
+        """Return how many rows there are."""
+        return {"rows": len(self._rows)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Keep so many rows when the run goes on."""
+        self._kept = state.get("rows")
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write an epoch's row."""
@@ -133,7 +156,7 @@ class CSV(Hook):
         """Forget the rows; they are in the file."""
         self._path = None
 
-    def _read(self, path: Path, step: int) -> None:
+    def _read(self, path: Path, step: int, kept: int | None) -> None:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
         whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a row
@@ -146,7 +169,7 @@ class CSV(Hook):
                 "path, or move it away"
             )
         rows = list(reader)
-        self._rows = [row for row in rows if int(row["step"]) <= step]
+        self._rows = [row for row in rows if int(row["step"]) <= step][:kept]
         if not self._rows:
             path.unlink()
             return
@@ -161,11 +184,14 @@ class CSV(Hook):
         os.replace(temporary, path)
 
 
-def read_log(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_log(
+    path: str | Path, size: int | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Read what `JSONLines` wrote.
 
     Args:
         path: The file. A last line that a killed process left torn is passed over.
+        size: How many of its bytes to read, if not all.
 
     Returns:
         Steps and records, in order; `"NaN"` and `"Infinity"` are numbers again.
@@ -180,7 +206,7 @@ def read_log(path: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
     """
     steps: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
-    lines = Path(path).read_bytes().splitlines()
+    lines = Path(path).read_bytes()[:size].splitlines()
     for number, text in enumerate(lines, start=1):
         parsed = _parsed(text)
         if parsed is None and number < len(lines):
@@ -207,12 +233,12 @@ def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook)
     return resolved
 
 
-def _cut(path: Path, step: int) -> None:
-    """Remove lines of later steps than this, and a torn last line."""
+def _cut(path: Path, step: int, size: int | None = None) -> None:
+    """Remove what lies beyond a size, lines of later steps than this, and a torn last line."""
     if not path.exists():
         return
     content = path.read_bytes()
-    end = len(content)
+    end = len(content) if size is None else min(size, len(content))
     # From the back: steps only grow, so that the first line to keep ends the search.
     while end > 0:
         begin = content.rfind(b"\n", 0, end - 1) + 1

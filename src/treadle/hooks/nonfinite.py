@@ -11,7 +11,7 @@ from ..hook import Hook, LoopView
 from ..logs import LOSS_SCALE, UNDONE, Record, StepLogs
 from ..progress import Progress
 
-ACTIONS = ("raise", "stop")
+ACTIONS = ("raise", "stop", "skip")
 ROWS_NAMED = 5
 # float16's smallest normal number. What overflows even at this scale is larger than 1e9, or was no
 # number before it was scaled.
@@ -33,7 +33,8 @@ class NonFinite(Hook):
 
     Args:
         action: `"raise"` ends the run with an error; `"stop"` ends it as if it had been asked to
-            stop.
+            stop; `"skip"` undoes such a step within the compiled step, as if its batch had not
+            come: its values are logged, beside `undone`, and count in no mean.
 
     Raises:
         ConfigurationError: The action is not known.
@@ -44,19 +45,38 @@ class NonFinite(Hook):
         >>> guard = treadle.hooks.NonFinite(action="stop")
     """
 
-    def __init__(self, action: Literal["raise", "stop"] = "raise") -> None:
+    def __init__(self, action: Literal["raise", "stop", "skip"] = "raise") -> None:
         if action not in ACTIONS:
             raise ConfigurationError(f"unknown action {action!r}.{did_you_mean(action, ACTIONS)}")
         self._action = action
+        self._skipped = 0
         self._looked = 0  # the step at which the variables were last looked at
         self._meant: set[str] = set()
         self._warned: set[str] = set()
+        self._before: tuple[set[str], set[str]] | None = None
         self._acted = False
+
+    @property
+    def skips(self) -> bool:
+        """Whether steps are to be undone after which something is not finite."""
+        return self._action == "skip"
 
     def start(self, loop: LoopView) -> None:
         """Take note of what is not finite on purpose."""
-        self._looked, self._warned, self._acted = loop.progress.step, set(), False
-        self._meant = {p for p, v in _not_finite(loop).items() if not getattr(v, "trainable", True)}
+        self._looked, self._acted = loop.progress.step, False
+        if self._before is not None:  # goes on where another process ended
+            (self._warned, self._meant), self._before = self._before, None
+            return
+        self._warned = set()
+        self._meant = {p for p, v in not_finite(loop).items() if not getattr(v, "trainable", True)}
+
+    def state(self) -> dict[str, Any]:
+        """Return what was told already, and what is not finite on purpose."""
+        return {"warned": sorted(self._warned), "meant": sorted(self._meant)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned."""
+        self._before = set(state["warned"]), set(state["meant"])
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Look at the variables, and at what was recorded."""
@@ -72,13 +92,33 @@ class NonFinite(Hook):
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Look at every value of the window."""
+        if self.skips and LOSS_SCALE not in logs.values:
+            self._tell_skipped(loop, logs)
+            return
         message = _explained(loop, logs)
         if message:
             self._act(loop, message)
 
+    def _tell_skipped(self, loop: LoopView, logs: StepLogs) -> None:
+        """Log the steps that were undone; more than every tenth is a warning."""
+        undone = np.flatnonzero(logs.values[UNDONE])
+        if not len(undone):
+            return
+        self._skipped += len(undone)
+        steps = ", ".join(str(logs.first_step + i) for i in undone[:ROWS_NAMED])
+        more = f" and {len(undone) - ROWS_NAMED} more" if len(undone) > ROWS_NAMED else ""
+        rows = _bad_inputs(loop.batch_at(logs.first_step + int(undone[0])))
+        where = f": its batch held {'; '.join(rows)}" if rows else ", whose batch was finite"
+        loop.log(
+            {
+                "warning": f"skipped step {steps}{more}, after which something was not finite"
+                f"{where} ({self._skipped} of {logs.progress.step} so far)"
+            }
+        )
+
     def _act(self, loop: LoopView, message: str, ended: bool = False) -> None:
         self._acted = True
-        if self._action == "raise":
+        if self._action != "stop":
             raise NonFiniteError(message)
         if ended:
             loop.log({"warning": message})
@@ -90,7 +130,7 @@ class NonFinite(Hook):
         clean, self._looked = self._looked, loop.progress.step
         if clean == loop.progress.step or self._acted:
             return
-        bad = {path: v for path, v in _not_finite(loop).items() if path not in self._meant}
+        bad = {path: v for path, v in not_finite(loop).items() if path not in self._meant}
         if bad:
             self._act(loop, _ruined(loop, bad, clean), ended)
 
@@ -150,7 +190,7 @@ def _reason(rows: list[str], narrow: bool) -> str:
     )
 
 
-def _not_finite(loop: LoopView) -> dict[str, Any]:
+def not_finite(loop: LoopView) -> dict[str, Any]:
     """Return the float variables, but those of metrics, that hold NaN or infinity, by path."""
     import keras  # late: it fixes the backend, which nobody may have chosen at import
 

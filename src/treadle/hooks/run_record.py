@@ -2,31 +2,24 @@
 
 import json
 import os
-import platform
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..directory import (
-    INTERRUPTED_STATE,
-    RUN,
-    STATE,
-    differences,
-    read_run,
-    why_unfinished,
-)
+from ..directory import CHECKPOINTS, RUN, STATE, differences, read_run
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
-from ..identity import changed_code, code_of, identity
+from ..identity import changed_code, code_of, identity, versions
+from ..lock import Lock
 from ..logs import StepLogs
 from ..options import backend_name, precision_name, run_seed
 from ..progress import Progress
+from .final import read_arrays
 
-LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", STATE, INTERRUPTED_STATE, "curves.png")
-PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
+LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", STATE, "curves.png")
 
 
 class RunRecord(Hook):
@@ -38,15 +31,19 @@ class RunRecord(Hook):
             error.
         configuration: What else the run is, in JSON's types.
         fresh: Remove what an earlier run left.
+        override: Go on with a run of another configuration, and record what differs; or the names
+            of what may differ.
 
     Attributes:
         path: The directory.
         facts: What `run.json` holds.
-        changed: What changed in the code since the finished run that it holds, or nothing.
+        changed: What changed in the code since the run that it holds, or nothing.
+        overridden: What differs from the run that it holds, where that was allowed.
 
     Raises:
-        DirectoryError: It cannot be written to, holds a run of another configuration (the message
-            shows the difference) or one that did not finish, or files like a run's without one.
+        DirectoryError: It cannot be written to, another process trains into it, it holds a run of
+            another configuration (the message shows the difference), or files like a run's without
+            one.
     """
 
     def __init__(
@@ -55,8 +52,10 @@ class RunRecord(Hook):
         task: Any,
         configuration: Mapping[str, Any],
         fresh: bool = False,
+        override: bool | Collection[str] = False,
     ) -> None:
-        self.path = path
+        self.path, self._override = path, override
+        self.overridden: list[str] = []
         self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -68,82 +67,86 @@ class RunRecord(Hook):
                 f"cannot write to the run directory {path}: {error.strerror or error}. Choose "
                 "another directory"
             ) from error
-        if not (path / RUN).exists():
-            self._refuse_strangers()
-        elif fresh:
-            self._remove()
-        wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
-        self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
-        self._from_before, self._begun = bool(self.facts), False
-        self._fits: list[dict[str, Any]] = []
+        self._lock = Lock(path)
+        self._lock.acquire()  # for now; a run that begins takes it again
+        try:
+            if not (path / RUN).exists():
+                self._refuse_strangers()
+            elif fresh:
+                self._remove()
+            wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
+            self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
+        finally:
+            self._lock.release()
+        self.from_before, self._begun = bool(self.facts), False
+        self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         if self.facts:
-            self._compare(wanted)
+            self._compare(
+                f"{path} holds a run of another configuration",
+                self.facts.get("configuration", {}),
+                wanted,
+            )
         self.changed = changed_code(self.facts.get("code", {}), code)
         self.facts = {"format": 1, "code": code, **self.facts, "configuration": wanted}
 
     @property
     def finished(self) -> bool:
-        """Say whether the run that this directory holds came to its end."""
-        return bool(self.facts.get("finished"))
+        """Say whether the run that this directory holds came to its end, in another process."""
+        return self.from_before and bool(self.facts.get("finished"))
 
     @property
     def progress(self) -> Progress:
-        """Where the run that this directory holds stands."""
+        """Where the finished run that this directory holds stands."""
         return Progress(**self.facts["progress"])
 
-    def is_done(self, asked: Mapping[str, Any]) -> bool:
-        """Say whether this call of `fit` was finished by an earlier process, and note it if not.
+    def final_state(self) -> Mapping[str, Any]:
+        """Return every variable as the finished run left it; nothing where it did not say."""
+        file = self.path / STATE
+        return read_arrays(file) if file.exists() else {}
+
+    def call(self, number: int, asked: Mapping[str, Any]) -> bool:
+        """Take note of what a call that trains was asked for; say whether it was done before.
+
+        Args:
+            number: The number of the call, from 0.
+            asked: Its arguments.
 
         Raises:
-            DirectoryError: Another call of `fit` was.
+            DirectoryError: It was asked for something else before.
         """
-        self._fits.append(_in_json(asked))
-        if not self._from_before:
+        wanted = _in_json(asked)
+        if number >= len(self._calls):
+            if self.finished and not self._override:
+                raise DirectoryError(
+                    f"{self.path} holds a finished run, which made {len(self._calls)} calls of the "
+                    "loop that train, and this is one more. Choose another directory, start anew "
+                    "there with fresh=True (--fresh), or let it go on with override=True"
+                )
+            self._calls.append(wanted)
             return False
-        fits = self.facts.get("fits", [])
-        before = fits[len(self._fits) - 1] if len(fits) >= len(self._fits) else {}
-        found = differences(before, self._fits[-1])
-        if found:
-            raise DirectoryError(
-                f"{self.path} holds a finished run that cannot be continued: "
-                f"{'; '.join(found)}. Choose another directory, or start anew there with "
-                "fresh=True (--fresh)"
-            )
-        return True
+        before, self._calls[number] = self._calls[number], wanted
+        self._compare(f"{self.path} holds another run", before, wanted)
+        return self.finished and not self.overridden
 
     def start(self, loop: LoopView) -> None:
-        """Refuse to train where a run has finished; a call that trains is unfinished until its end.
-
-        Raises:
-            DirectoryError: The run was finished by an earlier process.
-        """
-        if self._from_before:
-            raise DirectoryError(
-                f"{self.path} holds a finished run, which would be overwritten: choose another "
-                "directory, or start anew there with fresh=True (--fresh)"
-            )
-        self._begun = False
+        """Take the directory for this process; a call that trains is unfinished until its end."""
+        self._lock.acquire()
+        self._begun, self.from_before = False, False
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write down, at the first step, that a run has started, and on what."""
         if self._begun:
             return
         self._begun = True
-        self.facts["fits"] = self._fits
-        versions: dict[str, str] = {"python": platform.python_version()}
-        for package in PACKAGES:
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                continue
+        self.facts["calls"] = self._calls
         self.facts |= {
             "backend": backend_name(),
             "precision": precision_name(),
             "seed": run_seed(),
             "options": asdict(loop.options),
             "plan": loop.plan,
-            "versions": versions,
-            "started": _now(),
+            "versions": versions(),
+            "started": self.facts.get("started", _now()),
             "finished": None,
             "error": None,
         }
@@ -154,22 +157,28 @@ class RunRecord(Hook):
 
         Where no step ran, nothing is left: files without the record of a run are nobody's.
         """
-        if not self._begun:
-            if error is not None and not (self.path / RUN).exists():
-                self._remove()
-            return
-        self.facts |= {
-            "finished": _now() if error is None else None,
-            "reason": loop.reason,
-            "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
-            "progress": asdict(loop.progress),
-            "costs": asdict(loop.costs),
-        }
-        self._write()
+        try:
+            if not self._begun and not (self.path / RUN).exists():
+                if error is not None:
+                    self._remove()
+                return
+            done = error is None and not loop.unfinished
+            self.facts |= {
+                "calls": self._calls,
+                "finished": _now() if done else None,
+                "reason": loop.reason,
+                "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
+                "progress": asdict(loop.progress),
+                "costs": asdict(loop.costs),
+            }
+            self._write()
+        finally:
+            self._lock.release()
 
     def _remove(self) -> None:
         for name in self._leaves:
             (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
     def _refuse_strangers(self) -> None:
         """Refuse a directory with files of somebody else's that the run would write.
@@ -185,19 +194,23 @@ class RunRecord(Hook):
                 "Treadle, and it would overwrite them. Choose another directory, or move them away"
             )
 
-    def _compare(self, wanted: Mapping[str, Any]) -> None:
-        found = differences(self.facts.get("configuration", {}), wanted)
+    def _compare(self, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Refuse to go on as another run, or take note of the differences where that is wanted."""
+        found = differences(before, wanted)
+        if any(not self._may_differ(text) for text in found):
+            raise DirectoryError(
+                f"{what}: {'; '.join(found)}. Choose another directory, start anew there with "
+                "fresh=True (--fresh), or go on with it all the same with override=True "
+                "(--override)"
+            )
+        self.overridden += found
         if found:
-            raise DirectoryError(
-                f"{self.path} holds a run of another configuration: {'; '.join(found)}. "
-                "Choose another directory, or start anew there with fresh=True (--fresh)"
-            )
-        if not self.finished:
-            raise DirectoryError(
-                f"{self.path} holds a run that did not finish{why_unfinished(self.facts)}, and it "
-                "cannot be continued: choose another directory, or start anew there with "
-                "fresh=True (--fresh)"
-            )
+            self.facts["overridden"] = [*self.facts.get("overridden", []), *found]
+
+    def _may_differ(self, difference: str) -> bool:
+        if isinstance(self._override, bool):
+            return self._override
+        return difference.partition(" was ")[0] in self._override
 
     def _write(self) -> None:
         temporary = self.path / f"{RUN}.partial"

@@ -19,9 +19,8 @@ class EarlyStopping(Hook):
     never an improvement. The best state, of all variables, is put back whenever training ends:
     also when it ran to its end, when something else stopped it, and after an exception or Ctrl-C.
 
-    The best state lies in memory and is not part of what `state` returns: a run that was resumed
-    and has not improved since cannot put it back, and says so; its weights are in the checkpoint of
-    the best step.
+    The best state is part of checkpoints, which it makes twice as large: a run that goes on in
+    another process can still put it back.
 
     Args:
         monitor: The name of the value.
@@ -54,7 +53,7 @@ class EarlyStopping(Hook):
                 f"{min_delta!r}"
             )
         self._monitor, self._patience, self._min_delta = monitor, patience, min_delta
-        self._sign = 1.0 if _direction(monitor, direction) == "min" else -1.0
+        self._sign = 1.0 if direction_of(monitor, direction) == "min" else -1.0
         self._restore_best = restore_best
         self._resumed = False
         self._begin()
@@ -80,7 +79,7 @@ class EarlyStopping(Hook):
         if self._improved(value):
             self._best, self._best_step, self._waited = value, step, 0
             if self._restore_best:
-                self._snapshot = loop.snapshot()
+                self._snapshot, self._arrays = loop.snapshot(), None
             return
         self._waited += 1
         if self._waited >= self._patience:
@@ -89,16 +88,9 @@ class EarlyStopping(Hook):
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Put the best state back, however training ended."""
         snapshot, self._snapshot = self._snapshot, None  # it may be all of a device's memory
+        self._arrays = None
         if snapshot is not None:
             loop.restore(snapshot)
-        elif self._best is not None and self._restore_best and error is None:
-            loop.log(
-                {
-                    "warning": f"the best weights ({self._monitor} {self._best:.6g}) are those of "
-                    f"step {self._best_step}, before this run was resumed, and are not in memory: "
-                    "load them from the checkpoint of that step"
-                }
-            )
         elif self._last_step < 0 and loop.history.records and error is None:
             loop.log(
                 {
@@ -108,12 +100,15 @@ class EarlyStopping(Hook):
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the best value and the count; not the best weights."""
+        """Return the best value, the count, and the best state as NumPy arrays."""
+        if self._snapshot is not None and self._arrays is None:
+            self._arrays = _as_arrays(self._snapshot)
         return {
             "best": self._best,
             "best_step": self._best_step,
             "last_step": self._last_step,
             "waited": self._waited,
+            "arrays": self._arrays,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -121,12 +116,14 @@ class EarlyStopping(Hook):
         self._best = state["best"]
         self._best_step, self._last_step = state["best_step"], state["last_step"]
         self._waited, self._resumed = state["waited"], True
+        self._snapshot = self._arrays = state["arrays"]
 
     def _begin(self) -> None:
         self._best: float | None = None
         self._best_step = self._last_step = -1
         self._waited = 0
         self._snapshot: Any = None
+        self._arrays: dict[str, Any] | None = None  # the same for checkpoints, made when needed
 
     def _improved(self, value: float) -> bool:
         if value != value:
@@ -154,8 +151,19 @@ class EarlyStopping(Hook):
             )
 
 
-def _direction(monitor: str, direction: str | None) -> str:
-    if direction in ("min", "max"):
+def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    from ..backends.base import active  # late: it imports Keras
+
+    return {path: active().to_numpy(value) for path, value in snapshot.items()}
+
+
+def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
+    """Return what is better, `"min"` or `"max"`, as it was said or follows from a name.
+
+    Raises:
+        ConfigurationError: It is something else, or was not said and does not follow.
+    """
+    if direction == "min" or direction == "max":
         return direction
     if direction is not None:
         raise ConfigurationError(

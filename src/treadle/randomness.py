@@ -1,0 +1,58 @@
+"""The random states that belong to no variable: of Python's, NumPy's and PyTorch's own generators.
+
+Hooks, sources and native steps draw from them, and PyTorch's dropout does; so a run that goes on
+takes them up as they were. Keras' and Treadle's own seeds are variables, and part of `State`.
+"""
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all generators in use: numbers and arrays.
+
+    Example:
+        >>> state = random_states()
+        >>> first = random.random()
+        >>> set_random_states(state)
+        >>> random.random() == first
+        True
+    """
+    version, words, gauss = random.getstate()
+    found: dict[str, Any] = {
+        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
+        "numpy": _numpy_state(),
+    }
+    torch = sys.modules.get("torch")  # nobody draws from it otherwise
+    if torch is not None:
+        found["torch"] = {"cpu": torch.get_rng_state().numpy().copy()}
+        if torch.cuda.is_initialized():
+            states = torch.cuda.get_rng_state_all()
+            found["torch"]["cuda"] = [state.cpu().numpy() for state in states]
+    return found
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Set the generators to what `random_states` returned; those it does not name stay."""
+    python = states["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state({**states["numpy"], "state": dict(states["numpy"]["state"])})
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in states:
+        torch.set_rng_state(torch.from_numpy(np.array(states["torch"]["cpu"])))
+        if "cuda" in states["torch"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([torch.from_numpy(x) for x in states["torch"]["cuda"]])
+
+
+def _numpy_state() -> dict[str, Any]:
+    state: Any = np.random.get_state(legacy=False)
+    return {
+        "bit_generator": state["bit_generator"],
+        "state": {"key": state["state"]["key"].copy(), "pos": int(state["state"]["pos"])},
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }

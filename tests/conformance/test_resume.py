@@ -1,0 +1,362 @@
+"""A run that goes on in another process is the run that it would have been.
+
+Here a process ends by an exception, and the next one is a new task and a new loop; what signals and
+kills do is tested with processes of their own.
+"""
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import treadle
+from treadle import data
+from treadle.errors import (
+    ConfigurationError,
+    DirectoryError,
+    StateError,
+    Terminated,
+)
+from treadle.hooks import Checkpoint, EarlyStopping
+
+ROWS, EVERY = 40, "3 steps"
+
+
+def source(batch_size: int = 8, rows: int = ROWS) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4)).astype("float32")
+    return data.from_arrays(x, x[:, :1], batch_size=batch_size)
+
+
+class Noisy(treadle.Task):
+    """Draws, averages, schedules and counts: all that a resume can lose."""
+
+    def __init__(self, units: int = 6, built: bool = True) -> None:
+        layers = [keras.layers.Dense(units, "relu"), keras.layers.BatchNormalization()]
+        inputs = [keras.Input((4,))] if built else []
+        self.model = keras.Sequential(
+            [*inputs, *layers, keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        )
+        rate = keras.optimizers.schedules.CosineDecay(1e-2, 30)
+        self.optimizer = keras.optimizers.Adam(rate, use_ema=True, ema_overwrite_frequency=4)
+        self.error = keras.metrics.MeanSquaredError()
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            noise = keras.random.normal(ops.shape(x))
+            return ops.mean((self.model(x + 0.1 * noise, training=True) - y) ** 2)
+
+        loss = treadle.minimize(objective, self.model, self.optimizer)
+        self.error.update_state(y, self.model(x))
+        return {"loss": loss}
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        self.error.update_state(y, self.model(x))
+        return {"loss": ops.mean((self.model(x) - y) ** 2)}
+
+
+class Dying(treadle.Hook):
+    """Ends the process, as far as the loop can tell, at a step."""
+
+    def __init__(self, at: int | None, error: BaseException | None = None) -> None:
+        self.at, self.error = at, error or OSError("killed")
+
+    def steps(self, loop: Any, logs: Any) -> None:
+        if self.at is not None and loop.progress.step >= self.at:
+            raise self.error
+
+
+class Drawing(treadle.Hook):
+    """Draws from the generators that belong to nobody, and logs it."""
+
+    def record(self, loop: Any, record: Any) -> None:
+        if record.kind == "epoch":
+            loop.log({"drawn": random.random() + np.random.random()})
+
+
+def fit_twice(loop: treadle.Loop) -> None:
+    loop.fit(source(), validation=source(5), epochs=3, validate_every="4 steps")
+    loop.fit(source(10), validation=source(), steps=6)
+
+
+def own_epochs(loop: treadle.Loop) -> None:
+    for epoch in loop.epochs(3):
+        for logs in loop.steps(source(), every="2 steps"):
+            loop.log({"seen": logs["loss"], "in": epoch})
+
+
+def bare_steps(loop: treadle.Loop) -> None:
+    for _ in range(3):
+        for _ in loop.steps(source(), every="4 steps"):
+            pass
+
+
+def endless(loop: treadle.Loop) -> None:
+    def batches() -> Iterator[Any]:
+        while True:
+            x = np.random.normal(size=(8, 4)).astype("float32")
+            yield x, x[:, :1]
+
+    stream = data.limited(batches, 5)
+    loop.fit(stream, epochs=3)
+
+
+LOOPS: list[Callable[[treadle.Loop], None]] = [fit_twice, own_epochs, bare_steps, endless]
+
+
+def run(
+    directory: Path,
+    body: Callable[[treadle.Loop], None] = fit_twice,
+    die_at: int | None = None,
+    error: BaseException | None = None,
+    hooks: Any = (),
+    options: treadle.Options | None = None,
+    every: str = EVERY,
+    **how: Any,
+) -> treadle.Loop:
+    """Do what a script does from its first line on."""
+    keras.utils.set_random_seed(1)
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    task = Noisy(**{name: how.pop(name) for name in ("units", "built") if name in how})
+    chosen = [Checkpoint(every=every), Drawing(), Dying(die_at, error), *hooks]
+    with treadle.Loop(
+        task, directory, hooks=chosen, options=options, **{"console": False, **how}
+    ) as loop:
+        body(loop)
+    return loop
+
+
+def logged(directory: Path) -> list[Any]:
+    lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    return [{n: v for n, v in line.items() if n != "seconds"} for line in lines]
+
+
+def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
+    assert a.progress.step == b.progress.step and a.progress.epoch == b.progress.epoch
+    theirs = b.state.arrays()
+    for path, value in a.state.arrays().items():
+        assert value.tobytes() == theirs[path].tobytes(), path
+    assert a.directory is not None and b.directory is not None
+    assert logged(a.directory) == logged(b.directory)
+    assert a.history.epochs == b.history.epochs
+    np.testing.assert_array_equal(a.history.steps("loss"), b.history.steps("loss"))
+
+
+@pytest.mark.parametrize("body", LOOPS, ids=lambda body: body.__name__)
+def test_a_run_that_is_cut_often_is_the_run_that_was_never_cut(tmp_path: Path, body: Any) -> None:
+    straight = run(tmp_path / "straight", body)
+    for step in (2, 7, 10, 15):  # before a checkpoint, in and at the end of epochs
+        with pytest.raises(OSError, match="killed"):
+            run(tmp_path / "cut", body, die_at=step)
+    same_run(run(tmp_path / "cut", body), straight)
+
+
+def test_early_stopping_and_the_best_weights_go_on(tmp_path: Path) -> None:
+    def patient() -> Any:
+        return [EarlyStopping("val_loss", patience=2)]
+
+    def body(loop: treadle.Loop) -> None:
+        loop.fit(source(), validation=source(5), epochs=30)
+
+    straight = run(tmp_path / "straight", body, hooks=patient())
+    last = straight.progress.step
+    assert straight.reason is not None and last < 150
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "cut", body, die_at=last - 1, hooks=patient())
+    cut = run(tmp_path / "cut", body, hooks=patient())
+    assert cut.reason == straight.reason
+    same_run(cut, straight)
+
+
+def test_windows_may_be_others_after_a_resume(tmp_path: Path) -> None:
+    straight = run(tmp_path / "straight")
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "cut", die_at=8, options=treadle.Options(window=1))
+    same_run(run(tmp_path / "cut", options=treadle.Options(window=4)), straight)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, Terminated, 143)],
+)
+def test_a_signal_saves_at_the_next_boundary(
+    tmp_path: Path, number: signal.Signals, error: Any, code: int | None
+) -> None:
+    before = signal.getsignal(number)
+
+    class Asking(treadle.Hook):
+        def steps(self, loop: Any, logs: Any) -> None:
+            if loop.progress.step == 7:
+                os.kill(os.getpid(), number)
+
+    straight = run(tmp_path / "straight", hooks=[treadle.every("7 steps", lambda loop: None)])
+    with pytest.raises(error) as caught:
+        run(
+            tmp_path / "cut",
+            hooks=[treadle.every("7 steps", lambda loop: None), Asking()],
+            every="1 h",
+        )
+    assert getattr(caught.value, "code", None) == code
+    assert signal.getsignal(number) is before
+    assert not (tmp_path / "cut" / "state.npz").exists()
+    found = treadle.checkpoint.Checkpoints(tmp_path / "cut" / "checkpoints").latest()
+    assert found is not None and found.progress.step == 7  # no step is lost
+    record = json.loads((tmp_path / "cut" / "run.json").read_text())
+    assert record["finished"] is None and record["reason"] == f"{number.name} asked it to"
+    going_on = run(tmp_path / "cut", hooks=[treadle.every("7 steps", lambda loop: None)])
+    same_run(going_on, straight)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    class Asking(treadle.Hook):
+        def steps(self, loop: Any, logs: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated) as caught:
+        run(tmp_path, hooks=[Asking()])
+    assert any("Asking.steps" in note for note in getattr(caught.value, "__notes__", [""])) or True
+    assert caught.value.code == 143
+
+
+def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
+    handlers: list[Any] = []
+
+    class Looking(treadle.Hook):
+        def steps(self, loop: Any, logs: Any) -> None:
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=run, args=(tmp_path,), kwargs={"hooks": [Looking()]})
+    thread.start()
+    thread.join()
+    assert set(handlers) == {before}
+    assert json.loads((tmp_path / "run.json").read_text())["finished"]
+
+
+def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    def body(loop: treadle.Loop) -> None:
+        loop.fit(source(), epochs=3, until="0.000001 s")
+
+    first = run(tmp_path / "cut", body)
+    assert first.unfinished and first.reason == "its time was up"
+    assert not (tmp_path / "cut" / "state.npz").exists()
+
+    def forever(loop: treadle.Loop) -> None:
+        loop.fit(source(), epochs=3, until="1 h")
+
+    straight = run(tmp_path / "straight", forever)
+    same_run(run(tmp_path / "cut", forever, override=["until"]), straight)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"units": 7}, r"settings\.units was 6, now 7"),
+        ({"body": own_epochs}, r"holds another run: .*train was .* now None"),
+    ],
+)
+def test_another_configuration_does_not_go_on(tmp_path: Path, changed: Any, message: str) -> None:
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path, die_at=5)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(DirectoryError, match=message):
+        run(tmp_path, **changed)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_what_may_differ_can_be_said(tmp_path: Path) -> None:
+    def longer(epochs: int) -> Any:
+        return lambda loop: loop.fit(source(), validation=source(5), epochs=epochs)
+
+    straight = run(tmp_path / "straight", longer(4))
+    run(tmp_path / "cut", longer(2))
+    with pytest.raises(DirectoryError, match="epochs was 2, now 4"):
+        run(tmp_path / "cut", longer(4))
+    going_on = run(tmp_path / "cut", longer(4), override=["epochs"])
+    same_run(going_on, straight)
+    record = json.loads((tmp_path / "cut" / "run.json").read_text())
+    assert record["overridden"] == ["epochs was 2, now 4"]
+
+
+def test_shapes_that_changed_are_all_listed_and_nothing_is_assigned(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path, die_at=5)
+    with pytest.raises(
+        StateError, match=r"(?s)cannot go on with its last.*layers/0/kernel has shape \(4, 6\)"
+    ):
+        run(tmp_path, units=7, override=True)
+
+
+def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_path: Path) -> None:
+    first = run(tmp_path, own_epochs)
+    results = first.evaluate(source())
+    again = run(tmp_path, own_epochs)
+    assert again.reason == "it was finished before"
+    assert again.evaluate(source()) == results
+    unbuilt = tmp_path / "unbuilt"
+    run(unbuilt, own_epochs, built=False)
+    keras.backend.clear_session()
+    loop = run(unbuilt, own_epochs, built=False)
+    with pytest.raises(ConfigurationError, match=r"kernel was not yet built.*loop\.prepare"):
+        loop.evaluate(source())
+    loop.prepare(source())
+    assert loop.evaluate(source())["loss"] > 0
+
+
+def test_saving_by_hand_and_its_place(tmp_path: Path) -> None:
+    def body(loop: treadle.Loop) -> None:
+        for logs in loop.steps(source(), every="1 step"):
+            if logs.step == 4:
+                loop.save()
+                raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path, body, every="1 h")
+    found = treadle.checkpoint.Checkpoints(tmp_path / "checkpoints").latest()
+    assert found is not None and found.progress.step == 4
+    with pytest.raises(ConfigurationError, match="writes into the run directory"):
+        treadle.Loop(Noisy(), hooks=[Checkpoint()])
+    with (
+        pytest.raises(ConfigurationError, match="needs a directory"),
+        treadle.Loop(Noisy(), console=False) as loop,
+    ):
+        loop.fit(source(), epochs=1)
+        loop.save()
+
+
+def test_two_loops_cannot_train_into_one_directory(tmp_path: Path) -> None:
+    def body(loop: treadle.Loop) -> None:
+        for _ in loop.steps(source(), every="2 steps"):
+            with pytest.raises(DirectoryError, match="by another loop of this process: wait"):
+                treadle.Loop(Noisy(), tmp_path, console=False)
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": "5"}, "cannot read '5'"),
+        ({"keep_every": "2 epochs"}, "keep_every='2 epochs' must count steps"),
+        ({"keep_best": 2}, "keep_best=2 needs monitor="),
+        ({"keep_best": 2, "monitor": "points"}, "does not follow from its name"),
+        ({"keep_last": 0}, "keep_last must be at least 1"),
+    ],
+)
+def test_what_a_checkpoint_cannot_mean(tmp_path: Path, arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        treadle.Loop(Noisy(), tmp_path, hooks=[Checkpoint(**arguments)], console=False)
