@@ -20,18 +20,21 @@ class Asked:
 
     Attributes:
         signal: The first one that came, or None.
+        over: Nobody looks at it any more.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.over = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take a note of the first signal; leave at the second.
 
         Raises:
-            KeyboardInterrupt, Terminated: It is the second one.
+            KeyboardInterrupt, Terminated: It is the second one, or the run is over: of two loops
+                that rest in turns, the one that began first may leave the other one's handlers.
         """
-        if self.signal is not None:
+        if self.signal is not None or self.over:
             raise self.error(signal.Signals(number))
         self.signal = signal.Signals(number)
 
@@ -57,5 +60,7 @@ def noted() -> Generator[Asked]:
     try:
         yield asked
     finally:
+        asked.over = True
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == asked.handle:
+                signal.signal(number, handler)
