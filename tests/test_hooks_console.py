@@ -50,6 +50,7 @@ class Run:
 
     def __init__(self, clock, to, epochs=2, length=100, end=None, plan="one plan", at=0, **kwargs):
         self.progress, self.reason, self.plan = Progress(step=at), None, plan
+        self.unfinished, self.directory = False, None
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
         self.asked, self.costs = 0, Costs()
         self.clock, self.began, self.file = clock, clock.now, to.file

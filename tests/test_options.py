@@ -37,6 +37,7 @@ def test_options_are_frozen_values_with_defaults() -> None:
         "data_on_device": None,
         "preflight": True,
         "checked": False,
+        "skip_nonfinite": False,
     }
     assert Options(window=8) == Options(window=8)
     with pytest.raises(dataclasses.FrozenInstanceError):
