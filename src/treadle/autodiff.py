@@ -16,6 +16,7 @@ from .backends.base import (
     context,
     hand_losses,
     hand_outward,
+    unrecorded,
 )
 from .errors import GradientError, StepError
 from .loss_scale import scaled, unscaled
@@ -101,6 +102,9 @@ def gradients(
         ]
         for name, part in named.items()
     }
+    if step.recorder is not None:
+        for name, part in named.items():
+            step.recorder.gradients([step.path_of(v) for v in part], grads[name])
     return result, grads if several else grads[ONLY]
 
 
@@ -265,7 +269,8 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
         return result
     if isinstance(predicate, bool):
         return then() if predicate else otherwise()
-    return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
+    with unrecorded():
+        return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
@@ -299,7 +304,8 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         # A copy, since it may return a variable's own value, which the next row would change.
         return keras.tree.map_structure(ops.copy, function(row))
 
-    return active().for_each(one, inputs)
+    with unrecorded():
+        return active().for_each(one, inputs)
 
 
 def listed(variables: Variables) -> list[Variable]:
@@ -396,14 +402,20 @@ def _differentiate(
     scale = step.loss_scale
     factor = None if scale is None else scale.factor(nested=step.depth > 0)
 
+    recorder = step.recorder
+
     def losses(leaves: Sequence[Tensor]) -> tuple[Losses, Any]:
+        if recorder is not None:
+            recorder.begin()
         result = function(leaves)
         found = _losses(result, names)
         if factor is not None:
             found = {name: scaled(loss, factor) for name, loss in found.items()}
-        return found, result
+        return found, (result, () if recorder is None else recorder.taken())
 
-    result, found = active().differentiate(losses, variables, inputs, groups)
+    (result, met), found = active().differentiate(losses, variables, inputs, groups)
+    if recorder is not None:
+        recorder.give(met)
     if scale is None:
         return result, found
     scale.look([g for part in found.values() for g in part if g is not None])

@@ -592,9 +592,13 @@ class Loop:
             self._resuming.show(record.final_state())
             self.progress, self.history = record.progress, recorded_history(record.path)
         elif found is not None:
-            self._resuming.show(found.state)
-            self.progress, self._recorded = found.progress, found.loop["recorded"]
-            self._looked = Progress(**found.loop["looked"])
-            self._evaluation.calls = found.loop["calls"]
-            self.history = recorded_history(record.path, found.progress.step, found.hooks)
-            self._watchers.restore(found.hooks)
+            self._go_on_from(found, record.path)
+
+    def _go_on_from(self, found: Checkpoint, directory: Path) -> None:
+        """Be where the run in a directory was when this was saved."""
+        self._resuming.show(found.state)
+        self.progress, self._recorded = found.progress, found.loop["recorded"]
+        self._looked = Progress(**found.loop["looked"])
+        self._evaluation.calls = found.loop["calls"]
+        self.history = recorded_history(directory, found.progress.step, found.hooks)
+        self._watchers.restore(found.hooks)

@@ -33,6 +33,7 @@ class State:
     Attributes:
         variables: Path to variable, in the order of the attributes; optimizers come last.
         layers: All layers met on the way.
+        layer_paths: Their paths, by id.
         optimizers: Path to optimizer.
         metrics: Name to metric: the last name of its path, or the whole path where that is a
             position in a list, or another metric has it.
@@ -52,6 +53,7 @@ class State:
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
         self.layers: list[Any] = []
+        self.layer_paths: dict[int, str] = {}
         self.optimizers: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
         self.seeds: list[Variable] = []
@@ -211,6 +213,7 @@ class State:
 
     def _add_layer(self, path: str, layer: Any) -> None:
         self.layers.append(layer)
+        self.layer_paths[id(layer)] = path
         self._add_plain(path, layer, ("trainable", *vars(layer)))
         attributes = _attributes(layer)
         listed = [*layer._trainable_variables, *layer._non_trainable_variables]

@@ -27,13 +27,19 @@ class Watchers:
         directory: Where default hooks write; None leaves those out that write.
         console: Show progress.
         run: The run's own record, told last of its end.
+        alone: Leave out the default hooks.
 
     Raises:
         ConfigurationError: Something that is no hook.
     """
 
     def __init__(
-        self, given: Sequence[Any], directory: Path | None, console: bool, run: Hook | None = None
+        self,
+        given: Sequence[Any],
+        directory: Path | None,
+        console: bool,
+        run: Hook | None = None,
+        alone: bool = False,
     ) -> None:
         self._hooks: list[Hook] = []
         self._running = ""  # the name of the hook that runs
@@ -50,7 +56,7 @@ class Watchers:
                     "function), or pass a treadle.Hook"
                 )
         kinds = {type(hook) for hook in self._hooks}
-        defaults = default_hooks.defaults(directory, quiet=not console)
+        defaults = [] if alone else default_hooks.defaults(directory, quiet=not console)
         self._hooks[:0] = first + [hook for hook in defaults if type(hook) not in kinds]
         self._checkpoint: Checkpoint | None = None
         for hook in self._hooks:

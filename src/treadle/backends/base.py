@@ -135,6 +135,30 @@ class Build:
     result: Any = None
 
 
+class Recorder(Protocol):
+    """Looks into steps that run eagerly: at gradients, and at what layers return.
+
+    Inside an objective some frameworks have no values yet: what is met there is handed through the
+    differentiation, as what the objective returned is.
+    """
+
+    def begin(self) -> None:
+        """Take note that an objective begins."""
+        ...
+
+    def taken(self) -> Any:
+        """Return what was met since `begin`: a structure of tensors and texts."""
+        ...
+
+    def give(self, met: Any) -> None:
+        """Take back what `taken` returned, now as it is outside of the objective."""
+        ...
+
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        """Take note of what `treadle.gradients` returns for these variables."""
+        ...
+
+
 @dataclass
 class StepContext:
     """What a running step knows about itself.
@@ -151,6 +175,7 @@ class StepContext:
         depth: How many `gradients` are running around this moment.
         inside: How many objectives, branches and mapped functions lie around this moment.
         loss_scale: The `treadle.LossScale` that losses are multiplied by; None where nothing is.
+        recorder: What looks into the step; None where nobody does.
     """
 
     number: Any = 0
@@ -164,6 +189,7 @@ class StepContext:
     depth: int = 0
     inside: int = 0
     loss_scale: Any = None
+    recorder: Recorder | None = None
 
 
 _running = threading.local()
@@ -189,11 +215,33 @@ def running(step: StepContext) -> Generator[StepContext]:
     """Make `step` the running step's context."""
     if not hasattr(_running, "stack"):
         _running.stack = []
+    step.recorder = getattr(_running, "recorder", None)
     _running.stack.append(step)
     try:
         yield step
     finally:
         _running.stack.pop()
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Generator[None]:
+    """Let a recorder look into the steps that run meanwhile, in this thread, uncompiled."""
+    _running.recorder = recorder
+    try:
+        yield
+    finally:
+        _running.recorder = None
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """Record nothing meanwhile: branches and mapped functions may be traced, without values."""
+    step = context()
+    recorder, step.recorder = step.recorder, None
+    try:
+        yield
+    finally:
+        step.recorder = recorder
 
 
 @contextmanager
