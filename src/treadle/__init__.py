@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import data as data
     from . import datasets as datasets
+    from . import doctor as doctor
     from . import errors as errors
     from . import hooks as hooks
     from . import testing as testing
@@ -57,7 +58,7 @@ _NAMES = {
     "when": "after at every",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("checkpoint", "data", "datasets", "errors", "hooks", "testing")
+_MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "testing")
 
 
 def __getattr__(name: str) -> Any:

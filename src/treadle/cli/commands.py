@@ -282,3 +282,47 @@ def evaluate(
         with output.kept_free(json):
             results = running.evaluate(directory, data_dir)
         output.print_results(results, json)
+
+
+@app.command(epilog=EPILOG)
+def replay(
+    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="The directory of a run.")],
+    step: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The step to go to.", show_default=False),
+    ] = None,
+    bisect: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Go to the first step where this holds: 'loss > 5', 'isnan(loss)', "
+            "'norm(model/layers/0/kernel) > 10'.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Write batch, activations, gradients and updates into this file.",
+            show_default=False,
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Go back to a step of a run, and show everything that it computed.
+
+    From the newest checkpoint before it, steps are run again as they
+    were; then the step itself once more, uncompiled. Nothing in the
+    directory is changed.
+    """
+    with told():
+        if save is not None and not save.absolute().parent.is_dir():
+            raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
+        with output.kept_free(json):
+            found = running.replay(directory, step, bisect, data_dir)
+        if save is not None:
+            found.save(save)
+        output.print_replay(found, json)

@@ -23,6 +23,7 @@ from ..errors import (
 from ..recipes import Recipe
 
 if TYPE_CHECKING:
+    from ..doctor import Replay
     from .running import Outcome
 
 TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
@@ -143,6 +144,16 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
     for name, values in results.items():
         numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
         typer.echo(f"{name}: {numbers}")
+
+
+def print_replay(found: "Replay", as_json: bool) -> None:
+    """Print a step that was visited again."""
+    if as_json:
+        _print_json(found.as_dict())
+        return
+    from ..doctor.showing import show
+
+    show(found)
 
 
 def _print_json(value: Any) -> None:

@@ -18,7 +18,9 @@ from ..when import Span
 from . import advice, environment, output
 
 if TYPE_CHECKING:  # importing it would import NumPy
+    from ..doctor import Replay
     from ..logs import History
+    from ..recipes._loading import Made
 
 RUNS = Path("runs")
 
@@ -178,24 +180,64 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
             there is nothing to measure it on.
     """
     configuration = _configured(directory, "call loop.evaluate in the script")
-    recipe, state = _recipe(directory, configuration), _state(directory)
-    recorded = configuration.get("data_dir")
-    folder = data_dir or (Path(recorded) if recorded else None)
-    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
-    environment.prepare(ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"])
-    with overriding(**ran):
-        made = recipe.make(configuration["settings"])
+    state = _state(directory)
+    made = _made_again(directory, configuration, data_dir)
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
     sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
     if not sets:
-        raise ConfigurationError(f"{recipe.name} has neither validation nor test data")
+        raise ConfigurationError(f"{directory}: its task has neither validation nor test data")
     options = Options(execution=configuration["execution"])
     with treadle.Loop(made.task, options=options, console=False) as loop:
         loop.prepare(data.train)
         loop.state.assign(state)
         return {name: loop.evaluate(part) for name, part in sets.items()}
+
+
+def replay(
+    directory: Path, step: int | None, bisect: str | None, data_dir: Path | None
+) -> "Replay":
+    """Make the task of a run again, and go back to a step of it.
+
+    Raises:
+        TreadleError: It is a run of a script, or what `treadle.doctor.replay` raises.
+    """
+    if (step is None) == (bisect is None):
+        raise ConfigurationError(
+            "say which step: either --step N, or what to look for, as --bisect 'loss > 5'"
+        )
+    if bisect is not None:
+        from ..doctor.conditions import parse  # late, as is all that imports NumPy
+
+        parse(bisect)
+    which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
+    configuration = _configured(
+        directory,
+        f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
+        "task and the source that the script makes",
+    )
+    made = _made_again(directory, configuration, data_dir)
+    data = made.datasets()
+    return treadle.doctor.replay(
+        made.task,
+        data.train,
+        directory,
+        step,
+        bisect=bisect,
+        validation=data.validation,
+        hooks=made.hooks(),
+    )
+
+
+def _made_again(directory: Path, configuration: Mapping[str, Any], data_dir: Path | None) -> "Made":
+    """Return the task of a run, made as it was; this imports Keras."""
+    recipe, recorded = _recipe(directory, configuration), configuration.get("data_dir")
+    folder = data_dir or (Path(recorded) if recorded else None)
+    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
+    environment.prepare(ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"])
+    with overriding(**ran):
+        return recipe.make(configuration["settings"])
 
 
 def _configured(directory: Path, otherwise: str) -> dict[str, Any]:

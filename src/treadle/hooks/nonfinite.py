@@ -1,11 +1,13 @@
 """Ending a run whose values are no longer numbers."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from ..data.leaves import flattened, named
+from ..directory import RUN, read_run
 from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 from ..hook import Hook, LoopView
 from ..logs import LOSS_SCALE, UNDONE, Record, StepLogs
@@ -95,9 +97,9 @@ class NonFinite(Hook):
         if self.skips and LOSS_SCALE not in logs.values:
             self._tell_skipped(loop, logs)
             return
-        message = _explained(loop, logs)
+        step, message = _explained(loop, logs)
         if message:
-            self._act(loop, message)
+            self._act(loop, message + _how_to_look(loop, step))
 
     def _tell_skipped(self, loop: LoopView, logs: StepLogs) -> None:
         """Log the steps that were undone; more than every tenth is a warning."""
@@ -132,7 +134,10 @@ class NonFinite(Hook):
             return
         bad = {path: v for path, v in not_finite(loop).items() if path not in self._meant}
         if bad:
-            self._act(loop, _ruined(loop, bad, clean), ended)
+            path, last = next(iter(bad)), loop.progress.step
+            known = last == clean + 1
+            told = _ruined(loop, bad, clean) + _how_to_look(loop, last if known else None, path)
+            self._act(loop, told, ended)
 
     def _warn(self, loop: LoopView, values: Mapping[str, Any]) -> None:
         floats = {name: value for name, value in values.items() if isinstance(value, float)}
@@ -149,8 +154,8 @@ class NonFinite(Hook):
             )
 
 
-def _explained(loop: LoopView, logs: StepLogs) -> str:
-    """Return what is wrong with the first step that is a reason to end the run; else nothing."""
+def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
+    """Return the first step that is a reason to end the run, and what is wrong; else nothing."""
     bad = {
         name: ~np.isfinite(array)
         for name, array in logs.values.items()
@@ -158,12 +163,12 @@ def _explained(loop: LoopView, logs: StepLogs) -> str:
     }
     undone = logs.values[UNDONE] if LOSS_SCALE in logs.values else np.zeros(logs.steps)
     if not bad and not undone.any():
-        return ""
+        return 0, ""
     for offset in range(logs.steps):
         step = logs.first_step + offset
         at = Progress(step, logs.progress.epoch, logs.progress.batch - logs.steps + offset + 1)
         if undone[offset] and logs.values[LOSS_SCALE][offset] <= SMALLEST_SCALE:
-            return (
+            return step, (
                 f"gradients are not finite at {at}, not even with a loss scale of 2**-14, so it is "
                 "not the scale that is too large for float16. Look for a division by zero, or a "
                 "logarithm or a root of zero, or train in mixed_bfloat16"
@@ -172,8 +177,29 @@ def _explained(loop: LoopView, logs: StepLogs) -> str:
         rows = _bad_inputs(loop.batch_at(step)) if names else []
         if names and (rows or not undone[offset]):
             value = logs.values[min(names)][offset]
-            return f"{min(names)} is {value} at {at}. {_reason(rows, LOSS_SCALE in logs.values)}"
-    return ""
+            reason = _reason(rows, LOSS_SCALE in logs.values)
+            return step, f"{min(names)} is {value} at {at}. {reason}"
+    return 0, ""
+
+
+def _how_to_look(loop: LoopView, step: int | None, path: str = "") -> str:
+    """Say how to go back to the step; nothing where the run has no directory to go back in.
+
+    Args:
+        loop: The run.
+        step: The step, where it is known.
+        path: What is not finite, where it is not.
+    """
+    if loop.directory is None or not (loop.directory / RUN).exists():
+        return ""
+    directory, condition = str(loop.directory), f"not isfinite({path})"
+    if "recipe" in read_run(loop.directory)["configuration"]:
+        which = f"--step {step}" if step else f"--bisect {shlex.quote(condition)}"
+        how = f"treadle replay {shlex.quote(directory)} {which}"
+    else:
+        which = f"step={step}" if step else f"bisect={condition!r}"
+        how = f"print(treadle.doctor.replay(task, train, {directory!r}, {which}))"
+    return f". To see all that it computed: {how}"
 
 
 def _reason(rows: list[str], narrow: bool) -> str:

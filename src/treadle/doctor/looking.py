@@ -1,0 +1,139 @@
+"""One step run uncompiled, with what it computes on its way: activations and gradients."""
+
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+from keras import ops
+
+from ..backends.base import active, context, recorded_by
+from ..options import Options
+from ..programs import Prepared
+from ..randomness import set_random_states
+from .numbers import Array
+from .visiting import Moment
+
+Met = tuple[str, str, Any]
+ACTIVATION, GRADIENT = "activation", "gradient"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one step computed, by path.
+
+    Attributes:
+        values: What it returned.
+        activations: What layers returned, in the order in which they were done. What is called more
+            than once has `#2` and so on behind its path; parts of a structure have their keys.
+        gradients: What `treadle.gradients` returned.
+        after: Every variable after the step.
+        layers: The class of each layer, by path.
+    """
+
+    values: Mapping[str, Array]
+    activations: Mapping[str, Array]
+    gradients: Mapping[str, Array]
+    after: Mapping[str, Array]
+    layers: Mapping[str, str]
+
+
+class Keeper:
+    """Keeps what layers and `treadle.gradients` return; a `backends.base.Recorder`.
+
+    Args:
+        paths: The layers' paths, by id.
+    """
+
+    def __init__(self, paths: Mapping[int, str]) -> None:
+        self.met: list[Met] = []
+        self._paths = paths
+        self._around: list[list[Met]] = []
+
+    def begin(self) -> None:
+        """Keep what an objective meets apart."""
+        self._around.append(self.met)
+        self.met = []
+
+    def taken(self) -> list[Met]:
+        """Return what the objective met."""
+        met, self.met = self.met, self._around.pop()
+        return met
+
+    def give(self, met: Sequence[Met]) -> None:
+        """Take it back with values in it."""
+        self.met += met
+
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Any]) -> None:
+        """Keep gradients."""
+        self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
+
+    def output(self, layer: Any, outputs: Any) -> None:
+        """Keep what a layer returned; not that of layers which the task does not hold."""
+        path = self._paths.get(id(layer))
+        if path is None:
+            return
+        for keys, leaf in keras.tree.flatten_with_path(outputs):
+            if ops.is_tensor(leaf):
+                name = path + "".join(f"[{key!r}]" for key in keys)
+                self.met.append((ACTIVATION, name, leaf))
+
+    def arrays(self, kind: str) -> dict[str, Array]:
+        """Return all of a kind that was met, in order."""
+        counts: Counter[str] = Counter()
+        found: dict[str, Array] = {}
+        for which, path, tensor in self.met:
+            if which == kind:
+                counts[path] += 1
+                name = f"{path}#{counts[path]}" if counts[path] > 1 else path
+                found[name] = active().to_numpy(ops.stop_gradient(tensor))
+        return found
+
+
+def look_into(task: Any, moment: Moment, options: Options) -> Look:
+    """Run the step of a moment uncompiled, and keep what it computes.
+
+    Args:
+        task: The task; left as it is after the step.
+        moment: What the step begins with.
+        options: How the run executed its steps.
+    """
+    window = moment.window.streamed()
+    eager = replace(options, execution="eager")
+    prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
+    prepared.state.assign(moment.state)
+    set_random_states(moment.random)
+    keeper = Keeper(prepared.state.layer_paths)
+    with recorded_by(keeper), _layers_tell():
+        values, _, _ = prepared.run(window, moment.progress.step).fetch()
+    paths = prepared.state.layer_paths
+    return Look(
+        values={name: x[0] for name, x in values.items()},
+        activations=keeper.arrays(ACTIVATION),
+        gradients=keeper.arrays(GRADIENT),
+        after=prepared.state.arrays(),
+        # Of those that share a path, Keras' own input layers among them, the first has it.
+        layers={paths[id(x)]: type(x).__name__ for x in reversed(prepared.state.layers)},
+    )
+
+
+@contextmanager
+def _layers_tell() -> Generator[None]:
+    """Let every layer tell the step's recorder what it returns."""
+    base: Any = keras.Layer
+    original = base.__call__
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(self, *args, **kwargs)
+        recorder: Any = context().recorder
+        if recorder is not None:
+            recorder.output(self, outputs)
+        return outputs
+
+    base.__call__ = called
+    try:
+        yield
+    finally:
+        base.__call__ = original

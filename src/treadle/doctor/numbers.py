@@ -1,0 +1,114 @@
+"""What is said of an array in a few numbers: its norm, its range, and what of it is not finite."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An array in a few numbers.
+
+    Attributes:
+        path: What it is.
+        shape: Its shape.
+        dtype: Its dtype.
+        norm: The root of the sum of the squares of what is finite in it.
+        least: The smallest number, of those that are finite; None where none is.
+        most: The largest.
+        mean: Their mean.
+        not_finite: How many of its numbers are NaN or infinite.
+        rows: Which rows of its first axis hold such numbers.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    norm: float
+    least: float | None
+    most: float | None
+    mean: float | None
+    not_finite: int
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: str, array: Array) -> "Numbers":
+        """Look at an array.
+
+        Example:
+            >>> Numbers.of("x", np.array([[3.0, 4.0], [np.nan, 0.0]])).rows
+            (1,)
+        """
+        floats = as_floats(array)
+        finite = np.isfinite(floats)
+        good = floats[finite]
+        bad = ~finite
+        rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)) if bad.ndim else []
+        return cls(
+            path,
+            tuple(array.shape),
+            str(array.dtype),
+            norm_of(good),
+            float(good.min()) if good.size else None,
+            float(good.max()) if good.size else None,
+            float(good.mean()) if good.size else None,
+            int(bad.sum()),
+            tuple(int(row) for row in rows),
+        )
+
+
+def as_floats(value: Any) -> Array:
+    """Return numbers of any kind, bfloat16 too, as float64."""
+    return np.asarray(value).astype(np.float64)
+
+
+def norm_of(array: Array) -> float:
+    """Return the root of the sum of the squares of float64 numbers; NaN where one is NaN."""
+    if not array.size:
+        return 0.0
+    largest = float(np.abs(array).max())  # squares of what is large are infinite
+    if largest == 0 or not np.isfinite(largest):
+        return largest
+    return largest * float(np.sqrt(np.square(array / largest).sum()))
+
+
+def change(before: Array, after: Array) -> Array:
+    """Return what a step added to a variable, as float64."""
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        return as_floats(after) - as_floats(before)
+
+
+def first_bad(arrays: Sequence[Numbers]) -> Numbers | None:
+    """Return the first that holds NaN or infinity."""
+    return next((numbers for numbers in arrays if numbers.not_finite), None)
+
+
+def farthest(
+    these: Mapping[str, Array], those: Mapping[str, Array], whole: bool
+) -> tuple[float, str]:
+    """Return the largest relative difference of two sets of arrays, and where it is.
+
+    It is relative to the number itself, or to the largest of its array where `whole`. Where one
+    number is finite and the other is not, it is infinite; NaN equals NaN.
+
+    Example:
+        >>> farthest({"a": np.array([1.0, 2.0])}, {"a": np.array([1.0, 1.0])}, whole=False)
+        (1.0, 'a')
+    """
+    worst, where = 0.0, ""
+    for name, array in those.items():
+        a, b = as_floats(these[name]), as_floats(array)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            equal = (a == b) | (np.isnan(a) & np.isnan(b))
+            size = np.abs(b)
+            if whole:
+                size = np.max(size, initial=0.0, where=np.isfinite(size))
+            relative = np.where(equal, 0.0, np.abs(a - b) / size)
+        distance = float(np.nan_to_num(relative, nan=np.inf, posinf=np.inf).max(initial=0.0))
+        if distance > worst:
+            worst, where = distance, name
+    return worst, where

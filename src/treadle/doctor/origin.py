@@ -1,0 +1,119 @@
+"""Where the first number of a step that is not finite comes from."""
+
+from math import prod
+
+from .findings import Variable, layer_of
+from .looking import Look
+from .numbers import Numbers, first_bad
+from .visiting import Moment
+
+ROWS_NAMED = 8
+
+
+class Origin:
+    """Finds the first place that is not finite, in the order in which a step comes by them.
+
+    Args:
+        moment: What the step began with.
+        look: What it computed.
+        meant: Paths of variables that hold such numbers on purpose.
+        batch: The batch.
+        layers: What layers returned.
+        variables: What became of variables.
+    """
+
+    def __init__(
+        self,
+        moment: Moment,
+        look: Look,
+        meant: frozenset[str],
+        batch: tuple[Numbers, ...],
+        layers: tuple[Numbers, ...],
+        variables: tuple[Variable, ...],
+    ) -> None:
+        self._moment, self._look, self._batch, self._layers = moment, look, batch, layers
+        self._variables = [v for v in variables if v.path not in meant]
+
+    def told(self) -> str:
+        """Return a sentence."""
+        values = [Numbers.of(name, x) for name, x in self._look.values.items()]
+        gradients = [v.gradient for v in self._variables if v.gradient is not None]
+        in_order = (
+            (first_bad([v.value for v in self._variables]), self._before),
+            (first_bad(self._batch), self._in_batch),
+            (first_bad(self._layers), self._in_layer),
+            (first_bad(values), self._in_value),
+            (first_bad(gradients), self._in_gradient),
+            (first_bad([v.update for v in self._variables]), self._in_update),
+        )
+        for bad, sentence in in_order:
+            if bad is not None:
+                return f"the first that is not finite: {sentence(bad)}"
+        return "all is finite: batch, activations, values, gradients, updates"
+
+    def _before(self, bad: Numbers) -> str:
+        step, changed = self._moment.step, self._moment.changed
+        what = f"{_count(bad)} of {bad.path}, before step {step} began"
+        if changed is not None and bad.path in changed:
+            return (
+                f"{what}, and not when step {step - 1} had ended: something between the two, a "
+                "hook or the script, has set it"
+            )
+        return (
+            f"{what}: an earlier step left it so. --bisect 'not isfinite({bad.path})' finds the "
+            "first one"
+        )
+
+    def _in_batch(self, bad: Numbers) -> str:
+        return f"{_count(bad)} of {bad.path} of the batch{self._rows(bad)}"
+
+    def _in_layer(self, bad: Numbers) -> str:
+        kind = self._look.layers.get(layer_of(bad.path), "a layer")
+        return (
+            f"{_count(bad)} of what {bad.path} ({kind}) returned{self._rows(bad)}, while its "
+            "variables, the batch and the layers before it are finite"
+        )
+
+    def _in_value(self, bad: Numbers) -> str:
+        return (
+            f"{bad.path}, which train_step returned, while all activations are finite: it is what "
+            "computes it from them"
+        )
+
+    def _in_gradient(self, bad: Numbers) -> str:
+        return (
+            f"{_count(bad)} of the gradient of {bad.path}, while the loss is finite: look for a "
+            "root, a norm or a power at zero, or a where whose other branch is not finite"
+        )
+
+    def _in_update(self, bad: Numbers) -> str:
+        return (
+            f"{_count(bad)} of the update of {bad.path}, while its gradient is finite: look at the "
+            "optimizer, or at what else the step assigns"
+        )
+
+    def _rows(self, bad: Numbers) -> str:
+        examples = self._moment.window.examples
+        if not bad.rows or not bad.shape or bad.shape[0] != examples:
+            return ""
+        of_data = self._moment.rows
+        found = f", row{'s' if len(bad.rows) > 1 else ''} {short_list(bad.rows)}"
+        if of_data is None:
+            return found
+        rows = tuple(of_data[row] for row in bad.rows)
+        return f"{found} (of the data set: {short_list(rows)})"
+
+
+def short_list(numbers: tuple[int, ...]) -> str:
+    """Write some whole numbers.
+
+    Example:
+        >>> short_list(tuple(range(12)))
+        '0, 1, 2, 3, 4, 5, 6, 7 and 4 more'
+    """
+    more = f" and {len(numbers) - ROWS_NAMED} more" if len(numbers) > ROWS_NAMED else ""
+    return ", ".join(map(str, numbers[:ROWS_NAMED])) + more
+
+
+def _count(bad: Numbers) -> str:
+    return f"{bad.not_finite} of {prod(bad.shape)} numbers"
