@@ -9,6 +9,9 @@ import pytest
 
 MODULES = (
     "autodiff",
+    "doctor.findings",
+    "doctor.numbers",
+    "doctor.origin",
     "loop",
     "state",
     "stepping",

@@ -162,30 +162,36 @@ class _Run:
                 f"returned nor the path of a variable.{did_you_mean(unknown[0], known)}"
             )
         steps = self._checkpoints.steps()
-        index = bisect_left(
-            range(len(steps)), True, key=lambda i: condition.holds(self._before(steps[i]).state)
-        )
-        if index == 0:
+        if condition.holds(start.state):
             raise ConfigurationError(
                 f"{condition.text!r} holds already in the first checkpoint, after step {steps[0]}"
             )
-        found = self._before(steps[index - 1])
-        end = steps[index] if index < len(steps) else self._last
+        index = bisect_left(
+            steps, True, lo=1, key=lambda step: condition.holds(self._before(step).state)
+        )
+        parts = [(steps[index - 1], steps[index] if index < len(steps) else self._last)]
+        if index == len(steps):  # none holds it: if it came and went, that may have been anywhere
+            parts.append((steps[0], steps[-1]))
+        for begin, end in parts:
+            found = self._search(condition, begin, end)
+            if found is not None:
+                return found
+        raise ConfigurationError(
+            f"{condition.text!r} holds after none of the {self._last} steps of the run"
+        )
+
+    def _search(self, condition: Condition, begin: int, end: int) -> tuple[int, str] | None:
+        """Run from a checkpoint up to a step, and look at every one of them."""
 
         def holds(state: State) -> bool:
             read = active().read
             return condition.holds({n: read(state.variables[n]) for n in condition.names})
 
-        visit = self._visit(found, end + 1, holds)
-        try:
-            visit.go(self._sources)
-        except DirectoryError:  # it was the last step of the run
-            if visit.progress.step < end:
-                raise
+        # One further: it may be made so between the end and the step that follows, if one does.
+        visit = self._visit(self._before(begin), min(end + 1, self._last), holds)
+        visit.go(self._sources)
         if visit.met is None:
-            raise ConfigurationError(
-                f"{condition.text!r} holds after none of the {self._last} steps of the run"
-            )
+            return None
         between = visit.progress.step < visit.met
         how = "already before it began" if between else "after it"
         return visit.met, f"{condition.text}: the first step is {visit.met}: it holds {how}"
@@ -247,7 +253,8 @@ class _Run:
         if found is None:
             raise CheckpointError(
                 f"{self._directory} holds no checkpoint at or before step {step}, so no step can "
-                "be reached: a run with a directory keeps them, unless another folder was copied"
+                "be reached: a run keeps that of step 0, unless it has only just begun, or its "
+                "folder of checkpoints was left behind"
             )
         return found
 
@@ -271,7 +278,11 @@ class _Run:
     def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
         """Return why steps that were run again may differ from the log."""
         now = {**circumstances(), "plan": visit.plan}
-        reasons = differences({name: found.about.get(name) for name in now}, now)
+        before = {name: found.about.get(name) for name in now}
+        before["plan"] = before["plan"] or self._facts.get(
+            "plan"
+        )  # not known before the first step
+        reasons = differences(before, now)
         source: Any = self._sources.of(max(found.loop["call"], 0))
         if source.inexact:
             reasons.append(source.inexact)
