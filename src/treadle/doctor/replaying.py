@@ -153,7 +153,8 @@ class _Run:
         return self._first_of_state(condition, logged)
 
     def _first_of_state(self, condition: Condition, logged: Sequence[str]) -> tuple[int, str]:
-        start = self._before(0)
+        steps = self._checkpoints.steps()
+        start = self._before(min(steps, default=0))
         unknown = [name for name in condition.names if name not in start.state]
         if unknown:
             known = (*logged, *start.state)
@@ -161,7 +162,6 @@ class _Run:
                 f"{condition.text!r} names {unknown[0]!r}, which is neither a value that steps "
                 f"returned nor the path of a variable.{did_you_mean(unknown[0], known)}"
             )
-        steps = self._checkpoints.steps()
         if condition.holds(start.state):
             raise ConfigurationError(
                 f"{condition.text!r} holds already in the first checkpoint, after step {steps[0]}"
