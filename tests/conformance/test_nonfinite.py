@@ -76,7 +76,9 @@ def test_weights_are_looked_at_when_an_epoch_ends(value: float, tmp_path: Path) 
         "model/layers/0/kernel holds 2 of 24 values that are not finite, since some step from 6 to "
         "10, though every step returned finite ones. Look for such values in the data, as with "
         "numpy.isfinite(x).all(); where there are none, lower the learning rate, or clip gradients "
-        "(clipnorm=1.0 in the optimizer)"
+        "(clipnorm=1.0 in the optimizer). To see all that it computed: "
+        f"print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
+        "bisect='not isfinite(model/layers/0/kernel)'))"
     )
     assert not (tmp_path / "state.npz").exists()
     assert not (tmp_path / "model.keras").exists()

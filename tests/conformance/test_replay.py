@@ -349,6 +349,16 @@ def test_nan_in_a_batch_is_traced_to_its_rows(tmp_path: Path) -> None:
     assert visit(plain, ruined(), tmp_path, bisect="isnan(loss)").step == step
 
 
+def test_steps_that_were_skipped_are_skipped_again(tmp_path: Path) -> None:
+    train(plain, tmp_path, hooks=[NonFinite(action="skip")], sources=[ruined()])
+    step = min(step for step, line in logged(tmp_path).items() if line["undone"])
+    found = visit(plain, ruined(), tmp_path, step)
+    assert found.agreement.exact and found.values["undone"] == 1.0
+    assert "(of the data set: 35)" in found.origin
+    assert {v.path: v.update.norm for v in found.variables}["model/layers/0/kernel"] == 0
+    assert visit(plain, ruined(), tmp_path, step + 6).agreement.exact
+
+
 class Root(keras.layers.Layer):
     """Of what is larger than 6, it returns NaN."""
 

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_yo
 from ..hook import Hook
 from ..hooks.lines import OWN, read_log
 from ..identity import changed_code, code_of, identity
+from ..logs import LOSS_SCALE, UNDONE
 from ..options import Options
 from ..resuming import circumstances
 from ..state import State
@@ -130,11 +131,12 @@ class _Run:
                 "is not known, so they cannot be drawn again"
             )
         self._sources = Sources(train, validation, calls, directory)
-        self._options = _options(facts)
         self._checkpoints = Checkpoints(directory / CHECKPOINTS)
         log = directory / LOG
         steps = read_log(log)[0] if log.exists() else []
         self._log: dict[int, Mapping[str, Any]] = {line["step"]: line for line in steps}
+        skips = any(UNDONE in line and LOSS_SCALE not in line for line in steps)
+        self._options = replace(_options(facts), skip_nonfinite=skips)
         self._last = max([*self._log, (facts.get("progress") or {}).get("step", 0)])
 
     def first_step(self, condition: Condition) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from ..data import as_source
 from ..directory import differences
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
-from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinite
+from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinite, Watchdog
 from ..hooks import Checkpoint as CheckpointHook
 from ..identity import source_facts
 from ..logs import StepLogs
@@ -28,7 +28,16 @@ from ..when import Scheduled, at, every
 from .numbers import Array, as_floats
 
 # What these do leaves training as it is: they write, show, save, or end what is no run here.
-LEFT_OUT = (CheckpointHook, Console, CSV, FinalModel, JSONLines, LearningCurve, NonFinite)
+LEFT_OUT = (
+    CheckpointHook,
+    Console,
+    CSV,
+    FinalModel,
+    JSONLines,
+    LearningCurve,
+    NonFinite,
+    Watchdog,
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,8 @@ class Visit(Loop):
         last: int,
         watch: Callable[[State], bool] | None = None,
     ) -> None:
-        super().__init__(task, options=options, console=False)
+        skips = [NonFinite(action="skip")] if options.skip_nonfinite else []
+        super().__init__(task, hooks=skips, options=options, console=False)
         self.values: dict[int, dict[str, float]] = {}
         self.moment: Moment | None = None
         self.after: Mapping[str, Array] = {}
