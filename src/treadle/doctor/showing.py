@@ -80,7 +80,7 @@ def _batch(found: Replay) -> Table:
 def _layers(found: Replay) -> Table:
     table = _table("layer", "class", "shape", "activation", "not finite", "rows")
     for x in found.layers:
-        kind, norm = found.kinds.get(layer_of(x.path), ""), short(x.norm, fixed=True)
+        kind, norm = found.kinds.get(layer_of(x.path), ""), _norm(x)
         rows = short_list(x.rows)
         _row(table, x.not_finite, x.path, kind, _shape(x), norm, _bad(x), rows)
     return table
@@ -90,7 +90,7 @@ def _variables(found: Replay) -> Table:
     table = _table("variable", "shape", "value", "gradient", "update", "not finite")
     for v in found.variables:
         three = {"value": v.value, "gradient": v.gradient, "update": v.update}
-        norms = [short(x.norm, fixed=True) if x is not None else "" for x in three.values()]
+        norms = [_norm(x) if x is not None else "" for x in three.values()]
         bad = [f"{name} {x.not_finite}" for name, x in three.items() if x and x.not_finite]
         _row(table, len(bad), v.path, _shape(v.value), *norms, ", ".join(bad))
     return table
@@ -121,6 +121,11 @@ def _shape(x: Numbers) -> str:
 
 def _bad(x: Numbers) -> str:
     return str(x.not_finite) if x.not_finite else ""
+
+
+def _norm(x: Numbers) -> str:
+    """Write a norm; of what holds no finite number there is none."""
+    return short(x.norm, fixed=True) if x.least is not None else "–"
 
 
 def _number(value: float | None) -> str:
