@@ -233,7 +233,7 @@ class _Code:
         """Take the methods and plain attributes of a class, and of its bases."""
         for base in kind.__mro__:
             file = getattr(sys.modules.get(base.__module__), "__file__", None)
-            if base.__module__ == "builtins" or _foreign(file) or not self._first(base):
+            if base.__module__ == "builtins" or foreign(file) or not self._first(base):
                 continue
             for name, member in list(vars(base).items()):
                 if isinstance(member, PLAIN) and not name.startswith("__"):
@@ -246,7 +246,7 @@ class _Code:
         function = _function_of(thing)
         if function is None or not self._first(function):
             return
-        if _foreign(function.__code__.co_filename):
+        if foreign(function.__code__.co_filename):
             return
         try:
             source = inspect.getsource(function)
@@ -263,7 +263,7 @@ class _Code:
                 continue
         for name, value in used.items():
             if isinstance(value, ModuleType):
-                if not _foreign(getattr(value, "__file__", None)):
+                if not foreign(getattr(value, "__file__", None)):
                     for part in names & set(vars(value)):
                         self._take_used(f"{name}.{part}", vars(value)[part])
             else:
@@ -317,7 +317,8 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _foreign(file: str | None) -> bool:
+def foreign(file: str | None) -> bool:
+    """Say whether code of this file is nobody's own: Python's, a package's, or Treadle's."""
     return file is not None and str(Path(file)).startswith(_FOREIGN)
 
 

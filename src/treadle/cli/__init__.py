@@ -12,6 +12,7 @@
 Until a command has been understood, neither Keras nor a framework is imported.
 """
 
+from . import certifying as certifying  # defines a command
 from .commands import app
 
 __all__ = ["app", "main"]

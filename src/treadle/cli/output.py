@@ -108,7 +108,7 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
     best = _best(outcome.history.epochs)
     if as_json:
         facts = outcome.facts
-        _print_json(
+        print_json(
             {
                 "directory": str(outcome.directory),
                 "files": files,
@@ -139,7 +139,7 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
     from ..hooks.values import short
 
     if as_json:
-        _print_json(results)
+        print_json(results)
         return
     for name, values in results.items():
         numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
@@ -149,14 +149,15 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
 def print_replay(found: "Replay", as_json: bool) -> None:
     """Print a step that was visited again."""
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
         return
     from ..doctor.showing import show
 
     show(found)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Print one value as JSON."""
     typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 

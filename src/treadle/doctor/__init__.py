@@ -1,4 +1,4 @@
-"""Looking into runs: going back to a step of one, and everything that the step computed.
+"""Looking into runs: back to any step of one, and whether what runs promise is true of a task.
 
 Each public name is imported when it is first asked for (PEP 562).
 """

@@ -1,0 +1,148 @@
+"""`treadle certify`: a task and its data put through the resume drill."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import overriding
+from ..recipes import resolve
+from . import environment, output
+from .commands import EPILOG, HOW, PRINTED, DataDir, app, refuse_extra
+from .output import told
+
+if TYPE_CHECKING:  # importing them would import Keras, or NumPy
+    from ..doctor.drill import Subject
+
+INEXACT = 1
+
+
+@app.command(
+    epilog=EPILOG.replace("1 an error while training", "1 something is not exact"),
+    context_settings={"allow_extra_args": True},
+)
+def certify(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE.py:TASK",
+            help="A recipe, or a task of your own, as `treadle run` takes it.",
+            show_default=False,
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the task: an argument of its __init__. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Steps before the checkpoint; as many follow. Default: 8, or one and a half "
+            "epochs where an epoch has at most 24 batches.",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="tensorflow, jax or torch; default: KERAS_BACKEND, then Keras' own configuration.",
+            show_default=False,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' own setting.",
+            show_default=False,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="For initial weights and the data's order; default: the file's own, else 0.",
+            show_default=False,
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object and nothing else.", rich_help_panel=PRINTED
+        ),
+    ] = False,
+) -> None:
+    """Find out whether a task is exact: whether it resumes bit for bit on its data.
+
+    One process trains straight through 2K steps. Another saves a checkpoint at step K and is
+    killed, and a third goes on from there. Every batch, logged value, variable and random state is
+    compared; so are many steps in one call with single steps, and compiled steps with eager ones.
+    """
+    with told():
+        refuse_extra(context.args)
+        recipe = resolve(task)
+        recipe.settings(set_ or [])  # to refuse what is wrong before a process starts
+        from ..doctor.certify import Maker
+        from ..doctor.certify import certify as examine
+
+        arguments: dict[str, Any] = {
+            "task": recipe.source,
+            "given": set_ or [],
+            "backend": backend,
+            "precision": precision,
+            "seed": seed,
+            "data_dir": str(data_dir) if data_dir else None,
+        }
+        found = examine(Maker(f"{__name__}:make", arguments, recipe.name), steps)
+        if json:
+            output.print_json(found.facts())
+        else:
+            for line in found.lines():
+                output.say(line)
+        if not found.exact:
+            raise typer.Exit(INEXACT)
+
+
+def make(
+    task: str,
+    given: list[str],
+    backend: str | None,
+    precision: str | None,
+    seed: int | None,
+    data_dir: str | None,
+) -> "Subject":
+    """Make a task and its data, as `treadle run` would, in the process of a drill.
+
+    Raises:
+        TreadleError: As `treadle run` does; a task without data is one more reason.
+    """
+    recipe = resolve(task)
+    settings = recipe.settings(given)
+    environment.prepare(
+        backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision
+    )
+    from ..doctor.drill import Subject  # late: it imports Keras
+
+    def made() -> Any:
+        with overriding(seed, precision, backend):
+            return recipe.make(settings)
+
+    first = made()
+    data = first.datasets()
+    return Subject(
+        first.task, data.train, lambda: made().task, data.validation, tuple(first.hooks())
+    )

@@ -1,0 +1,134 @@
+"""A check that a run of a task resumes exactly, in processes of its own."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..data.source import Source
+from ..errors import ConfigurationError, whole_number
+from ..options import backend_name, precision_name, setup
+
+if TYPE_CHECKING:
+    from ..doctor.drill import Subject
+
+
+def resumed_equals_uninterrupted(
+    make_task: Callable[[], Any],
+    make_source: Callable[[], Any] | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Check that a run which is killed and resumed does the same, bit for bit, as one that is not.
+
+    One process trains through `2 * steps` steps. Another saves a checkpoint after `steps` of them
+    and is killed, and a third one goes on. Every batch, logged value, variable and random state is
+    compared. What the task or the source keeps anywhere else than in variables is a difference.
+
+    The functions are imported in other processes, so they stand at the top of a file; a script
+    calls this below `if __name__ == "__main__":`. If the task has a method `hooks`, as a task for
+    `treadle run` may, its hooks take part.
+
+    Args:
+        make_task: Makes a fresh task.
+        make_source: Makes the data: a source, or `treadle.Datasets`, whose validation takes part;
+            None calls the task's own `datasets`.
+        steps: Steps until the checkpoint; by default 8, or one and a half epochs where an epoch has
+            at most 24 batches.
+        seed: Of the run.
+
+    Raises:
+        AssertionError: Something differs; the message is a certificate that names the first step,
+            batch, value or variable, and what it comes from, as far as that can be known.
+        ConfigurationError: A function that no other process can import, or less than one step.
+
+    Example:
+        from treadle.testing import resumed_equals_uninterrupted
+
+        def test_my_task_resumes():
+            resumed_equals_uninterrupted(make_task, make_source, steps=6)
+    """
+    from ..doctor.certify import Maker, certify  # late: they import this package's checks
+
+    if steps is not None:
+        steps = whole_number("steps", steps, ConfigurationError)
+    arguments = {
+        "make_task": _where(make_task, "make_task"),
+        "make_source": None if make_source is None else _where(make_source, "make_source"),
+        "backend": backend_name(),
+        "precision": precision_name(),
+        "seed": seed,
+    }
+    found = certify(Maker(f"{__name__}:make", arguments, make_task.__qualname__), steps, True)
+    if not found.exact:
+        raise AssertionError("\n".join(found.lines()))
+
+
+def make(
+    make_task: list[str],
+    make_source: list[str] | None,
+    backend: str,
+    precision: str,
+    seed: int,
+) -> "Subject":
+    """Make a task and its data in another process; see `Maker`."""
+    setup(seed=seed, precision=precision, backend=backend)
+    from ..doctor.drill import Subject  # late: it imports Keras
+    from ..tasks import Datasets
+
+    again = _found(*make_task)
+    task = again()
+    data: Any = task.datasets() if make_source is None else _found(*make_source)()
+    if not isinstance(data, Datasets) or isinstance(data, Source):
+        data = Datasets(train=data)
+    hooks = tuple(task.hooks()) if hasattr(task, "hooks") else ()
+    return Subject(task, data.train, again, data.validation, hooks)
+
+
+def _where(function: Any, argument: str) -> list[str]:
+    """Return where another process finds a function: its module, file and name.
+
+    Raises:
+        ConfigurationError: It would not find it there.
+    """
+    name = getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    file = None if name is None else getattr(sys.modules.get(str(module)), "__file__", None)
+    if name is None or file is None or "<" in name or inspect.ismethod(function):
+        shown = name or repr(function)
+        raise ConfigurationError(
+            f"{argument} must be a function or a class at the top of a file, so that another "
+            f"process can import it, not {shown}"
+        )
+    return [str(module), str(Path(file).absolute()), name]
+
+
+def _found(module: str, file: str, name: str) -> Any:
+    found: Any = _module(module, file)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@cache
+def _module(name: str, file: str) -> ModuleType:
+    """Import a module by its name, or where it has none in this process, by its file."""
+    try:
+        spec = None if name == "__main__" else importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).absolute() == Path(file):
+        return import_module(name)
+    own = f"treadle_drill_{Path(file).stem}"
+    by_file = importlib.util.spec_from_file_location(own, file)
+    if by_file is None or by_file.loader is None:
+        raise ConfigurationError(f"{file} cannot be imported")
+    module = importlib.util.module_from_spec(by_file)
+    sys.modules[own] = module
+    by_file.loader.exec_module(module)
+    return module

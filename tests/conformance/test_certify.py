@@ -1,0 +1,140 @@
+"""The certificate: what is exact passes, and what is not is caught and named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import broken
+import keras
+import pytest
+from typer.testing import CliRunner
+
+from treadle.cli import app
+from treadle.testing import resumed_equals_uninterrupted
+
+FILE = Path(broken.__file__)
+BACKEND = keras.config.backend()
+
+
+def certified(task: str, *options: str) -> Any:
+    arguments = ["certify", f"{FILE}:{task}", "--backend", BACKEND, *options]
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def message(make_task: Any, make_source: Any) -> str:
+    """What a drill says of a task that is not exact."""
+    with pytest.raises(AssertionError) as caught:
+        resumed_equals_uninterrupted(make_task, make_source, steps=3)
+    return str(caught.value)
+
+
+def has(text: str, *parts: str) -> None:
+    assert [part for part in parts if part not in text] == [], text
+
+
+@pytest.mark.slow
+def test_what_is_exact_is_certified() -> None:
+    done = certified("Sound", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["exact"] is True
+    # An epoch has 5 batches: the checkpoint lies in the second, and the third ends too.
+    assert (found["steps"], found["place"]) == (7, "epoch 2, after 2 of its batches")
+    assert [(check["name"], check["result"]) for check in found["checks"]] == [
+        ("two processes that begin anew", "exact"),
+        ("resumed = never interrupted", "exact"),
+        ("many steps in one call = single steps", "exact"),
+        ("compiled = eager", "within rounding"),
+    ]
+    assert all(check["findings"] == [] for check in found["checks"])
+    assert found["checks"][1]["compared"].startswith("batches 7, logged values 14, records 3, ")
+    assert found["holds_for"]["backend"] == BACKEND
+    assert {"plan", "devices", "threads", "versions"} <= found["holds_for"].keys()
+
+
+@pytest.mark.slow
+def test_data_that_depends_on_its_past_is_caught() -> None:
+    told = message(broken.Line, broken.remembering_data)
+    has(
+        told,
+        "exact           two processes that begin anew",
+        "differs         resumed = never interrupted",
+        "step 4 (epoch 1, batch 4) was trained on other data: the array 'x' and the array 'y' "
+        "differ",
+        "why: the data depends on something that is not part of the checkpoint",
+        "look at: train: remembered.seen was list of 4: [0, 1, 2, 3] at step 3 of the straight "
+        "run, and list of 1: [0] when the resumed run went on",
+        "look at: train: remembered.dice was a random.Random in state",
+    )
+
+
+@pytest.mark.slow
+def test_data_of_the_moment_is_caught() -> None:
+    told = message(broken.Line, broken.momentary_data)
+    has(
+        told,
+        "differs         two processes that begin anew",
+        "step 1 (epoch 1, batch 1) was trained on other data: the array 'x' and the array 'y' "
+        "differ",
+        "why: the data is drawn from something that no seed decides: the time, a generator without",
+        "look at: train: drawn.rng was a NumPy Generator in state",
+        "look at: train: drawn calls time",
+        "not checked     resumed = never interrupted: there is no run that could be repeated",
+    )
+
+
+@pytest.mark.slow
+def test_a_step_that_reads_what_a_hook_changes_is_caught() -> None:
+    done = certified("Hooked", "--steps", "3")
+    assert done.exit_code == 1, done.output
+    has(
+        done.stdout,
+        "Hooked: 3 steps, a checkpoint (epoch 1, after 3 of its batches), 3 more in another",
+        "differs         resumed = never interrupted",
+        "step 4: loss is ",
+        "after step 6, weight is ",
+        "why: the batches are equal, and the step depends on something that is not part of the "
+        "checkpoint: a Python value that a hook or the step itself changes",
+        "look at: task.factor was 1.5 at step 3 of the straight run, and 1.0 when the resumed run",
+        "exact           many steps in one call = single steps",
+        "not exact: see what differs above",
+    )
+
+
+@pytest.mark.slow
+def test_what_a_hook_logs_of_its_past_is_caught() -> None:
+    has(
+        message(broken.Noisy, broken.fixed),
+        "the log record of step 4: said is 4.0 in the straight run, but 1.0 in the resumed run",
+        "why: training is equal, and what is recorded is not",
+        "look at: hooks: say.said was list of 3: [1, 1, 1] at step 3",
+    )
+
+
+@pytest.mark.slow
+def test_a_start_of_the_moment_is_caught() -> None:
+    has(
+        message(broken.Unseeded, broken.fixed),
+        "before the first step, weight is ",
+        "why: what a task begins with is drawn from something that no seed decides",
+        "look at: task: Unseeded.__init__ calls default_rng",
+    )
+
+
+@pytest.mark.slow
+def test_a_generator_that_cannot_begin_again_is_refused() -> None:
+    has(
+        message(broken.Line, broken.spent_data),
+        "refused         two processes that begin anew: the run did not come to its end",
+        "straight through it ended with DataError: a generator gives its batches once: 4 of them "
+        "are spent",
+    )
+
+
+@pytest.mark.slow
+def test_a_step_that_counts_in_python_is_refused() -> None:
+    has(
+        message(broken.Counting, broken.fixed),
+        "Counting: no checkpoint was reached",
+        "straight through it ended with StepError: train_step changes Python values (calls changed",
+    )
