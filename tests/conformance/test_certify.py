@@ -102,26 +102,6 @@ def test_a_step_that_reads_what_a_hook_changes_is_caught() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_hook_logs_of_its_past_is_caught() -> None:
-    has(
-        message(broken.Noisy, broken.fixed),
-        "the log record of step 4: said is 4.0 in the straight run, but 1.0 in the resumed run",
-        "why: training is equal, and what is recorded is not",
-        "look at: hooks: say.said was list of 3: [1, 1, 1] at step 3",
-    )
-
-
-@pytest.mark.slow
-def test_a_start_of_the_moment_is_caught() -> None:
-    has(
-        message(broken.Unseeded, broken.fixed),
-        "before the first step, weight is ",
-        "why: what a task begins with is drawn from something that no seed decides",
-        "look at: task: Unseeded.__init__ calls default_rng",
-    )
-
-
-@pytest.mark.slow
 def test_a_generator_that_cannot_begin_again_is_refused() -> None:
     has(
         message(broken.Line, broken.spent_data),

@@ -1,0 +1,316 @@
+"""What certificates are made of: digests, attributes, differences, causes; and what is refused."""
+
+import doctest
+import functools
+import importlib
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import treadle
+from treadle.checkpoint import Checkpoint
+from treadle.cli import app
+from treadle.doctor.attributes import Attributes, differing
+from treadle.doctor.causes import cause, suspects
+from treadle.doctor.certify import Maker, certify
+from treadle.doctor.comparing import Difference, Left, differences_between
+from treadle.doctor.digests import digests
+from treadle.doctor.drill import steps_until_checkpoint
+from treadle.errors import ConfigurationError, DataError
+from treadle.progress import Progress
+from treadle.testing import resumed_equals_uninterrupted
+
+KEPT: list[int] = [1, 2]
+NAMES = "the straight run", "the resumed run"
+NOTHING = {"python": {"words": np.zeros(3, np.uint32)}, "numpy": {"pos": 1}}
+
+
+def left(
+    losses: Any = (0.5, 0.25),
+    batches: Any = ("a", "b"),
+    weight: Any = 1.0,
+    records: Any = (),
+    random_states: Any = None,
+    attributes: Any = None,
+    outcome: Any = None,
+) -> Left:
+    """A run of two steps, with checkpoints of steps 0 and 2."""
+    noted = {
+        "batches": {str(i + 1): {"the batch": digest} for i, digest in enumerate(batches)},
+        "places": {str(i + 1): [1, i + 1] for i in range(len(batches))},
+        "begun": {},
+        "attributes": attributes or {},
+        "calls": {},
+    }
+
+    def saved(step: int, value: Any) -> Checkpoint:
+        return Checkpoint(
+            Progress(step=step),
+            {"model/kernel": np.asarray(value, "float32")},
+            loop={"random": random_states or NOTHING, "means": {}, "validation": None},
+            hooks={"Recorder": noted},
+            about={"backend": "jax", "plan": "windows"},
+        )
+
+    steps = [{"step": i + 1, "loss": loss} for i, loss in enumerate(losses)]
+    return Left(steps, records, {0: saved(0, 0.0), 2: saved(2, weight)}, outcome or {"made": True})
+
+
+def record(step: int, kind: str = "epoch", **values: Any) -> dict[str, Any]:
+    return {"kind": kind, "epoch": 1, "step": step, "seconds": random.random(), **values}
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "step", "text"),
+    [
+        (
+            {"losses": (0.5, 0.75)},
+            "value",
+            2,
+            "step 2: loss is 0.25 in the straight run, but 0.75 in the resumed run",
+        ),
+        ({"losses": (0.5,)}, "value", 2, "the log of the resumed run has no step 2"),
+        (
+            {"batches": ("a", "c")},
+            "batch",
+            2,
+            "step 2 (epoch 1, batch 2) was trained on other data: the batch differs",
+        ),
+        (
+            {"weight": 2.0},
+            "variable",
+            2,
+            "after step 2, model/kernel is 1.0 in the straight run, but 2.0 in the resumed run",
+        ),
+        (
+            {"weight": [1.0, 2.0]},
+            "variable",
+            2,
+            "after step 2, model/kernel is float32 of shape () in the straight run, but float32 of "
+            "shape (2,) in the resumed run",
+        ),
+        (
+            {"records": [record(1, loss=0.5)]},
+            "record",
+            1,
+            "the epoch record of step 1: loss is 0.25 in the straight run, but 0.5 in the resumed",
+        ),
+        (
+            {"records": [record(1, loss=0.25), record(2, "log", note="x")]},
+            "record",
+            2,
+            "only the resumed run has the log record of step 2: note x",
+        ),
+        (
+            {"random_states": NOTHING | {"numpy": {"pos": 2}}},
+            "random",
+            2,
+            "after step 2, random/numpy is not in the same state: NumPy's global generator was "
+            "drawn from another number of times",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(other: Any, kind: str, step: int, text: str) -> None:
+    a, b = left(records=[record(1, loss=0.25)]), {"records": [record(1, loss=0.25)]}
+    assert differences_between(a, left(**b), 0, 2, NAMES) == []
+    found = differences_between(a, left(**{**b, **other}), 0, 2, NAMES)
+    assert [(d.kind, d.step) for d in found] == [(kind, step)]
+    assert found[0].text.startswith(text)
+
+
+def test_not_a_number_equals_itself_and_zeros_have_signs() -> None:
+    nan = float("nan")
+    assert differences_between(left((nan, 1)), left((nan, 1)), 0, 2, NAMES) == []
+    a, b = left(weight=[nan, 0.0]), left(weight=[nan, -0.0])
+    (found,) = differences_between(a, b, 0, 2, NAMES)
+    assert found.text.startswith("after step 2, model/kernel[1] is 0.0 in")
+    assert found.text.endswith("(1 of its 2 numbers differ)")
+
+
+def test_what_was_not_restored_is_told() -> None:
+    a, b = left(), left()
+    right = digests(a.saved[2].state)
+    states = {"random/python/words": "1", "random/numpy/pos": "1"}
+    b.saved[2].hooks["Recorder"]["begun"] = {"variables": right, "random": states}
+    (found,) = differences_between(a, b, 2, 2, NAMES)
+    assert found.text == (
+        "random/python/words was not what the checkpoint of step 2 holds when the resumed process "
+        "went on"
+    )
+    assert "a fault of Treadle" in cause([found], 2, None, {}, {})
+
+
+ABOUT = {"backend": "jax", "plan": "windows"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "first", "inexact", "told"),
+    [
+        (["start"], 0, None, "what a task begins with is drawn from something that no seed"),
+        (["batch", "value"], 0, None, "the data is drawn from something that no seed decides"),
+        (["batch", "value"], 4, None, "the data depends on something that is not part of the"),
+        (["batch"], 4, "a generator cannot seek", "the source says why: a generator cannot seek"),
+        (["value"], 4, None, "the batches are equal, and the step depends on something that is"),
+        (["value"], 0, None, "the batches are equal, and the step depends on something that no"),
+        (["value", "batch"], 4, None, "step 6 had equal data, and the step depends on something"),
+        (["record"], 4, None, "training is equal, and what is recorded is not"),
+        (["random"], 4, None, "all values are equal, and a global generator was drawn from"),
+    ],
+)
+def test_causes(kinds: list[str], first: int, inexact: str | None, told: str) -> None:
+    found = [Difference(kind, 6, "", "") for kind in kinds]
+    assert cause(found, first, inexact, ABOUT, ABOUT).startswith(told)
+    assert cause(found, first, inexact, ABOUT, {**ABOUT, "threads": 4}) == (
+        "the two did not run alike: threads was None, now 4"
+    )
+
+
+def test_suspects_begin_with_the_likely_ones() -> None:
+    a = left(attributes={"task.n": "1", "train: f.seen": "list of 1", "hooks.m": "1", "task.e": ""})
+    b = left(attributes={"task.n": "2", "train: f.seen": "list of 2", "hooks.m": "1"})
+    data, step = Difference("batch", 1, "", ""), Difference("value", 1, "", "")
+    seen, n = "train: f.seen was list of 1 at", "task.n was 1 at"
+    for found, order in ((data, (seen, n)), (step, (n, seen))):
+        lines = suspects(a, b, (0, 2), [found])
+        assert [line[: len(want)] for line, want in zip(lines, order, strict=True)] == list(order)
+    assert suspects(a, b, (0, 2), [step])[0].endswith(
+        "step 2 of the first process, and 2 in another one"
+    )
+
+
+def test_attributes_are_found_where_state_hides() -> None:
+    hidden = [1]
+    kept = KEPT
+
+    class Own:
+        shared: ClassVar = deque([3])
+
+        def __init__(self) -> None:
+            self.count = 1
+            self.nested = {"a": {"b": random.Random(3)}, "array": np.zeros(2)}
+            self.large = np.zeros(1 << 19)
+
+        def method(self, default: Any = hidden) -> Any:
+            return kept, KEPT, os.urandom(1), default
+
+    attributes = Attributes()
+    attributes.take(Own(), "task")
+    attributes.take(functools.partial(lambda counter: counter, itertools.count(5)), "train")
+    attributes.take((x for x in hidden), "validation")
+    attributes.take(treadle.every("1 step", lambda loop: hidden), "hooks")
+    found = attributes.found
+    assert found["task.count"] == "1"
+    assert found["task.nested['a']['b']"].startswith("a random.Random in state ")
+    assert found["task.nested['array']"].startswith("float64 array of shape (2,), ")
+    assert found["task.large"] == "float64 array of shape (524288,)"
+    assert found["task.shared"] == "deque of 1: [3]"
+    assert found["task: Own.method.kept"] == found["task: KEPT"] == "list of 2: [1, 2]"
+    assert found["task: Own.method's default"] == "list of 1: [1]"
+    assert found["train"] == "count(5)"
+    assert found["hooks: <lambda>.hidden"] == "list of 1: [1]"
+    assert attributes.calls == {"task: Own.__init__": "Random", "task: Own.method": "urandom"}
+    assert differing(found, {**found, "task.count": "2"}) == [("task.count", "1", "2")]
+
+
+def test_sets_are_told_in_one_order() -> None:
+    attributes = Attributes()
+    attributes.take({"b", "a", "c"}, "task.names")
+    assert attributes.found == {"task.names": "set of 3: ['a', 'b', 'c']"}
+
+
+def test_the_checkpoint_lies_in_the_midst_of_an_epoch() -> None:
+    for length in range(2, 200):
+        middle = steps_until_checkpoint(None, length)
+        assert middle % length
+        assert length > 24 or middle > length
+    assert steps_until_checkpoint(5, 3) == 5
+
+
+def test_steps_below_one_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="steps must be at least 1, not 0"):
+        certify(Maker("a:b", {}, "a task"), 0)
+    with pytest.raises(ConfigurationError, match="steps must be at least 1, not 0"):
+        resumed_equals_uninterrupted(make, steps=0)
+
+
+def make() -> Any:
+    raise AssertionError("no drill is meant to begin")
+
+
+def test_functions_that_no_process_can_import_are_refused() -> None:
+    def local() -> Any: ...
+
+    told = "at the top of a file, so that another process can import it, not "
+    for function in (local, lambda: None, 3):
+        with pytest.raises(ConfigurationError, match=f"make_task must be .* {told}"):
+            resumed_equals_uninterrupted(function)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=rf"make_source must be .*{told}.*<locals>.local"):
+        resumed_equals_uninterrupted(make, local)
+
+
+def dies(**_: Any) -> Any:
+    print("the last words")
+    os._exit(3)
+
+
+def fails(kind: str) -> Any:
+    raise {"DataError": DataError, "KeyError": KeyError}[kind]("it is not there")
+
+
+def maker(function: Any, **arguments: Any) -> Maker:
+    return Maker(f"{Path(__file__).stem}:{function.__name__}", arguments, "mine")
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.slow
+def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
+    died = "the process that examined mine ended with code 3:\nthe last words"
+    with pytest.raises(ConfigurationError, match=died):
+        certify(maker(dies))
+    with pytest.raises(DataError, match="it is not there"):
+        certify(maker(fails, kind="DataError"))
+    with pytest.raises(ConfigurationError, match="mine cannot be made: KeyError: 'it is not there"):
+        certify(maker(fails, kind="KeyError"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["digit"], "Did you mean 'digits'?"),
+        (["digits", "--set", "unit=3"], "Did you mean 'units'?"),
+        (["digits", "units=3"], "'units=3' belongs to no option"),
+        (["digits", "--steps", "0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_wrong_usage_is_told_before_a_process_starts(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["certify", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_the_command_imports_no_keras() -> None:
+    code = (
+        "import sys\nfrom treadle import cli\nfrom treadle.doctor import certify\n"
+        "print([m for m in ('keras', 'tensorflow', 'jax', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["attributes", "digests", "drill"])
+def test_examples_in_docstrings(name: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(f"treadle.doctor.{name}"))
+    assert tried and not failed
