@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from treadle.checkpoint import Checkpoint
 from treadle.cli import app
 from treadle.doctor.attributes import Attributes, differing
 from treadle.doctor.causes import cause, suspects
-from treadle.doctor.certify import Maker, certify
+from treadle.doctor.certify import Maker, certify, judged
 from treadle.doctor.comparing import Difference, Left, differences_between
 from treadle.doctor.digests import digests
 from treadle.doctor.drill import steps_until_checkpoint
@@ -56,8 +57,13 @@ def left(
         return Checkpoint(
             Progress(step=step),
             {"model/kernel": np.asarray(value, "float32")},
-            loop={"random": random_states or NOTHING, "means": {}, "validation": None},
-            hooks={"Recorder": noted},
+            loop={
+                "random": random_states or NOTHING,
+                "means": {},
+                "validation": None,
+                "reason": "bored",
+            },
+            hooks={"DrillRecorder": noted},
             about={"backend": "jax", "plan": "windows"},
         )
 
@@ -140,13 +146,36 @@ def test_what_was_not_restored_is_told() -> None:
     a, b = left(), left()
     right = digests(a.saved[2].state)
     states = {"random/python/words": "1", "random/numpy/pos": "1"}
-    b.saved[2].hooks["Recorder"]["begun"] = {"variables": right, "random": states}
+    b.saved[2].hooks["DrillRecorder"]["begun"] = {"variables": right, "random": states}
     (found,) = differences_between(a, b, 2, 2, NAMES)
     assert found.text == (
         "random/python/words was not what the checkpoint of step 2 holds when the resumed process "
         "went on"
     )
     assert "a fault of Treadle" in cause([found], 2, None, {}, {})
+
+
+def test_what_was_not_checked_is_not_exact() -> None:
+    found = judged("mine", left(), left(), Left())
+    assert not found.exact
+    assert found.lines() == [
+        "mine: 2 steps, a checkpoint (epoch 1, after 0 of its batches), 2 more in another process",
+        "not checked     two processes that begin anew: the run ended itself after 2 steps "
+        "(bored): use fewer --steps",
+        "not checked     resumed = never interrupted: there is no run that could be repeated",
+        "holds for: backend jax; plan windows",
+        "nothing is proven: see above",
+    ]
+    assert found.facts()["exact"] is False
+
+
+def test_a_resumed_run_that_ends_elsewhere_differs() -> None:
+    a, killed = left(), replace(left(), outcome={})
+    found = judged("mine", a, killed, replace(a, saved={0: a.saved[0]}))
+    assert found.checks[0].result == "exact"
+    assert found.checks[1].findings[0].text == (
+        "one run ended after 2 steps, the resumed one after 0"
+    )
 
 
 ABOUT = {"backend": "jax", "plan": "windows"}
@@ -292,7 +321,7 @@ def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
         (["digit"], "Did you mean 'digits'?"),
         (["digits", "--set", "unit=3"], "Did you mean 'units'?"),
         (["digits", "units=3"], "'units=3' belongs to no option"),
-        (["digits", "--steps", "0"], "0 is not in the range x>=1"),
+        (["digits", "--steps", "0"], "should be greater than or equal to 1"),
     ],
 )
 def test_wrong_usage_is_told_before_a_process_starts(arguments: list[str], told: str) -> None:

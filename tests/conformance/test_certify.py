@@ -97,7 +97,7 @@ def test_a_step_that_reads_what_a_hook_changes_is_caught() -> None:
         "checkpoint: a Python value that a hook or the step itself changes",
         "look at: task.factor was 1.5 at step 3 of the straight run, and 1.0 when the resumed run",
         "exact           many steps in one call = single steps",
-        "not exact: see what differs above",
+        "not exact: see above",
     )
 
 

@@ -58,13 +58,10 @@ class Attributes:
         calls: What of the moment the code calls, by the name of the function.
 
     Example:
-        >>> class Task:
-        ...     def __init__(self):
-        ...         self.seen = [1, 2]
         >>> attributes = Attributes()
-        >>> attributes.take(Task(), "task")
+        >>> attributes.take({"seen": [1, 2], "rate": 0.5}, "task")
         >>> attributes.found
-        {'task.seen': 'list of 2: [1, 2]'}
+        {"task['seen']": 'list of 2: [1, 2]', "task['rate']": '0.5'}
     """
 
     def __init__(self) -> None:

@@ -119,8 +119,8 @@ class Certificate:
 
     @property
     def exact(self) -> bool:
-        """Whether every promise that was checked holds."""
-        return not any(check.result in (DIFFERS, REFUSED) for check in self.checks)
+        """Whether every promise was checked and holds."""
+        return all(check.result in (EXACT, WITHIN) for check in self.checks)
 
     def facts(self) -> dict[str, Any]:
         """Return all of it in JSON's types."""
@@ -139,7 +139,13 @@ class Certificate:
             lines += [f"{'':<16}look at: {suspect}" for suspect in check.suspects]
         lines += [f"note: {self.inexact}"] if self.inexact else []
         lines += [f"holds for: {_told(self.holds_for)}"] if self.holds_for else []
-        return [*lines, "exact" if self.exact else "not exact: see what differs above"]
+        return [*lines, self._told_last()]
+
+    def _told_last(self) -> str:
+        if self.exact:
+            return "exact"
+        differs = any(check.result in (DIFFERS, REFUSED) for check in self.checks)
+        return f"{'not exact' if differs else 'nothing is proven'}: see above"
 
 
 def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -> Certificate:
@@ -165,7 +171,7 @@ def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -
             first = pool.submit(drill.leave, "straight", "straight")
             second = pool.submit(drill.interrupted)
             straight, (killed, resumed) = first.result(), second.result()
-    return _judged(maker.name, straight, killed, resumed)
+    return judged(maker.name, straight, killed, resumed)
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,8 @@ def _raise_if_unmade(maker: Maker, left: Left) -> None:
     )
 
 
-def _judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
+def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
+    """Return the certificate that follows from what the three processes left."""
     middle = max((step for step in killed.saved), default=0)
     last = max(straight.saved, default=0)
     repeated = _repeated(straight, killed, middle)

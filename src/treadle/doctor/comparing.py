@@ -48,7 +48,7 @@ class Left:
 
     def noted(self, step: int) -> Mapping[str, Any]:
         """Return what was noted until the checkpoint of a step."""
-        return self.saved[step].hooks["Recorder"]
+        return self.saved[step].hooks["DrillRecorder"]
 
 
 @dataclass(frozen=True)

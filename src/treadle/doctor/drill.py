@@ -93,7 +93,7 @@ def run(
     train = as_source(subject.train)
     middle = steps_until_checkpoint(asked, train.length)
     checkpoint = Checkpoint(every=f"{middle} steps", keep_every=f"{middle} steps")
-    recorder = Recorder(subject, train, checkpoint, middle, part)
+    recorder = DrillRecorder(subject, checkpoint, middle, part)
     hooks = [hook for hook in subject.hooks if not isinstance(hook, Checkpoint)]
     with Loop(subject.task, directory, hooks=[*hooks, checkpoint, recorder], console=False) as loop:
         loop.fit(train, subject.validation, steps=2 * middle)
@@ -121,12 +121,11 @@ def in_one_process(subject: Subject, batches: Sequence[Any]) -> dict[str, str]:
     return found
 
 
-class Recorder(Hook):
+class DrillRecorder(Hook):
     """Notes what was trained on, and what stands in plain Python at each checkpoint.
 
     Args:
         subject: What is examined.
-        train: Its source.
         checkpoint: What saves.
         middle: The step of the checkpoint.
         part: Which part of the drill this is.
@@ -135,12 +134,10 @@ class Recorder(Hook):
         batches: The first ones, of the straight run.
     """
 
-    def __init__(
-        self, subject: Subject, train: Any, checkpoint: Checkpoint, middle: int, part: Part
-    ) -> None:
+    def __init__(self, subject: Subject, checkpoint: Checkpoint, middle: int, part: Part) -> None:
         self.when = When(Span(middle, "step"))
         self.batches: list[Any] = []
-        self._subject, self._train, self._checkpoint = subject, train, checkpoint
+        self._subject, self._checkpoint = subject, checkpoint
         self._middle, self._part = middle, part
         self._digests: dict[str, dict[str, str]] = {}
         self._places: dict[str, list[int]] = {}
