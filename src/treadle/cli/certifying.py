@@ -8,7 +8,7 @@ import typer
 from ..options import overriding
 from ..recipes import resolve
 from . import environment, output
-from .commands import EPILOG, HOW, PRINTED, DataDir, app, refuse_extra
+from .commands import HOW, PRINTED, DataDir, app, refuse_extra
 from .output import told
 
 if TYPE_CHECKING:  # importing them would import Keras, or NumPy
@@ -18,7 +18,8 @@ INEXACT = 1
 
 
 @app.command(
-    epilog=EPILOG.replace("1 an error while training", "1 something is not exact"),
+    epilog="Exit codes: 0 exact, 1 something is not exact or was not checked, 2 wrong usage, "
+    "configuration, backend, data or directory, 130 interrupted.",
     context_settings={"allow_extra_args": True},
 )
 def certify(
