@@ -382,6 +382,9 @@ class Loop:
                 first = self._feed.sample(source, self.progress, self)
             if first is not None:
                 self._begin(first)
+            if source.inexact and self.directory is not None:
+                told = f"a resume of this run may not be exact: {source.inexact}"
+                self._watchers.say(told, "yellow")
         if self.progress.batch == 0:
             self._training.reset_metrics()
         events = [*self._watchers.events(), *([look] if look else [])]
@@ -446,6 +449,8 @@ class Loop:
         if found is not None:
             self._training.restore(found.loop["means"])
             self._before = found.about
+            if self._run_record is not None and self._run_record.changed:
+                self._watchers.say(f"warning: {self._run_record.changed}", "yellow")
         if not self._watched:
             self._watched = True
             self._watchers.tell("start", self)
