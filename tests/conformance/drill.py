@@ -191,16 +191,17 @@ class Copies:
         moments: When.
 
     Attributes:
+        directory: The same.
         taken: Copies by moment.
     """
 
     def __init__(self, directory: Path, *moments: str) -> None:
-        self._directory, self._moments = directory, moments
+        self.directory, self._moments = directory, moments
         self.taken: dict[str, Path] = {}
 
     def at(self, moment: str, loop: Any = None) -> None:
         if moment in self._moments and moment not in self.taken:
-            self.taken[moment] = self._directory.with_name(moment.replace(" ", "-"))
+            self.taken[moment] = self.directory.with_name(moment.replace(" ", "-"))
             self._copy(self.taken[moment])
 
     def _copy(self, to: Path) -> None:
@@ -208,13 +209,13 @@ class Copies:
         for _ in range(50):
             shutil.rmtree(to, ignore_errors=True)
             try:
-                before = sorted(self._directory.rglob("*"))
-                shutil.copytree(self._directory, to)
-                if sorted(self._directory.rglob("*")) == before:
+                before = sorted(self.directory.rglob("*"))
+                shutil.copytree(self.directory, to)
+                if sorted(self.directory.rglob("*")) == before:
                     return
             except (shutil.Error, FileNotFoundError):  # something was renamed or removed meanwhile
                 continue
-        raise AssertionError(f"{self._directory} never stood still")
+        raise AssertionError(f"{self.directory} never stood still")
 
 
 def newest(directory: Path) -> int:
