@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import contestants_tensorflow, musts, page
+from benchmarks import contestants_tensorflow, musts, page, reliability
 from benchmarks.timing import HOPELESS, Neighbours, Spread, Times, ratio, rotated, take_turns
 from benchmarks.workloads import WORKLOADS, Job
 
@@ -192,3 +192,18 @@ def test_all_contestants_learn_the_same() -> None:
         contestant.close()
     middle = float(np.median(list(losses.values())))
     assert losses == pytest.approx(dict.fromkeys(losses, middle), rel=0.1)
+
+
+def test_figures_of_reliability_take_the_place_of_those_before() -> None:
+    about = {
+        "machine": {"cpu": "a CPU", "cores": 2, "memory": "4 GiB"},
+        "versions": {"keras": "3.15.1"},
+    }
+    survived = {"kills": 50, "same": 49, "in_saves": 3, "damaged": 0, **about}
+    kept = {"jax": {"treadle": survived, "saves": {"kills": 4, "unloadable": 3, **about}}}
+    page = "# Reliability\n\n<!-- figures -->\nold\n<!-- end of figures -->\n\nhow\n"
+    written = reliability.with_figures(page, kept)
+    assert "| jax | 50 | 49 of 50 | 3 | 0 | – | 3 of 4 |" in written
+    assert "a CPU, 2 cores, 4 GiB; keras 3.15.1." in written
+    assert "old" not in written and written.endswith("<!-- end of figures -->\n\nhow\n")
+    assert reliability.with_figures(written, kept) == written

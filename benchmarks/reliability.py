@@ -1,0 +1,140 @@
+"""How many runs survive a kill bit for bit, and how many with what a user of Keras has today?
+
+Processes are killed (SIGKILL) at random instants and started again; in the end all arrays and all
+that was logged must be the same as without a kill. Results are kept in benchmarks/reliability.json,
+from which the figures in docs/reliability.md are written.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from .page import BACKENDS
+from .timing import machine
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests" / "conformance"
+RESULTS = Path(__file__).with_name("reliability.json")
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+PACKAGES = ("keras", "tensorflow", "jax", "torch", "numpy")
+
+sys.path.insert(0, str(TESTS))
+
+from forks import Forks, killed_at_random  # noqa: E402 - beside the tests, which use it too
+
+
+def main(arguments: list[str]) -> None:
+    """Kill what was chosen, show what became of it, and keep that if asked to."""
+    parser = argparse.ArgumentParser(prog="scripts/bench reliability", description=__doc__)
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
+    parser.add_argument("--kills", type=int, default=50, help="kills of runs on each backend (50)")
+    parser.add_argument("--fits", type=int, default=10, help="kills of Keras' fit (10)")
+    parser.add_argument("--saves", type=int, default=40, help="kills of ModelCheckpoint (40)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants")
+    parser.add_argument("--write", action="store_true", help="keep results and write the page")
+    chosen = parser.parse_args(arguments)
+    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for backend in chosen.backend or BACKENDS:
+        found = measured(backend, chosen)
+        print(backend, json.dumps(found, indent=2), flush=True)
+        kept[backend] = {**kept.get(backend, {}), **found}
+        if chosen.write:
+            RESULTS.write_text(json.dumps({b: kept[b] for b in BACKENDS if b in kept}, indent=2))
+            PAGE.write_text(with_figures(PAGE.read_text(), kept))
+
+
+def measured(backend: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return what became of the kills on a backend: of as many of each kind as were asked for."""
+    about = {"machine": machine(), "versions": {name: version(name) for name in PACKAGES}}
+    found: dict[str, Any] = {}
+    for name, program, how, count in (
+        ("treadle", TESTS / "drill.py", killed_at_random, chosen.kills),
+        ("fit", Path(__file__).with_name("reliability_keras.py"), fits_killed, chosen.fits),
+        ("saves", Path(__file__).with_name("reliability_keras.py"), saves_killed, chosen.saves),
+    ):
+        if not count:
+            continue
+        forks, started = Forks(program, backend), time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = {**how(forks, Path(folder), count, chosen.seed), **about}
+            found[name]["seconds"] = round(time.monotonic() - started)
+        forks.close()
+    return found
+
+
+def fits_killed(forks: Forks, root: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Kill `fit` with `BackupAndRestore` in the midst of its second epoch, and let it go on."""
+    random, how = Random(seed), {"what": "fit", "pace": 0.005, "every": 5}
+    expected = forks.start(root / "never.txt", place=root / "never", **how).result()
+    found: dict[str, Any] = {"kills": 0, "same": 0, "failed": 0, "steps": []}
+    for number in range(kills):
+        process = forks.start(root / f"{number}.txt", place=root / f"{number}", **how)
+        process.reach(f"batch {random.randint(15, 24)}")
+        found["kills"] += process.kill(after=random.uniform(0, 0.005))
+        again = forks.start(root / f"{number}-again.txt", place=root / f"{number}", **how)
+        if again.wait():  # the backup is torn, and cannot be read
+            found["failed"] += 1
+            continue
+        ended = again.result()
+        found["same"] += ended == expected
+        found["steps"].append(ended["step"])
+    return {**found, "steps_expected": expected["step"]}
+
+
+def saves_killed(forks: Forks, root: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Kill `fit` while `ModelCheckpoint` saves after every batch, and load what it left."""
+    random = Random(seed)
+    found: dict[str, Any] = {"kills": 0, "unloadable": 0, "reasons": {}}
+    while found["kills"] < kills:
+        number = found["kills"]
+        file, output = root / f"{number}.keras", root / f"{number}.txt"
+        process = forks.start(output, what="saves", place=file)
+        process.reach("batch 3")  # the first is not saved
+        if not process.kill(after=random.uniform(0, 0.3)):
+            continue
+        found["kills"] += 1
+        loaded = forks.start(root / "loads.txt", what="loads", place=file).result()
+        found["unloadable"] += not loaded["loads"]
+        if not loaded["loads"]:
+            why = loaded["why"].partition(str(root))[0].strip(" '\"")
+            found["reasons"][why] = found["reasons"].get(why, 0) + 1
+    return found
+
+
+def with_figures(page: str, kept: dict[str, Any]) -> str:
+    """Return the page with the figures of these results in place of those that it holds."""
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{figures(kept)}\n{END}{rest.partition(END)[2]}"
+
+
+def figures(kept: dict[str, Any]) -> str:
+    """Return the results as a table."""
+    lines = [
+        "| backend | kills | in runs that ended bit-same | torn saves left | damaged checkpoints "
+        "| `BackupAndRestore`: bit-same | `ModelCheckpoint`: cannot be loaded |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    facts: dict[str, Any] = {}
+    for backend, found in kept.items():
+        run, fit, saves = (found.get(name, {}) for name in ("treadle", "fit", "saves"))
+        facts |= run or fit or saves
+        lines.append(
+            f"| {backend} | {run.get('kills', '–')} | {_of(run, 'same')} | "
+            f"{run.get('in_saves', '–')} | {run.get('damaged', '–')} | {_of(fit, 'same')} | "
+            f"{_of(saves, 'unloadable')} |"
+        )
+    told = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    cpu = facts["machine"]
+    where = f"{cpu['cpu']}, {cpu['cores']} cores, {cpu['memory']}; {told}."
+    return "\n".join([*lines, "", where, ""])
+
+
+def _of(found: dict[str, Any], name: str) -> str:
+    return f"{found[name]} of {found['kills']}" if found else "–"
