@@ -201,7 +201,10 @@ def test_nonfinite_ends_what_no_scale_can_save():
 def test_nonfinite_knows_its_actions():
     with pytest.raises(ConfigurationError) as caught:
         hooks.NonFinite(action="stopp")
-    assert str(caught.value) == "unknown action 'stopp'. Did you mean 'stop'? Known: raise, stop, skip."
+    assert (
+        str(caught.value)
+        == "unknown action 'stopp'. Did you mean 'stop'? Known: raise, stop, skip."
+    )
 
 
 # EarlyStopping
