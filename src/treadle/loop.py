@@ -531,9 +531,11 @@ class Loop:
         if counted:
             self._resuming.begin(self.progress)
         begun, found = self._resuming.begun, self._resuming.found
-        self.reason, self.unfinished = found.loop["reason"] if found else None, False
-        if self._validation and found and found.loop["validation"]:
-            self._validation.restore(found.loop["validation"])
+        self.reason, self.unfinished = None, False
+        if found is not None and not self._resuming.is_later(self._resuming.call):
+            self.reason = found.loop["reason"]
+            if self._validation and found.loop["validation"]:
+                self._validation.restore(found.loop["validation"])
         self.epochs_planned = None if epochs is None else begun.epoch + epochs
         self.steps_planned = None if steps is None else begun.step + steps
         self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
@@ -572,8 +574,8 @@ class Loop:
         if record is None:
             return False
         done = record.call(number, asked)
-        if record.finished and not done:  # with other arguments, as it may
-            self._stand(record, at_end=False)
+        if record.finished and not done and not self._resuming.is_later(number):
+            self._stand(record, at_end=False)  # this call goes on, with other arguments, as it may
         if not done and not self._resuming.over:
             return False
         self._resuming.begin(self.progress)
@@ -594,8 +596,10 @@ class Loop:
         """
         found = self._resuming.found
         if at_end:
-            self._resuming.show(record.final_state())
+            self._resuming.end_with(record.final_state())
             self.progress, self.history = record.progress, recorded_history(record.path)
+            self._looked = self.progress
+            self._evaluation.calls = found.loop["calls"] if found is not None else 0
         elif found is not None:
             self._go_on_from(found, record.path)
 

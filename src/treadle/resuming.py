@@ -5,7 +5,7 @@ before the checkpoint do nothing, and the one that it lies in goes on from there
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from .backends.base import active
@@ -35,6 +35,19 @@ class Resuming:
         self.found = found
         self.call, self.begun = -1, Progress()
         self._left: dict[str, Any] = {}
+
+    def is_later(self, call: int) -> bool:
+        """Say whether a call comes after the one that the checkpoint lies in."""
+        return self.found is not None and call > self.found.loop["call"]
+
+    def end_with(self, arrays: Mapping[str, Any]) -> None:
+        """Say what variables the run had when it had come to its end, if that is known.
+
+        Its last checkpoint was saved before hooks ended: early stopping puts the best weights back.
+        """
+        if arrays and self.found is not None:
+            self.found = replace(self.found, state=arrays)
+        self.show(arrays)
 
     def show(self, arrays: Mapping[str, Any]) -> None:
         """Say what variables are to hold before anything is trained on."""

@@ -375,3 +375,23 @@ def test_loops_that_rest_in_turns_leave_no_deaf_handler() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_may_end_between_two_calls(tmp_path: Path) -> None:
+    """The record then says that the run is finished, as one of a script with one call is."""
+
+    def patient() -> Any:
+        return [EarlyStopping("val_loss", patience=1)]
+
+    def first(loop: treadle.Loop) -> None:
+        loop.fit(source(), validation=source(5), epochs=4, validate_every="4 steps")
+
+    def both(loop: treadle.Loop) -> None:
+        first(loop)
+        loop.fit(source(10), validation=source(), epochs=2)
+
+    straight = run(tmp_path / "straight", both, hooks=patient())
+    run(tmp_path / "cut", first, hooks=patient())
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "cut", both, die_at=straight.progress.step - 3, hooks=patient())
+    same_run(run(tmp_path / "cut", both, hooks=patient()), straight)

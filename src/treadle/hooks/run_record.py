@@ -116,12 +116,6 @@ class RunRecord(Hook):
         """
         wanted = _in_json(asked)
         if number >= len(self._calls):
-            if self.finished and not self._override:
-                raise DirectoryError(
-                    f"{self.path} holds a finished run, which made {len(self._calls)} calls of the "
-                    "loop that train, and this is one more. Choose another directory, start anew "
-                    "there with fresh=True (--fresh), or let it go on with override=True"
-                )
             self._calls.append(wanted)
             return False
         before, self._calls[number] = self._calls[number], wanted
