@@ -306,7 +306,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
-    died = "the process that examined mine ended with code 3:\nthe last words"
+    died = r"(?s)the process that examined mine ended with code 3:.*the last words"
     with pytest.raises(ConfigurationError, match=died):
         certify(maker(dies))
     with pytest.raises(DataError, match="it is not there"):
