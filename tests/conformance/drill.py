@@ -132,7 +132,7 @@ def batches(count: int = BATCHES, seed: int = 0) -> list[Any]:
 def draw(loop: Any) -> dict[str, float]:
     """Draw from every generator that a user may draw from, and log it."""
     drawn = {"python": random.random(), "numpy": float(np.random.normal())}
-    if "torch" in sys.modules:
+    if keras.config.backend() == "torch":
         drawn["torch"] = float(sys.modules["torch"].rand(()))
     return drawn
 

@@ -236,7 +236,7 @@ def test_two_calls_of_fit_are_finished_one_by_one(tmp_path: Path) -> None:
     assert again.progress == first.progress
     assert len(again.history.epochs) == 3
     with (
-        pytest.raises(DirectoryError, match="holds a finished run, which would be overwritten"),
+        pytest.raises(DirectoryError, match="holds another run: epochs was 2, now None"),
         loop_of(Plain(), directory=tmp_path, configuration={}) as loop,
     ):
         next(iter(loop.steps(source())))
