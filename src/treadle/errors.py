@@ -49,6 +49,20 @@ class NonFiniteError(TreadleError):
     """A loss became NaN or infinite."""
 
 
+class RolledBack(NonFiniteError):
+    """A call of the loop goes back to a checkpoint, and on from there; users never see it.
+
+    Args:
+        why: What was not finite.
+        passed: Where the run stood before the batch that is to be passed over; None where the step
+            that did it is still to be found.
+    """
+
+    def __init__(self, why: str, passed: Progress | None = None) -> None:
+        super().__init__(why)
+        self.passed = passed
+
+
 class DirectoryError(TreadleError):
     """A run directory that holds another run, or cannot be used."""
 

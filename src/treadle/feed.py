@@ -159,7 +159,10 @@ class Feed:
         with noting("the source", progress):
             reader = source.read(progress.epoch, seed=run_seed(), loop=loop)
             try:
-                return reader.take(1)
+                window = reader.take(1)
+                if window is not None:  # an iterator has it once
+                    reader.put_back(window)
+                return window
             finally:
                 reader.close()
 

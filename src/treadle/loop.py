@@ -20,7 +20,6 @@ Calls that train are counted: the same script run again does nothing in those th
 process has done, and goes on in the midst of the one that it was in (see `resuming`).
 """
 
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -29,10 +28,11 @@ from typing import Any
 
 from .arguments import checked_count, checked_hooks, checked_options, checked_task
 from .backends.window import Window
+from .call import Call
 from .checkpoint import Checkpoint
 from .data import as_source
 from .data.source import Source
-from .errors import ConfigurationError, noting
+from .errors import ConfigurationError, RolledBack, noting
 from .evaluation import Evaluation, Validation
 from .explaining import explaining
 from .feed import Feed
@@ -44,7 +44,7 @@ from .options import Options
 from .plan import check_end
 from .progress import Costs, Progress
 from .resuming import Resuming, about_call, circumstances, lost_guarantee
-from .signals import Asked, noted
+from .signals import noted
 from .state import State
 from .tracebacks import shortened
 from .training import Training, stacked
@@ -73,9 +73,6 @@ class Loop:
         options: How steps are executed.
         progress: Where the run stands.
         history: All that was logged.
-        reason: Why it was asked to stop, or None.
-        unfinished: It was asked to end before its epochs or steps were done, and is to go on when
-            the same script runs again.
 
     Raises:
         DirectoryError: The directory holds another run, or cannot be written to.
@@ -108,12 +105,9 @@ class Loop:
         self.options = checked_options(options)
         self.progress = Progress()
         self.history = History()
-        self.reason: str | None = None
-        self.epochs_planned: int | None = None
-        self.steps_planned: int | None = None
         self.steps_per_epoch: int | None = None
         self.directory = Path(directory) if directory is not None else None
-        self._run_record = (
+        self._run_record = record = (
             RunRecord(self.directory, task, configuration or {}, fresh, override)
             if self.directory is not None
             else None
@@ -121,19 +115,18 @@ class Loop:
         self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
         skip = self._watchers.skip_nonfinite
         self._training = Training(task, replace(self.options, skip_nonfinite=skip))
+        self._passed = record.passed_over() if record is not None else {}
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
         self._looked = self.progress
         self._validation: Validation | None = None
-        self._deadline: float | None = None
-        self._started, self._seconds_before, self._depth, self._recorded = 0.0, 0.0, 0, 0
+        self._call = Call(self.progress, self.progress)
+        self._depth = self._recorded = 0
         self._epoch_ended = self._in_epochs = self._entered = self._watched = False
-        self._asked = Asked()
-        self.unfinished = False
         self._resuming, self._before = Resuming(None), None
-        if self._run_record is not None and self._run_record.from_before:
+        if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
-            self._stand(self._run_record, at_end=self._run_record.finished)
+            self._stand(record, at_end=record.finished)
 
     def __enter__(self) -> "Loop":
         """Return the loop."""
@@ -155,6 +148,26 @@ class Loop:
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
         return self._training.prepared.told_plan() if self._training.prepared else ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the call was asked to stop, or None."""
+        return self._call.reason
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
+        return self._call.unfinished
+
+    @property
+    def epochs_planned(self) -> int | None:
+        """How many epochs the run will have had when this call is over; None if not known."""
+        return self._call.epochs
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The step at which this call ends, or None if not known."""
+        return self._call.steps
 
     @property
     def costs(self) -> Costs:
@@ -199,21 +212,30 @@ class Loop:
                 "into epochs with treadle.data.limited(source, batches)"
             )
         if self._was_done(asked):
-            self.prepare(source)
+            self._look_at(source)
             return self.history
         self._validation = validating
         self.steps_per_epoch = source.length
+        deadline = self.progress.seconds + Span.parse(until).amount if until else None
         try:
-            with shortened(), self._run(epochs, steps, until, whole=True):
-                for _ in self.epochs(epochs):
-                    for _ in self.steps(source, every="auto"):
-                        pass
-                going_on = self.unfinished or not self.progress.batch
-                if not going_on and self.progress.step != self._recorded:
-                    self._record("validation", {**self.metrics(), **self._validate()})
+            while self._went_back(self._fit, source, epochs, steps, deadline):
+                pass
         finally:
-            self._validation = self._deadline = self.steps_planned = None
+            self._validation = None
         return self.history
+
+    def _fit(
+        self, source: Source, epochs: int | None, steps: int | None, deadline: float | None
+    ) -> None:
+        """Train, from where the run stands to the end of the call."""
+        with shortened(), self._run(epochs, steps, deadline, whole=True):
+            for _ in self.epochs(epochs):
+                for _ in self.steps(source, every="auto"):
+                    pass
+            self._come_to_end(source)
+            going_on = self.unfinished or not self.progress.batch
+            if not going_on and self.progress.step != self._recorded:
+                self._record("validation", {**self.metrics(), **self._validate()})
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch; its record is made when the body is done.
@@ -226,7 +248,7 @@ class Loop:
                 for logs in loop.steps(train, every="200 steps"):
                     print(logs.step, logs["loss"])
         """
-        self._watchers.refuse_training("epochs")
+        self._refuse("epochs")
         count = checked_count("epochs", count)
         if self._depth == 0 and self._was_done({"epochs": count}):
             return
@@ -239,6 +261,7 @@ class Loop:
                     yield self.progress.epoch
                     if self._epoch_ended or not self._over():  # or the body was left by a break
                         self._end_epoch()
+                self._resuming.assign_what_exists(self.state)
         finally:
             self._in_epochs = False
 
@@ -252,7 +275,7 @@ class Loop:
             source: A source of batches.
             every: When to yield; `"auto"` yields when a window happens to end.
         """
-        self._watchers.refuse_training("steps")
+        self._refuse("steps")
         look = None if every == "auto" else When(Span.parse(every))
         train = as_source(source)
         if self._depth == 0 and self._was_done({"every": every, "train": source_facts(train)}):
@@ -260,7 +283,8 @@ class Loop:
         with shortened(), self._run(None):
             before = self.progress
             if not self._in_epochs and before.epoch > self._resuming.begun.epoch:
-                return  # an earlier process came to the end of this call
+                self._come_to_end(train)
+                return
             for _ in self._windows(train, look):
                 if look is None or look.due(before, self.progress):
                     before = self.progress
@@ -272,7 +296,7 @@ class Loop:
 
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return what the step returned."""
-        self._watchers.refuse_training("step")
+        self._refuse("step")
         with shortened(), self._run(None, counted=False):
             window, batches = stacked(batch), self.progress.batch
             self._begin(window)
@@ -338,7 +362,7 @@ class Loop:
                 "recorded": self._recorded,
                 "validation": self._validation.last if self._validation else None,
                 "calls": self._evaluation.calls,
-                "reason": None if self.unfinished else self.reason,
+                "reason": self._call.ended_by,
             },
             source=self._feed.position(),
             hooks=self._watchers.states(),
@@ -347,7 +371,7 @@ class Loop:
 
     def stop(self, why: str) -> None:
         """End training at this boundary."""
-        self.reason = why
+        self._call.stop(why)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of every variable's value, for `restore`."""
@@ -392,12 +416,14 @@ class Loop:
 
         def read_ahead(after: Progress, running: Callable[[], bool]) -> None:
             if self.steps_planned is None or after.step < self.steps_planned:
-                size = self._training.window_size(after, events, self.steps_planned)
+                size = self._window_size(after, events)
                 self._feed.read_ahead(size, self._training.placed, running)
 
         while not self._over():
             before = self._looked  # time also passes in hooks and in the body of a user's `for`
-            size = self._training.window_size(self.progress, events, self.steps_planned)
+            if self._passes_over():
+                continue
+            size = self._window_size(self.progress, events)
             window = self._feed.take(size, self.progress)
             if window is None:
                 self._epoch_ended = True
@@ -413,6 +439,22 @@ class Loop:
             self._watchers.save_if_due(self, before, self.progress)
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
+
+    def _window_size(self, at: Progress, events: Sequence[When]) -> int:
+        """Return how many steps may run before somebody looks, or a batch is passed over."""
+        size = self._training.window_size(at, events, self.steps_planned)
+        passed = [batch for epoch, batch, _ in self._passed if epoch == at.epoch]
+        return min([size, *(batch - at.batch for batch in passed if batch > at.batch)])
+
+    def _passes_over(self) -> bool:
+        """Take the next batch away if the run went back because of it; say whether that was so."""
+        at = self.progress
+        why = self._passed.get((at.epoch, at.batch, at.step))
+        if why is None or self._feed.take(1, at) is None:
+            return False
+        self.progress = replace(at, batch=at.batch + 1)
+        self.log({"warning": f"passed over batch {at.batch + 1} of epoch {at.epoch + 1}: {why}"})
+        return True
 
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
@@ -430,7 +472,7 @@ class Loop:
         except BaseException:  # a later call reads these batches again
             self._feed.close()
             raise
-        self.progress = logs.progress.after_seconds(self._clock())
+        self.progress = self._call.timed(logs.progress)
         self.history.add_steps(logs)
         with noting("train_step", self.progress):
             self._training.check_promises()
@@ -454,6 +496,21 @@ class Loop:
         if not self._watched:
             self._watched = True
             self._watchers.tell("start", self)
+
+    def _look_at(self, source: Source) -> None:
+        """Build what an earlier process has trained, as far as a batch is needed for that."""
+        with shortened():
+            window = self._feed.sample(source, Progress(), self)
+            if window is not None:
+                self._prepare(window)
+            self._resuming.assign_what_exists(self.state)
+
+    def _come_to_end(self, source: Source) -> None:
+        """Where an earlier process did all steps of this call, but not its end: be there too."""
+        if self._resuming.found is not None and not self.unfinished:
+            first = self._feed.sample(source, Progress(), self)
+            if first is not None:
+                self._begin(first)
 
     def _prepare(self, window: Window) -> None:
         with noting("train_step", self.progress, running=1), explaining(window):
@@ -486,33 +543,30 @@ class Loop:
             self._recorded = self.progress.step
         self._watchers.tell("record", self, record)
 
-    def _clock(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started
+    def _refuse(self, method: str) -> None:
+        """Refuse to train by a method that a hook calls, or that cannot be taken back.
+
+        Raises:
+            ConfigurationError: It is so.
+        """
+        self._watchers.refuse_training(method)
+        if self._depth == 0 and self._watchers.rolls_back:
+            raise ConfigurationError(
+                f"NonFinite(action='rollback') needs loop.fit, and this is loop.{method}: what "
+                "your own code does between the steps cannot be taken back. Use action='skip'"
+            )
 
     def _over(self) -> bool:
         """Say whether this call has come to its end."""
-        self.progress = self.progress.after_seconds(self._clock())
-        if self._asked.signal is not None and not self.unfinished:
-            self.reason, self.unfinished = f"{self._asked.signal.name} asked it to", True
-        if self._deadline is not None and self.progress.seconds >= self._deadline:
-            self.unfinished = self.reason is None and self._is_planned()
-            self.reason = self.reason or "its time was up"
-        limit = self.steps_planned
-        return self.reason is not None or (limit is not None and self.progress.step >= limit)
-
-    def _is_planned(self) -> bool:
-        """Say whether epochs or steps of this call are left to do."""
-        epochs, steps = self.epochs_planned, self.steps_planned
-        return (epochs is not None and self.progress.epoch < epochs) or (
-            steps is not None and self.progress.step < steps
-        )
+        self.progress = self._call.timed(self.progress)
+        return self._call.is_over(self.progress)
 
     @contextmanager
     def _run(
         self,
         epochs: int | None,
         steps: int | None = None,
-        until: str | None = None,
+        deadline: float | None = None,
         whole: bool = False,
         counted: bool = True,
     ) -> Generator[None]:
@@ -531,29 +585,26 @@ class Loop:
         if counted:
             self._resuming.begin(self.progress)
         begun, found = self._resuming.begun, self._resuming.found
-        self.reason, self.unfinished = None, False
+        self._call = call = Call(begun, self.progress, epochs, steps, deadline)
         if found is not None and not self._resuming.is_later(self._resuming.call):
-            self.reason = found.loop["reason"]
+            call.stop(found.loop["reason"])
             if self._validation and found.loop["validation"]:
                 self._validation.restore(found.loop["validation"])
-        self.epochs_planned = None if epochs is None else begun.epoch + epochs
-        self.steps_planned = None if steps is None else begun.step + steps
-        self._deadline = self.progress.seconds + Span.parse(until).amount if until else None
-        self._started, self._seconds_before = time.monotonic(), self.progress.seconds
         try:
-            with noted() as self._asked:
+            with noted() as call.asked:
                 yield
-                if self.unfinished and self._watched:
+                call.heed_signals()  # those that came during a last validation
+                if call.unfinished and self._watched:
                     self._watchers.save(self)
-            if self._asked.signal is not None:
-                raise self._asked.error()
+            if call.asked.signal is not None:
+                raise call.asked.error()
         except GeneratorExit:  # the user's own `for` was left; why, the `with` block will say
             raise
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._depth, self._asked = 0, Asked()
+            self._depth = 0
             if whole or error or not self._entered:
                 self._end_hooks(error)
 
@@ -581,11 +632,29 @@ class Loop:
         self._resuming.begin(self.progress)
         self._resuming.assign_what_exists(self.state)
         if done:
-            self.reason = "it was finished before"
+            self._call.reason = "it was finished before"
             self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
             if record.changed:
                 self._watchers.say(f"warning: {record.changed}", "yellow")
         return True
+
+    def _went_back(self, train: Callable[..., None], *arguments: Any) -> bool:
+        """Train; say whether the run went back to a checkpoint instead of coming to its end."""
+        record = self._run_record
+        try:
+            train(*arguments)
+        except RolledBack as back:
+            assert record is not None  # `Watchers` sees to that
+            if back.passed is not None:
+                record.pass_over(back.passed, str(back))
+                self._passed = record.passed_over()
+            self._feed.close()
+            self._resuming = Resuming(self._watchers.newest_checkpoint(), self._resuming.call - 1)
+            seconds = self.progress.seconds  # what was lost took time all the same
+            self._stand(record, at_end=False)
+            self.progress = self.progress.after_seconds(seconds)
+            return True
+        return False
 
     def _stand(self, record: RunRecord, at_end: bool) -> None:
         """Be where an earlier process was, as far as no variable is concerned.

@@ -24,6 +24,7 @@ class Resuming:
 
     Args:
         found: The checkpoint to go on from; None where the run begins.
+        call: The number of the call that was over last.
 
     Attributes:
         found: The same, until all of it has been taken over.
@@ -31,9 +32,9 @@ class Resuming:
         begun: Where the run stood when that call began.
     """
 
-    def __init__(self, found: Checkpoint | None) -> None:
+    def __init__(self, found: Checkpoint | None, call: int = -1) -> None:
         self.found = found
-        self.call, self.begun = -1, Progress()
+        self.call, self.begun = call, Progress()
         self._left: dict[str, Any] = {}
 
     def is_later(self, call: int) -> bool:

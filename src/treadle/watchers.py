@@ -64,10 +64,24 @@ class Watchers:
                 hook.open(directory)
                 self._checkpoint = hook
 
+        if self.rolls_back and directory is None:
+            raise ConfigurationError(
+                "NonFinite(action='rollback') goes back to a checkpoint, but this run has no "
+                "directory for any: pass one to the loop, as treadle.Loop(task, 'runs/1')"
+            )
+
     @property
     def skip_nonfinite(self) -> bool:
         """Whether steps are to be undone after which something is not finite."""
-        return any(isinstance(hook, default_hooks.NonFinite) and hook.skips for hook in self._hooks)
+        return any(hook.skips for hook in self._guards())
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether the run is to go back to a checkpoint when something is not finite."""
+        return any(hook.rolls_back for hook in self._guards())
+
+    def _guards(self) -> list[default_hooks.NonFinite]:
+        return [hook for hook in self._hooks if isinstance(hook, default_hooks.NonFinite)]
 
     def newest_checkpoint(self) -> Saved | None:
         """Return what an earlier process of this run has saved last; None where it has not yet.
@@ -228,8 +242,9 @@ def recorded_history(
         steps = [line for line in steps if line["step"] <= step]
         records = [line for line in records if line["step"] <= step]
     if steps:
-        columns = {n: np.array([line[n] for line in steps]) for n in steps[0] if n != "step"}
-        ones = {name: np.ones(len(steps)) for name in columns}
+        names = dict.fromkeys(name for line in steps for name in line if name != "step")
+        columns = {n: np.array([line.get(n, np.nan) for line in steps]) for n in names}
+        ones = {n: np.array([float(n in line) for line in steps]) for n in names}
         last = Progress(step=steps[-1]["step"])
         history.add_steps(StepLogs(steps[0]["step"], columns, ones, 1, last))
     for line in records:

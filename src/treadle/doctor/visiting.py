@@ -10,11 +10,12 @@ import numpy as np
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..data import as_source
-from ..directory import differences
+from ..directory import differences, read_run
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
 from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinite, Watchdog
 from ..hooks import Checkpoint as CheckpointHook
+from ..hooks.run_record import passed_over
 from ..identity import source_facts
 from ..logs import StepLogs
 from ..loop import Loop
@@ -168,6 +169,7 @@ class Visit(Loop):
         self._resuming = Resuming(_begun(found))
         self._resuming.call = self._resuming.found.loop["call"] - 1  # type: ignore[union-attr]
         self._go_on_from(found, run)
+        self._passed = passed_over(read_run(run))
         self._wants_validation = bool(kept)
 
     def go(self, sources: Sources) -> None:
@@ -216,7 +218,7 @@ class Visit(Loop):
 
     def _over(self) -> bool:
         if self.met is not None or self.progress.step >= self._last:
-            self.unfinished = True  # nothing of what comes at the end of a call is done
+            self._call.unfinished = True  # nothing of what comes at the end of a call is done
             return True
         return super()._over()
 

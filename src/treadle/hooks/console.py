@@ -9,6 +9,7 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
+from ..errors import RolledBack
 from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
 from .display import Display, Pace, Position, Table, notes, progress_line
@@ -166,7 +167,9 @@ class _Call:
         steps, seconds = at.step - self._first.step, at.seconds - self._first.seconds
         time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
         ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}{self._spent(loop, seconds)}"
-        if error is not None:
+        if isinstance(error, RolledBack):
+            self._print(f"going back from {at}: {error}", "bold yellow")
+        elif error is not None:
             asked = isinstance(error, (KeyboardInterrupt, SystemExit))
             how = "interrupted" if asked else type(error).__name__
             self._print(f"{how} after {at}; {ran}", "bold red")

@@ -2,19 +2,23 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ..data.leaves import flattened, named
 from ..directory import RUN, read_run
-from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
+from ..errors import ConfigurationError, DataError, NonFiniteError, RolledBack, did_you_mean
 from ..hook import Hook, LoopView
 from ..logs import LOSS_SCALE, UNDONE, Record, StepLogs
 from ..progress import Progress
+from ..when import Span, When
 
-ACTIONS = ("raise", "stop", "skip")
+ACTIONS = ("raise", "stop", "skip", "rollback")
 ROWS_NAMED = 5
+# Batches that a run passes over: one that needs more has another trouble than its data.
+MOST_PASSED = 10
 # float16's smallest normal number. What overflows even at this scale is larger than 1e9, or was no
 # number before it was scaled.
 SMALLEST_SCALE = 2.0**-14
@@ -36,7 +40,15 @@ class NonFinite(Hook):
     Args:
         action: `"raise"` ends the run with an error; `"stop"` ends it as if it had been asked to
             stop; `"skip"` undoes such a step within the compiled step, as if its batch had not
-            come: its values are logged, beside `undone`, and count in no mean.
+            come: its values are logged, beside `undone`, and count in no mean. `"rollback"` costs
+            nothing until it happens: the run goes back to its newest checkpoint, looks at every
+            step to find the one that did it, goes back once more, and passes over this one's
+            batch: variables, random states, data, hooks and logs are those of a run whose data
+            lacks it. It is recorded, so that a resume and a replay pass over it too. Ten times at
+            most, in `Loop.fit`, and with a directory.
+
+    Attributes:
+        when: The moments at which windows are to end for it: every step while it looks for one.
 
     Raises:
         ConfigurationError: The action is not known.
@@ -47,10 +59,12 @@ class NonFinite(Hook):
         >>> guard = treadle.hooks.NonFinite(action="stop")
     """
 
-    def __init__(self, action: Literal["raise", "stop", "skip"] = "raise") -> None:
+    def __init__(self, action: Literal["raise", "stop", "skip", "rollback"] = "raise") -> None:
         if action not in ACTIONS:
             raise ConfigurationError(f"unknown action {action!r}.{did_you_mean(action, ACTIONS)}")
         self._action = action
+        self.when: When | None = None
+        self._search_ends = self._passed = 0
         self._skipped = 0
         self._looked = 0  # the step at which the variables were last looked at
         self._meant: set[str] = set()
@@ -62,6 +76,11 @@ class NonFinite(Hook):
     def skips(self) -> bool:
         """Whether steps are to be undone after which something is not finite."""
         return self._action == "skip"
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether the run is to go back to a checkpoint, and on without the batch."""
+        return self._action == "rollback"
 
     def start(self, loop: LoopView) -> None:
         """Take note of what is not finite on purpose."""
@@ -99,7 +118,18 @@ class NonFinite(Hook):
             return
         step, message = _explained(loop, logs)
         if message:
-            self._act(loop, message + _how_to_look(loop, step))
+            self._act(loop, message, step)
+        elif self.when is not None:
+            self._look(loop, ended=False)
+            if loop.progress.step >= self._search_ends:
+                self.when = None
+                loop.log(
+                    {
+                        "warning": f"went back to look for what was not finite at step "
+                        f"{self._search_ends}, and met nothing: this run does not repeat itself "
+                        "exactly"
+                    }
+                )
 
     def _tell_skipped(self, loop: LoopView, logs: StepLogs) -> None:
         """Log the steps that were undone; more than every tenth is a warning."""
@@ -118,14 +148,39 @@ class NonFinite(Hook):
             }
         )
 
-    def _act(self, loop: LoopView, message: str, ended: bool = False) -> None:
+    def _act(
+        self,
+        loop: LoopView,
+        message: str,
+        step: int | None,
+        path: str = "",
+        ended: bool = False,
+    ) -> None:
         self._acted = True
+        if self.rolls_back:
+            self._go_back(loop, message)
+        message += _how_to_look(loop, step, path)
         if self._action != "stop":
             raise NonFiniteError(message)
         if ended:
             loop.log({"warning": message})
         else:
             loop.stop(message)
+
+    def _go_back(self, loop: LoopView, message: str) -> None:
+        """Have the loop go back: first to find the step, then without its batch."""
+        at = loop.progress
+        if self._passed == MOST_PASSED:
+            raise NonFiniteError(
+                f"{message}. {MOST_PASSED} batches were passed over before this one, so it is not "
+                "the data alone"
+            )
+        if self.when is None:
+            self.when, self._search_ends = When(Span.parse("1 step")), at.step
+            raise RolledBack(message)
+        self.when = None
+        self._passed += 1
+        raise RolledBack(message, replace(at, step=at.step - 1, batch=at.batch - 1))
 
     def _look(self, loop: LoopView, ended: bool) -> None:
         """Look at the variables, unless that was done after this very step."""
@@ -136,8 +191,8 @@ class NonFinite(Hook):
         if bad:
             path, last = next(iter(bad)), loop.progress.step
             known = last == clean + 1
-            told = _ruined(loop, bad, clean) + _how_to_look(loop, last if known else None, path)
-            self._act(loop, told, ended)
+            told = _ruined(loop, bad, clean)
+            self._act(loop, told, last if known else None, path, ended)
 
     def _warn(self, loop: LoopView, values: Mapping[str, Any]) -> None:
         floats = {name: value for name, value in values.items() if isinstance(value, float)}

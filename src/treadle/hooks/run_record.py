@@ -104,6 +104,16 @@ class RunRecord(Hook):
         file = self.path / STATE
         return read_arrays(file) if file.exists() else {}
 
+    def passed_over(self) -> dict[tuple[int, int, int], str]:
+        """Return the batches that the run goes on without; see `pass_over`."""
+        return passed_over(self.facts)
+
+    def pass_over(self, at: Progress, why: str) -> None:
+        """Record that the run goes on without the batch that would come here."""
+        batch = {"epoch": at.epoch, "batch": at.batch, "step": at.step, "why": why}
+        self.facts["passed_over"] = [*self.facts.get("passed_over", []), batch]
+        self._write()
+
     def call(self, number: int, asked: Mapping[str, Any]) -> bool:
         """Take note of what a call that trains was asked for; say whether it was done before.
 
@@ -210,6 +220,12 @@ class RunRecord(Hook):
         temporary = self.path / f"{RUN}.partial"
         temporary.write_text(json.dumps(self.facts, indent=2, default=str) + "\n")
         os.replace(temporary, self.path / RUN)
+
+
+def passed_over(facts: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
+    """Return the batches that a run passed over, by epoch, batch and step before, and why."""
+    batches = facts.get("passed_over", [])
+    return {(x["epoch"], x["batch"], x["step"]): x["why"] for x in batches}
 
 
 def _in_json(values: Mapping[str, Any]) -> dict[str, Any]:

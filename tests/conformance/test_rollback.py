@@ -1,0 +1,198 @@
+"""Going back to a checkpoint, and on without the batch that made something not finite."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import treadle
+from treadle import data
+from treadle.data.reader import BatchSource
+from treadle.directory import read_run
+from treadle.errors import ConfigurationError, NonFiniteError
+from treadle.hooks import Checkpoint, EarlyStopping, NonFinite
+from treadle.hooks.lines import read_log
+
+ROWS, BATCH = 96, 8
+
+
+class Line(treadle.Task):
+    """Random numbers, an optimizer with slots, and a metric: all that must be rewound."""
+
+    def __init__(self) -> None:
+        layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.3, seed=1)]
+        self.model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.Adam(0.05)
+        self.error = keras.metrics.MeanSquaredError()
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        loss = treadle.minimize(
+            lambda: ops.mean((self.model(x, training=True) - y) ** 2), self.model, self.optimizer
+        )
+        self.error.update_state(y, self.model(x))
+        return {"loss": loss}
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        return {"loss": ops.mean((self.model(x, training=False) - y) ** 2)}
+
+
+class Overflowing(Line):
+    """A step that returns a finite loss, and leaves a weight that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = keras.Variable(1.0)
+
+    def train_step(self, batch: Any) -> Any:
+        values = super().train_step(batch)
+        self.scale.assign(self.scale * ops.exp(ops.sum(ops.maximum(ops.max(batch[0]) - 50.0, 0.0))))
+        return values
+
+
+def arrays(*bad: int, value: float = np.nan) -> Any:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+    y = x[:, :1].copy()
+    for batch in bad:
+        x[batch * BATCH + 1, 2] = value
+    return x, y
+
+
+def batches(*without: int, of: Any) -> Any:
+    x, y = of
+    parts = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+    return [part for i, part in enumerate(parts) if i not in without]
+
+
+def forward(batches_of: Any) -> Any:
+    """A source that says which epoch it reads, and cannot seek."""
+    return BatchSource(batches_of, None, seeks=False)
+
+
+def trained(
+    source: Any, directory: Path, *hooks: Any, task: type[Line] = Line, epochs: int = 1, **how: Any
+) -> treadle.Loop:
+    keras.utils.set_random_seed(0)
+    if not any(isinstance(hook, Checkpoint) for hook in hooks):
+        hooks = (Checkpoint(every="3 steps"), *hooks)
+    hooks = (NonFinite(action="rollback"), *hooks)
+    with treadle.Loop(task(), directory, hooks=hooks, console=False, **how) as loop:
+        loop.fit(source, batches(of=arrays()), epochs=epochs)
+    return loop
+
+
+def require_same(one: treadle.Loop, other: treadle.Loop) -> None:
+    """Every variable, every step's values and every epoch's record are equal, bit for bit."""
+    theirs = other.state.arrays()
+    for path, value in one.state.arrays().items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)
+    np.testing.assert_array_equal(one.history.steps("loss"), other.history.steps("loss"))
+    for mine, its in zip(one.history.epochs, other.history.epochs, strict=True):
+        assert mine == its
+
+
+def passed_over(loop: treadle.Loop) -> list[str]:
+    return [text for text in loop.history["warning"] if text.startswith("passed over")]
+
+
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_a_run_that_went_back_is_one_whose_data_lacks_the_batches(
+    execution: Any, tmp_path: Path
+) -> None:
+    options, bad = treadle.Options(execution=execution), arrays(7, 8)
+    source = data.from_arrays(*bad, batch_size=BATCH, shuffle=False)
+    went = trained(source, tmp_path / "a", options=options)
+    lacking = batches(7, 8, of=bad)
+    require_same(went, trained(lacking, tmp_path / "b", options=options))
+    first, second = passed_over(went)
+    assert first.startswith("passed over batch 8 of epoch 1: loss is nan at step 8, epoch 1, batch")
+    assert "The batch held it already: the first array, row 1" in first
+    assert second.startswith("passed over batch 9 of epoch 1: loss is nan at step 8")
+    recorded = read_run(tmp_path / "a")["passed_over"]
+    assert [(x["epoch"], x["batch"], x["step"]) for x in recorded] == [(0, 7, 7), (0, 8, 7)]
+    logged, _ = read_log(tmp_path / "a" / "log.jsonl")
+    assert [line["step"] for line in logged] == list(range(1, 11))
+    assert [line["loss"] for line in logged] == [float(x) for x in went.history.steps("loss")]
+
+
+def test_the_step_is_found_that_ruined_a_weight_while_its_loss_was_a_number(tmp_path: Path) -> None:
+    bad = arrays(4, value=200.0)  # the loss is finite, and exp(150) is not
+    went = trained(batches(of=bad), tmp_path / "a", task=Overflowing)
+    require_same(went, trained(batches(4, of=bad), tmp_path / "b", task=Overflowing))
+    (only,) = passed_over(went)
+    assert only.startswith("passed over batch 5 of epoch 1: scale holds 1 of 1 values")
+
+
+def test_a_run_goes_back_into_the_epoch_before(tmp_path: Path) -> None:
+    good, bad = batches(of=arrays()), batches(of=arrays(0))
+
+    def epochs(reading: Any) -> Any:
+        return iter(bad if reading.epoch == 1 else good)
+
+    def lacking(reading: Any) -> Any:
+        return iter(bad[1:] if reading.epoch == 1 else good)
+
+    stopping = [EarlyStopping(monitor="val_loss", patience=9) for _ in range(2)]
+    seldom = Checkpoint(every="7 steps")
+    went = trained(forward(epochs), tmp_path / "a", stopping[0], seldom, epochs=3)
+    other = trained(forward(lacking), tmp_path / "b", stopping[1], seldom, epochs=3)
+    require_same(went, other)
+    assert stopping[0].state() == stopping[1].state()
+    assert "passed over batch 1 of epoch 2" in passed_over(went)[0]
+
+
+def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
+    source = data.from_arrays(*arrays(4), batch_size=BATCH, shuffle=False)
+    stopped = trained(source, tmp_path / "a", treadle.at("7 steps", lambda loop: loop.stop("!")))
+    assert stopped.progress.step == 7 and stopped.progress.batch == 8
+    for later in (tmp_path / "a" / "checkpoints").glob("*7*"):  # it goes on from before the batch
+        shutil.rmtree(later)
+    whole = trained(source, tmp_path / "b")
+    keras.utils.set_random_seed(0)
+    report = treadle.doctor.replay(Line(), source, tmp_path / "b", step=6)
+    assert report.agreement.difference == "" and report.agreement.compared
+    assert report.batch_number == 7
+    assert whole.progress.step == 11
+
+
+def test_what_is_not_the_data_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="10 batches were passed over before this one"):
+        trained(batches(of=arrays(*range(1, 12))), tmp_path)
+
+
+def test_a_run_that_does_not_repeat_itself_says_so(tmp_path: Path) -> None:
+    given = []
+
+    def once(reading: Any) -> Any:
+        given.append(reading.epoch)
+        return iter(batches(of=arrays(4) if len(given) == 1 else arrays()))
+
+    loop = trained(forward(once), tmp_path)
+    assert loop.progress.step == 12
+    (warning,) = loop.history["warning"]
+    assert re.search(
+        "went back to look for what was not finite at step .*, and met nothing", warning
+    )
+
+
+def test_a_place_for_checkpoints_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match="goes back to a checkpoint, but this run has no"):
+        treadle.Loop(Line(), hooks=[NonFinite(action="rollback")], console=False)
+
+
+def test_the_body_of_a_loop_of_ones_own_cannot_be_taken_back(tmp_path: Path) -> None:
+    hooks = [NonFinite(action="rollback")]
+    with treadle.Loop(Line(), tmp_path, hooks=hooks, console=False) as loop:
+        for call in (
+            lambda: loop.step(batches(of=arrays())[0]),
+            lambda: next(iter(loop.epochs(1))),
+            lambda: next(iter(loop.steps(batches(of=arrays())))),
+        ):
+            with pytest.raises(ConfigurationError, match=r"rollback.* needs loop\.fit, and"):
+                call()
