@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .tasks import Supervised as Supervised
     from .tasks import Task as Task
     from .tasks import task as task
+    from .warm import warm_start as warm_start
     from .when import after as after
     from .when import at as at
     from .when import every as every
@@ -55,6 +56,7 @@ _NAMES = {
     "progress": "Progress",
     "stepping": "blend frozen_copy phase step weighted",
     "tasks": "Datasets Supervised Task task",
+    "warm": "warm_start",
     "when": "after at every",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

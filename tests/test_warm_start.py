@@ -1,0 +1,167 @@
+"""Beginning with the weights of another run, and with nothing else of it."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, StateError
+
+
+class Body(treadle.Task):
+    """Weights that train and weights that follow; seeds, metrics and slots beside them."""
+
+    def __init__(self, units: int = 3, outputs: int = 1, built: bool = True) -> None:
+        inputs = [keras.Input((2,))] if built else []
+        body = [keras.layers.Dense(units), keras.layers.BatchNormalization()]
+        self.model = keras.Sequential([*inputs, *body, keras.layers.Dropout(0.5, seed=1)])
+        self.head = keras.layers.Dense(outputs)
+        self.scale = keras.Variable(1.0)
+        if built:
+            self.head.build((None, units))
+        self.optimizer = keras.optimizers.Adam(0.1)
+        self.error = keras.metrics.MeanSquaredError()
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            return keras.ops.mean((self.head(self.model(x, training=True)) - y) ** 2)
+
+        watched = [*self.model.trainable_variables, *self.head.trainable_variables]
+        loss = treadle.minimize(objective, watched, self.optimizer)
+        self.scale.assign_add(1.0)
+        self.error.update_state(y, y + 1.0)
+        return {"loss": loss}
+
+
+def source() -> Any:
+    x = np.random.default_rng(0).normal(size=(32, 2)).astype("float32")
+    return treadle.data.from_arrays(x, x[:, :1], batch_size=8)
+
+
+@pytest.fixture(name="before")
+def _before(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    with treadle.Loop(Body(), tmp_path / "before", console=False) as loop:
+        loop.fit(source(), epochs=2)
+    return tmp_path / "before", loop.state.arrays()
+
+
+WEIGHTS = [
+    *("model/layers/0/kernel", "model/layers/0/bias"),
+    *(f"model/layers/1/{name}" for name in ("gamma", "beta", "moving_mean", "moving_variance")),
+    *("head/kernel", "head/bias", "scale"),
+]
+
+
+def test_weights_are_taken_over_and_nothing_else(before: Any) -> None:
+    directory, theirs = before
+    task = Body()
+    fresh = treadle.Loop(task, console=False).state.arrays()
+    assert treadle.warm_start(task, directory) == WEIGHTS
+    for path, value in treadle.Loop(task, console=False).state.arrays().items():
+        expected = theirs if path in WEIGHTS else fresh
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    assert int(task.optimizer.iterations.numpy()) == 0
+
+
+def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: Path) -> None:
+    def fail(loop: Any) -> None:
+        raise OSError("killed")
+
+    hooks = [treadle.hooks.Checkpoint(every="2 steps"), treadle.at("5 steps", fail)]
+    with (
+        pytest.raises(OSError, match="killed"),
+        treadle.Loop(Body(), tmp_path, hooks=hooks, console=False) as loop,
+    ):
+        loop.fit(source(), epochs=3)
+    task = Body()
+    treadle.warm_start(task, tmp_path)
+    newest = treadle.checkpoint.Checkpoints(tmp_path / "checkpoints").latest()
+    assert newest is not None and 0 < newest.progress.step < 5
+    assert float(task.scale.numpy()) == 1.0 + newest.progress.step
+
+
+def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
+    directory, theirs = before
+
+    class Other(Body):
+        def __init__(self) -> None:
+            super().__init__(outputs=5)  # a new head
+            self.encoder = self.model
+            del self.model
+
+    task = Other()
+    kernel = np.asarray(task.head.kernel)
+    renamed = {"model": "encoder", "model/layers/0": "encoder/layers/0"}
+    done = treadle.warm_start(task, directory, rename=renamed, only=["encoder/*"])
+    assert done == [path.replace("model", "encoder") for path in WEIGHTS[:6]]
+    ours = treadle.Loop(task, console=False).state.arrays()
+    np.testing.assert_array_equal(ours["encoder/layers/0/kernel"], theirs["model/layers/0/kernel"])
+    np.testing.assert_array_equal(np.asarray(task.head.kernel), kernel)
+
+
+def test_a_script_that_is_run_again_goes_on_with_its_own_weights(
+    before: Any, tmp_path: Path
+) -> None:
+    directory, _ = before
+
+    def script(folder: str, *hooks: Any) -> treadle.Loop:
+        keras.utils.set_random_seed(0)
+        task = Body()
+        treadle.warm_start(task, directory)
+        hooks = (treadle.hooks.Checkpoint(every="2 steps"), *hooks)
+        with treadle.Loop(task, tmp_path / folder, hooks=hooks, console=False) as loop:
+            loop.fit(source(), epochs=2)
+        return loop
+
+    def fail(loop: Any) -> None:
+        raise OSError("killed")
+
+    straight = script("straight")
+    with pytest.raises(OSError, match="killed"):
+        script("cut", treadle.at("5 steps", fail))
+    theirs = straight.state.arrays()
+    for path, value in script("cut").state.arrays().items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"task": {"units": 4}}, StateError, r"0/kernel has shape \(2, 3\), expected \(2, 4\)"),
+        ({"task": {"built": False}}, ConfigurationError, "model is not built, so it has no weigh"),
+        ({"rename": {"modle": "x"}}, ConfigurationError, "rename has 'modle', which is no path th"),
+        ({"rename": {"head": "x"}}, StateError, "has no value for head/kernel, head/bias. Did you"),
+        ({"only": ["encoder/*"]}, ConfigurationError, r"only='encoder/\*' is of no weight of this"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(
+    before: Any, how: dict[str, Any], error: Any, message: str
+) -> None:
+    task = Body(**how.pop("task", {}))
+    values = treadle.Loop(task, console=False).state.arrays()
+    with pytest.raises(error, match=message):
+        treadle.warm_start(task, before[0], **how)
+    for path, value in treadle.Loop(task, console=False).state.arrays().items():
+        np.testing.assert_array_equal(value, values[path], err_msg=path)
+
+
+def test_a_directory_without_anything_learned(before: Any, tmp_path: Path) -> None:
+    with pytest.raises(DirectoryError, match="holds no run"):
+        treadle.warm_start(Body(), tmp_path / "nowhere")
+    directory, _ = before
+    (directory / "state.npz").unlink()
+    for file in directory.glob("checkpoints/*/*.npz"):
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="cannot read any checkpoint of"):
+        treadle.warm_start(Body(), directory)
+    for folder in directory.glob("checkpoints/step-*"):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    with pytest.raises(DirectoryError, match="did not finish, and has no checkpoint"):
+        treadle.warm_start(Body(), directory)
