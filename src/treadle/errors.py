@@ -17,6 +17,10 @@ class TreadleError(Exception):
     """The root of all errors that Treadle raises on purpose."""
 
 
+class TreadleWarning(UserWarning):
+    """What a run warns of where no progress is shown."""
+
+
 class ConfigurationError(TreadleError):
     """A setting, an option or an argument that cannot be meant."""
 

@@ -44,7 +44,7 @@ from .options import Options
 from .plan import check_end
 from .progress import Costs, Progress
 from .resuming import Resuming, about_call, circumstances, lost_guarantee
-from .signals import noted
+from .signals import deaf, noted
 from .state import State
 from .tracebacks import shortened
 from .training import Training, stacked
@@ -407,8 +407,7 @@ class Loop:
             if first is not None:
                 self._begin(first)
             if source.inexact and self.directory is not None:
-                told = f"a resume of this run may not be exact: {source.inexact}"
-                self._watchers.say(told, "yellow")
+                self._watchers.warn(f"a resume of this run may not be exact: {source.inexact}")
         if self.progress.batch == 0:
             self._training.reset_metrics()
         events = [*self._watchers.events(), *([look] if look else [])]
@@ -467,7 +466,7 @@ class Loop:
                 logs = self._training.run(window, self.progress, meanwhile)
             self._feed.ran(until=self._training.ended)
             if self._before is not None:  # the plan is known now
-                self._watchers.say(lost_guarantee(self._before, self.plan), "yellow")
+                self._watchers.warn(lost_guarantee(self._before, self.plan))
                 self._before = None
         except BaseException:  # a later call reads these batches again
             self._feed.close()
@@ -491,11 +490,13 @@ class Loop:
         if found is not None:
             self._training.restore(found.loop["means"])
             self._before = found.about
-            if self._run_record is not None and self._run_record.changed:
-                self._watchers.say(f"warning: {self._run_record.changed}", "yellow")
+            if self._run_record is not None:
+                self._watchers.warn(self._run_record.changed)
         if not self._watched:
             self._watched = True
             self._watchers.tell("start", self)
+            if self.directory is not None:
+                self._watchers.warn(deaf())
 
     def _look_at(self, source: Source) -> None:
         """Build what an earlier process has trained, as far as a batch is needed for that."""
@@ -634,8 +635,7 @@ class Loop:
         if done:
             self._call.reason = "it was finished before"
             self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
-            if record.changed:
-                self._watchers.say(f"warning: {record.changed}", "yellow")
+            self._watchers.warn(record.changed)
         return True
 
     def _went_back(self, train: Callable[..., None], *arguments: Any) -> bool:

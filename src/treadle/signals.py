@@ -44,6 +44,16 @@ class Asked:
         return KeyboardInterrupt() if number == signal.SIGINT else Terminated()
 
 
+def deaf() -> str:
+    """Say that signals are not noted here, if so."""
+    if threading.current_thread() is threading.main_thread():
+        return ""
+    return (
+        "the loop runs outside the main thread, where Python hears no signals: SIGINT and SIGTERM "
+        "end the process without a checkpoint of that moment, and a resume begins at the newest one"
+    )
+
+
 @contextmanager
 def noted() -> Generator[Asked]:
     """Note SIGINT and SIGTERM for as long as this is open, and put their handlers back afterwards.

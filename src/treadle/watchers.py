@@ -1,5 +1,6 @@
 """The hooks of a run: which there are, and when each is called."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import numpy as np
 
 from . import hooks as default_hooks
 from .checkpoint import Checkpoint as Saved
-from .errors import ConfigurationError, noting
+from .errors import ConfigurationError, DirectoryError, TreadleWarning, noting
 from .hook import Hook, LoopView
 from .hooks.checkpoint import Checkpoint
 from .hooks.lines import read_log
@@ -93,7 +94,10 @@ class Watchers:
             return None
         found = self._checkpoint.saved.latest()
         for name, reason in self._checkpoint.saved.rejected:
-            self.say(f"warning: passed over {name}: {reason}", "yellow")
+            self.warn(f"passed over {name}: {reason}")
+        if found is not None and found.progress.step == 0:
+            damaged = " that can be read" if self._checkpoint.saved.rejected else ""
+            self.say(f"nothing later than step 0 was saved{damaged}: the run begins there again")
         return found
 
     def save(self, loop: LoopView) -> None:
@@ -153,6 +157,13 @@ class Watchers:
             if text and isinstance(hook, default_hooks.Console):
                 hook.say(text, style)
 
+    def warn(self, text: str) -> None:
+        """Warn, if there is something to say: where progress is shown, else as Python does."""
+        if any(isinstance(hook, default_hooks.Console) for hook in self._hooks):
+            self.say(text and f"warning: {text}", "yellow")
+        elif text:
+            warnings.warn(text, TreadleWarning, stacklevel=2)
+
     def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
         """Run scheduled functions that became due since `before`; what they return is logged."""
         for scheduled in self._scheduled:
@@ -181,7 +192,7 @@ class Watchers:
     def _run(self, name: str, loop: LoopView) -> Generator[None]:
         before, self._running = self._running, name  # a hook may log, which is told to hooks
         try:
-            with noting(name, loop.progress):
+            with noting(name, loop.progress), _directory_there(loop.directory):
                 yield
         finally:
             self._running = before
@@ -203,6 +214,20 @@ class Watchers:
             raise failures[0]
         for failure in failures:
             error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
+
+
+@contextmanager
+def _directory_there(directory: Path | None) -> Generator[None]:
+    """Say of an error of the file system that the run directory is gone, if it is."""
+    try:
+        yield
+    except OSError as error:
+        if directory is None or directory.exists():
+            raise
+        raise DirectoryError(
+            f"the run directory {directory} is gone: it was removed while the run trained into it, "
+            "or its disk was. Nothing more can be saved there; run the script again to begin anew"
+        ) from error
 
 
 def _returned(result: Any, hook: str) -> dict[str, Plain]:

@@ -14,7 +14,7 @@ import pytest
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, DirectoryError
+from treadle.errors import ConfigurationError, DirectoryError, TreadleWarning
 
 ROWS = 24
 
@@ -251,3 +251,40 @@ def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
     )
     on_tensorflow = keras.config.backend() == "tensorflow"
     assert done.stdout.splitlines()[-2:] == [str(on_tensorflow), "4"]
+
+
+@pytest.mark.faults
+def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(loop: treadle.Loop) -> None:
+        raise OSError("killed")
+
+    often = treadle.hooks.Checkpoint(every="2 steps")
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path, hooks=[treadle.at("1 steps", die)])
+    run(tmp_path, hooks=[often, treadle.at("1 epochs", lambda loop: loop.save())], console=True)
+    assert "nothing later than step 0 was saved: the run begins there again" in said(capsys)
+    (tmp_path / "run.json").write_text(
+        (tmp_path / "run.json").read_text().replace('"finished": "', '"ended": "')
+    )
+    for file in tmp_path.glob("checkpoints/step-00000000000[1-9]*/*.npz"):
+        file.write_bytes(file.read_bytes()[:100])
+    run(tmp_path, console=True)
+    told = said(capsys)
+    assert "warning: passed over step-000000000006" in told
+    assert "nothing later than step 0 was saved that can be read: the run begins there" in told
+
+
+def test_what_nobody_would_see_is_a_warning_of_python(tmp_path: Path) -> None:
+    def batches() -> Any:
+        for _ in range(3):
+            yield np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+    with pytest.warns(TreadleWarning, match="may not be exact: the function batches cannot seek"):
+        run(tmp_path, train=batches)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was shown, in one line."""
+    return " ".join(capsys.readouterr().out.split())

@@ -25,6 +25,7 @@ from treadle.errors import (
     DirectoryError,
     StateError,
     Terminated,
+    TreadleWarning,
 )
 from treadle.hooks import Checkpoint, EarlyStopping
 
@@ -240,8 +241,9 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=run, args=(tmp_path,), kwargs={"hooks": [Looking()]})
-    thread.start()
-    thread.join()
+    with pytest.warns(TreadleWarning, match="outside the main thread, where Python hears no sig"):
+        thread.start()
+        thread.join()
     assert set(handlers) == {before}
     assert json.loads((tmp_path / "run.json").read_text())["finished"]
 
