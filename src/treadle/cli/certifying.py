@@ -1,15 +1,25 @@
 """`treadle certify`: a task and its data put through the resume drill."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..options import overriding
 from ..recipes import resolve
 from . import environment, output
-from .commands import HOW, PRINTED, DataDir, app, refuse_extra
+from .commands import app, refuse_extra
 from .output import told
+from .parameters import (
+    Backend,
+    DataDir,
+    Json,
+    Precision,
+    Seed,
+    Settings,
+    StepsBefore,
+    TaskName,
+)
 
 if TYPE_CHECKING:  # importing them would import Keras, or NumPy
     from ..doctor.drill import Subject
@@ -24,68 +34,14 @@ INEXACT = 1
 )
 def certify(
     context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FILE.py:TASK",
-            help="A recipe, or a task of your own, as `treadle run` takes it.",
-            show_default=False,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of the task: an argument of its __init__. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="K",
-            help="Steps before the checkpoint; as many follow. Default: 8, or one and a half "
-            "epochs where an epoch has at most 24 batches.",
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="tensorflow, jax or torch; default: KERAS_BACKEND, then Keras' own configuration.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' own setting.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="For initial weights and the data's order; default: the file's own, else 0.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
+    task: TaskName,
+    set_: Settings = None,
+    steps: StepsBefore = None,
+    backend: Backend = None,
+    precision: Precision = None,
+    seed: Seed = None,
     data_dir: DataDir = None,
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON object and nothing else.", rich_help_panel=PRINTED
-        ),
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Find out whether a task is exact: whether it resumes bit for bit on its data.
 

@@ -1,6 +1,5 @@
 """The commands and their options."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +10,32 @@ from ..options import Options
 from ..recipes import find, resolve
 from . import output, running
 from .output import told
+from .parameters import (
+    Backend,
+    Bisect,
+    DataDir,
+    Directory,
+    Eager,
+    Epochs,
+    EpochsInAll,
+    Fresh,
+    Json,
+    Override,
+    Precision,
+    Quiet,
+    RunDirectory,
+    Save,
+    Seed,
+    Settings,
+    StepNumber,
+    Steps,
+    StepsInAll,
+    TaskName,
+    Until,
+    UntilThen,
+    WindowSize,
+)
 
-HOW_LONG, HOW, WHERE, PRINTED = "How long", "How it runs", "Files", "Output"
 EPILOG = (
     "Exit codes: 0 done or finished before, 1 an error while training, "
     "2 wrong usage, configuration, backend, data or directory, 3 its time was up and it can be "
@@ -29,23 +52,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=PRINTED),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder with data sets; default: the variable TREADLE_DATA, then Keras' downloads.",
-        show_default=False,
-        rich_help_panel=WHERE,
-    ),
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress.", rich_help_panel=PRINTED)
-]
 
 
 def _version(wanted: bool) -> None:
@@ -73,120 +79,20 @@ def recipes() -> None:
 @app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
 def run(
     context: typer.Context,
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FILE.py:TASK",
-            help="A recipe, or a task of your own: a class in a file, or a treadle.task(…) object.",
-            show_default=False,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of the task: an argument of its __init__. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Passes over the data; default: the task's own.",
-            show_default=False,
-            rich_help_panel=HOW_LONG,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Steps: calls of train_step.",
-            show_default=False,
-            rich_help_panel=HOW_LONG,
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Time, as '30 min'. Whichever of these comes first ends the run.",
-            show_default=False,
-            rich_help_panel=HOW_LONG,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="tensorflow, jax or torch; default: KERAS_BACKEND, then Keras' own configuration.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' own setting.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="For initial weights and the data's order; default: the file's own, else 0.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="The most steps in one compiled call; results do not depend on it.",
-            show_default=False,
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    eager: Annotated[
-        bool,
-        typer.Option(
-            "--eager", help="Run steps uncompiled, to debug them: slow.", rich_help_panel=HOW
-        ),
-    ] = False,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="What the run leaves goes here; default: runs/NAME-1, then -2 ….",
-            show_default=False,
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+    task: TaskName,
+    set_: Settings = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    until: Until = None,
+    backend: Backend = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    window: WindowSize = None,
+    eager: Eager = False,
+    directory: Directory = None,
     data_dir: DataDir = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Start anew in a directory that holds a run.", rich_help_panel=WHERE
-        ),
-    ] = False,
-    override: Annotated[
-        bool,
-        typer.Option(
-            "--override",
-            help="Go on with a run although its configuration differs.",
-            rich_help_panel=WHERE,
-        ),
-    ] = False,
+    fresh: Fresh = False,
+    override: Override = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -222,21 +128,10 @@ def run(
 
 @app.command(epilog=EPILOG)
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="The directory of a run.")],
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Passes over the data in all.", rich_help_panel=HOW_LONG
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Steps in all.", rich_help_panel=HOW_LONG),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Time from now on.", rich_help_panel=HOW_LONG),
-    ] = None,
+    directory: RunDirectory,
+    epochs: EpochsInAll = None,
+    steps: StepsInAll = None,
+    until: UntilThen = None,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -271,9 +166,7 @@ def refuse_extra(arguments: list[str]) -> None:
 
 @app.command(epilog=EPILOG)
 def evaluate(
-    directory: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The directory of a finished run.")
-    ],
+    directory: RunDirectory,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -286,29 +179,10 @@ def evaluate(
 
 @app.command(epilog=EPILOG)
 def replay(
-    directory: Annotated[Path, typer.Argument(metavar="FOLDER", help="The directory of a run.")],
-    step: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The step to go to.", show_default=False),
-    ] = None,
-    bisect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Go to the first step where this holds: 'loss > 5', 'isnan(loss)', "
-            "'norm(model/layers/0/kernel) > 10'.",
-            show_default=False,
-        ),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.npz",
-            help="Write batch, activations, gradients and updates into this file.",
-            show_default=False,
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
+    directory: RunDirectory,
+    step: StepNumber = None,
+    bisect: Bisect = None,
+    save: Save = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
