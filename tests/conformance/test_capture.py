@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import FEATURES, ROWS, Classifier, batches, dense, head
 from keras import ops
+from own_step import CAPTURED, Steps, learn
 
 import treadle
 from treadle.backends.background import Running
@@ -24,7 +25,6 @@ import torch
 STEPS = 24
 X, Y = batches(STEPS)
 BATCHES = list(zip(X, Y, strict=True))
-CAPTURED = "windows of up to 256, captured"
 
 Make = Callable[[], Any]
 
@@ -45,24 +45,6 @@ def assert_captured(make: Make) -> Trace:
     compare(captured, eager, "captured", "run eagerly", tolerance=None)
     assert captured.changed
     return captured
-
-
-class Steps(Classifier):
-    """A classifier whose step is a function of the test's own."""
-
-    def __init__(self, step: Callable[..., Any], *layers: Any, **state: Any) -> None:
-        super().__init__([keras.Input((FEATURES,)), *(layers or (dense(),)), head()])
-        vars(self).update(state)
-        self.step = step
-
-    def train_step(self, batch: Any) -> Any:
-        return self.step(self, *batch)
-
-
-def learn(task: Any, x: Any, y: Any) -> Any:
-    return treadle.minimize(
-        lambda: task.loss(y, task.model(x, training=True)), task.model, task.optimizer
-    )
 
 
 # Optimizers

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cases import FEATURES, Classifier, batches, dense, head
 from keras import ops
+from own_step import CAPTURED, Steps, learn
 
 import treadle
 from treadle.errors import StepError
@@ -25,24 +26,6 @@ import torch
 
 BATCHES = list(zip(*batches(6), strict=True))
 Step = Callable[[Any, Any, Any], Any]
-
-
-class Steps(Classifier):
-    """A classifier whose step is a function of the test's own."""
-
-    def __init__(self, step: Step, **state: Any) -> None:
-        super().__init__([keras.Input((FEATURES,)), dense(), head()])
-        vars(self).update(state)
-        self.step = step
-
-    def train_step(self, batch: Any) -> Any:
-        return self.step(self, *batch)
-
-
-def learn(task: Any, x: Any, y: Any) -> Any:
-    return treadle.minimize(
-        lambda: task.loss(y, task.model(x, training=True)), task.model, task.optimizer
-    )
 
 
 def refusal(make: Callable[[], Any]) -> str:
@@ -162,7 +145,7 @@ def test_a_mask_that_keeps_the_shape_is_fine() -> None:
         x = x[:, torch.tensor([1, 0, 2, 3, 4, 5])]
         return {"loss": learn(task, x, y)}
 
-    assert run_steps(Steps(step), BATCHES).plan == "windows of up to 256, captured"
+    assert run_steps(Steps(step), BATCHES).plan == CAPTURED
 
 
 # Changes that nobody would see
@@ -296,7 +279,7 @@ def test_a_condition_inside_an_objective_that_is_not_differentiated() -> None:
         return {"loss": loss, "big": big}
 
     trace = run_steps(Steps(step), BATCHES)
-    assert trace.plan == "windows of up to 256, captured"
+    assert trace.plan == CAPTURED
     assert trace.values["big"].tolist() == (trace.values["loss"] > 1).tolist()
 
 
