@@ -180,7 +180,7 @@ def test_one_branch_runs_and_the_other_draws_nothing() -> None:
         noisy = treadle.cond(
             treadle.step() % 3 == 1,
             lambda: x + 0.1 * keras.random.normal((ROWS, FEATURES)),
-            lambda: ops.nn.dropout(x, 0.5) if hasattr(ops.nn, "dropout") else x * 0.5,
+            lambda: x * 0.5,
         )
         return {"loss": learn(task, noisy, y), "sum": ops.sum(noisy)}
 
