@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from cases import Classifier, head
 
 import treadle
 from treadle.checkpoint import Checkpoints
@@ -27,7 +28,7 @@ BATCH, BATCHES, EPOCHS, MORE = 16, 13, 3, 6
 STEPS = EPOCHS * BATCHES + MORE  # three epochs, and six steps in a second call
 
 
-class Drill(treadle.Task):
+class Drill(Classifier):
     """A little of everything that a run has to keep."""
 
     def __init__(
@@ -39,40 +40,23 @@ class Drill(treadle.Task):
         deeper: bool = False,
     ) -> None:
         more = [keras.layers.Dense(units)] if deeper else []
-        self.model = keras.Sequential(
-            [
-                keras.Input((8,)),
-                keras.layers.Dense(units, activation=activation),
-                *more,
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.3),
-                keras.layers.Dense(3),
-            ]
-        )
+        layers = [
+            keras.Input((8,)),
+            keras.layers.Dense(units, activation=activation),
+            *more,
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            head(),
+        ]
         schedule = keras.optimizers.schedules.CosineDecay(learning_rate, 60)
-        self.optimizer = getattr(keras.optimizers, optimizer)(schedule, use_ema=True)
+        super().__init__(layers, getattr(keras.optimizers, optimizer)(schedule, use_ema=True))
         self.noise = keras.random.SeedGenerator(11)
-        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self.accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def train_step(self, batch: Any) -> Any:
         x, y = batch
         x = x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.noise)
         x = x + 0.1 * keras.random.normal(keras.ops.shape(x))
-
-        def objective() -> Any:
-            logits = self.model(x, training=True)
-            return self.loss(y, logits), logits
-
-        loss, logits = treadle.minimize(objective, self.model, self.optimizer)
-        self.accuracy.update_state(y, logits)
-        return {"loss": loss}
-
-    def eval_step(self, batch: Any) -> Any:
-        x, y = batch
-        logits = self.model(x, training=False)
-        self.accuracy.update_state(y, logits)
-        return {"loss": self.loss(y, logits)}
+        return super().train_step((x, y))
 
 
 class Batches(Sequence[Any]):
