@@ -102,19 +102,56 @@ def test_a_step_that_reads_what_a_hook_changes_is_caught() -> None:
 
 
 @pytest.mark.slow
-def test_a_generator_that_cannot_begin_again_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("make_task", "make_source", "told"),
+    [
+        (
+            broken.Line,
+            broken.spent_data,
+            [
+                "refused         two processes that begin anew: the run did not come to its end",
+                "straight through it ended with DataError: a generator gives its batches once: 4 "
+                "of them are spent",
+            ],
+        ),
+        (
+            broken.Counting,
+            broken.fixed,
+            [
+                "Counting: no checkpoint was reached",
+                "straight through it ended with StepError: train_step changes Python values (calls "
+                "changed",
+            ],
+        ),
+    ],
+    ids=["a generator that cannot begin again", "a step that counts in Python"],
+)
+def test_what_training_refuses_is_told(make_task: Any, make_source: Any, told: list[str]) -> None:
+    has(message(make_task, make_source), *told)
+
+
+@pytest.mark.slow
+def test_initial_values_of_the_moment_are_caught() -> None:
     has(
-        message(broken.Line, broken.spent_data),
-        "refused         two processes that begin anew: the run did not come to its end",
-        "straight through it ended with DataError: a generator gives its batches once: 4 of them "
-        "are spent",
+        message(broken.Unseeded, broken.fixed),
+        "differs         two processes that begin anew",
+        "before the first step, weight is ",
+        "why: what a task begins with is drawn from something that no seed decides: the time, or a "
+        "generator without a seed",
+        "look at: task: Unseeded.__init__ calls default_rng",
     )
 
 
 @pytest.mark.slow
-def test_a_step_that_counts_in_python_is_refused() -> None:
+def test_records_of_what_a_hook_counts_are_caught() -> None:
+    told = message(broken.Noisy, broken.fixed)
     has(
-        message(broken.Counting, broken.fixed),
-        "Counting: no checkpoint was reached",
-        "straight through it ended with StepError: train_step changes Python values (calls changed",
+        told,
+        "exact           two processes that begin anew",
+        "differs         resumed = never interrupted",
+        "the log record of step 4: said is 4.0 in the straight run, but 1.0 in the resumed run",
+        "why: training is equal, and what is recorded is not: validation, or what a hook logs, ",
+        "look at: hooks: say.said was list of 3: [1, 1, 1] at step 3 of the straight run, and list "
+        "of 0: [] when the resumed run went on",
     )
+    assert "step 4: loss" not in told
