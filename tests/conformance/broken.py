@@ -48,12 +48,12 @@ def fixed() -> Any:
 class Sound(Classifier):
     """Dropout, batch normalization, Adam with a moving average, a hook with a state."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = 0.3) -> None:
         layers = [
             keras.Input((FEATURES,)),
             dense(),
             keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3),
+            keras.layers.Dropout(rate),
             head(),
         ]
         super().__init__(layers, keras.optimizers.Adam(1e-2, use_ema=True))

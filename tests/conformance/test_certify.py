@@ -1,15 +1,19 @@
 """The certificate: what is exact passes, and what is not is caught and named."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import broken
 import keras
+import numpy as np
 import pytest
+from cases import batches
 from typer.testing import CliRunner
 
-from treadle.cli import app
+from treadle.cli import app, certifying
+from treadle.doctor.drill import in_one_process
 from treadle.testing import resumed_equals_uninterrupted
 
 FILE = Path(broken.__file__)
@@ -30,6 +34,33 @@ def message(make_task: Any, make_source: Any) -> str:
 
 def has(text: str, *parts: str) -> None:
     assert [part for part in parts if part not in text] == [], text
+
+
+@pytest.fixture
+def float32_again() -> Iterator[None]:
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("line", ["", "treadle.setup(seed=1, precision='float32')"])
+def test_the_task_is_made_again_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32_again: None, line: str
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    file = tmp_path / "mine.py"
+    # Without dropout: in bfloat16, XLA draws other numbers than TensorFlow does eagerly.
+    file.write_text(
+        f"import treadle\nfrom broken import Sound\n{line}\nclass Mine(Sound):\n"
+        "    def __init__(self):\n        super().__init__(rate=0.0)\n"
+    )
+    keras.backend.clear_session()
+    subject = certifying.make(f"{file}:Mine", [], BACKEND, "mixed_bfloat16", 3, None)
+    found = in_one_process(subject, list(zip(*batches(4), strict=True)))
+    assert found == {"windows": "", "eager": ""}
+    models = [subject.again().model for _ in range(2)]
+    assert [model.dtype_policy.name for model in models] == ["mixed_bfloat16"] * 2
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import overriding
+from ..options import overriding, setup
 from ..recipes import resolve
 from . import environment, output
 from .commands import app, refuse_extra
@@ -92,14 +92,20 @@ def make(
     environment.prepare(
         backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision
     )
-    from ..doctor.drill import Subject  # late: it imports Keras
+    import keras  # late, as is all that imports it
+
+    from ..doctor.drill import Subject
 
     def made() -> Any:
         with overriding(seed, precision, backend):
             return recipe.make(settings)
 
+    def again() -> Any:
+        """Make another task, from the start that the first one had."""
+        keras.backend.clear_session()  # a file that calls setup is run again, layers being there
+        setup(seed=seed or 0, precision=precision)
+        return made().task
+
     first = made()
     data = first.datasets()
-    return Subject(
-        first.task, data.train, lambda: made().task, data.validation, tuple(first.hooks())
-    )
+    return Subject(first.task, data.train, again, data.validation, tuple(first.hooks()))
