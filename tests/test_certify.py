@@ -169,6 +169,18 @@ def test_what_was_not_checked_is_not_exact() -> None:
     assert found.facts()["exact"] is False
 
 
+@pytest.mark.parametrize(
+    ("failed", "when"), [(0, "straight through it ended"), (1, "in another process it ended")]
+)
+def test_a_process_that_fails_is_told(failed: int, when: str) -> None:
+    error = {"type": "OSError", "message": "in use", "notes": ["in train_step"]}
+    runs = [left(), replace(left(), outcome={})]
+    runs[failed] = replace(runs[failed], outcome={"made": True, "error": error})
+    found = judged("mine", *runs, Left()).checks[0]
+    assert found.result == "refused"
+    assert found.findings[0].text == f"{when} with OSError: in use; in train_step"
+
+
 def test_a_resumed_run_that_ends_elsewhere_differs() -> None:
     a, killed = left(), replace(left(), outcome={})
     found = judged("mine", a, killed, replace(a, saved={0: a.saved[0]}))

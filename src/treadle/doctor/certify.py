@@ -262,7 +262,7 @@ def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificat
 
 
 def _repeated(straight: Left, killed: Left, middle: int) -> Check:
-    refused = _refused(straight, "straight through")
+    refused = _refused(straight, "straight through") or _refused(killed, "in another process")
     if refused is not None:
         return Check(REPEATED, REFUSED, "the run did not come to its end", (refused,))
     if killed.outcome or not middle or middle not in straight.saved:
