@@ -170,7 +170,10 @@ def evaluate(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Measure a finished run on its validation and test data."""
+    """Measure a run on its validation and test data.
+
+    Of a run that did not finish, the newest checkpoint is measured.
+    """
     with told():
         with output.kept_free(json):
             results = running.evaluate(directory, data_dir)

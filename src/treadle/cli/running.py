@@ -167,7 +167,7 @@ def resume(
 def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, float]]:
     """Make the task of a run again, with what it learned, and measure it.
 
-    Of a run that an error or an interrupt ended, the state is the one that it had then.
+    Of a run that did not finish, this is what its newest checkpoint holds; a note says so.
 
     Only the task's own file, which the run names, is executed; its arrays are plain data.
 
@@ -176,8 +176,8 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
         `test`, of those that the task has.
 
     Raises:
-        TreadleError: The directory holds no run that has ended, its task cannot be made again, or
-            there is nothing to measure it on.
+        TreadleError: The directory holds no run of a command, or an unfinished one without a
+            checkpoint; its task cannot be made again, or there is nothing to measure it on.
     """
     configuration = _configured(directory, "call loop.evaluate in the script")
     state = _state(directory)
@@ -263,7 +263,7 @@ def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
 
 
 def _state(directory: Path) -> Mapping[str, Any]:
-    """Return what a run has learned: at its end, or at its last checkpoint."""
+    """Return what a run has learned until its end, or until its newest checkpoint."""
     from ..arrays import read_arrays  # late, as is all that imports NumPy
     from ..checkpoint import Checkpoints
 
