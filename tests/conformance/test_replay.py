@@ -526,6 +526,11 @@ def test_without_a_directory_there_is_no_step_to_go_back_to() -> None:
             r"variable\. Did you mean 'loss'\?",
         ),
         (
+            {"bisect": "loss > norm(model/layers/0/kernel)"},
+            ConfigurationError,
+            "compares 'loss', which steps returned, with a variable: .* Compare each with a number",
+        ),
+        (
             {"bisect": "model/layers/0/kernel > 5"},
             ConfigurationError,
             r"is an array of shape \(6, 8\), .* write norm\(model/layers/0/kernel\)",

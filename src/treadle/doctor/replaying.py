@@ -157,12 +157,19 @@ class _Run:
     def _first_of_state(self, condition: Condition, logged: Sequence[str]) -> tuple[int, str]:
         steps = self._checkpoints.steps()
         start = self._before(min(steps, default=0))
-        unknown = [name for name in condition.names if name not in start.state]
+        known = (*logged, *start.state)
+        unknown = [name for name in condition.names if name not in known]
         if unknown:
-            known = (*logged, *start.state)
             raise ConfigurationError(
                 f"{condition.text!r} names {unknown[0]!r}, which is neither a value that steps "
                 f"returned nor the path of a variable.{did_you_mean(unknown[0], known)}"
+            )
+        of_steps = [name for name in condition.names if name not in start.state]
+        if of_steps:
+            raise ConfigurationError(
+                f"{condition.text!r} compares {of_steps[0]!r}, which steps returned, with a "
+                "variable: the one is in the log, the other in checkpoints. Compare each with a "
+                "number"
             )
         if condition.holds(start.state):
             raise ConfigurationError(
@@ -281,9 +288,8 @@ class _Run:
         """Return why steps that were run again may differ from the log."""
         now = {**circumstances(), "plan": visit.plan}
         before = {name: found.about.get(name) for name in now}
-        before["plan"] = before["plan"] or self._facts.get(
-            "plan"
-        )  # not known before the first step
+        # The plan is not known before the first step.
+        before["plan"] = before["plan"] or self._facts.get("plan")
         reasons = differences(before, now)
         source: Any = self._sources.of(max(found.loop["call"], 0))
         if source.inexact:
