@@ -136,6 +136,8 @@ def test_the_first_difference_is_named(other: Any, kind: str, step: int, text: s
 def test_not_a_number_equals_itself_and_zeros_have_signs() -> None:
     nan = float("nan")
     assert differences_between(left((nan, 1)), left((nan, 1)), 0, 2, NAMES) == []
+    (found,) = differences_between(left((0.0, 1)), left((-0.0, 1)), 0, 2, NAMES)
+    assert found.text == "step 1: loss is 0.0 in the straight run, but -0.0 in the resumed run"
     a, b = left(weight=[nan, 0.0]), left(weight=[nan, -0.0])
     (found,) = differences_between(a, b, 0, 2, NAMES)
     assert found.text.startswith("after step 2, model/kernel[1] is 0.0 in")

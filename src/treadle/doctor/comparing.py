@@ -1,7 +1,6 @@
 """What two processes of a drill left, compared bit for bit: the first difference of each kind."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -253,5 +252,4 @@ def _both(one: Any, other: Any, names: tuple[str, str]) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    both = isinstance(a, float) and isinstance(b, float)
-    return a == b or (both and math.isnan(a) and math.isnan(b))
+    return repr(a) == repr(b)  # every bit counts: zeros have signs, and NaN equals itself
