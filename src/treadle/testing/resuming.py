@@ -10,8 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..data.source import Source
-from ..errors import ConfigurationError, whole_number
+from ..errors import ConfigurationError
 from ..options import backend_name, precision_name, setup
 
 if TYPE_CHECKING:
@@ -55,8 +54,6 @@ def resumed_equals_uninterrupted(
     """
     from ..doctor.certify import Maker, certify  # late: they import this package's checks
 
-    if steps is not None:
-        steps = whole_number("steps", steps, ConfigurationError)
     arguments = {
         "make_task": _where(make_task, "make_task"),
         "make_source": None if make_source is None else _where(make_source, "make_source"),
@@ -84,7 +81,7 @@ def make(
     again = _found(*make_task)
     task = again()
     data: Any = task.datasets() if make_source is None else _found(*make_source)()
-    if not isinstance(data, Datasets) or isinstance(data, Source):
+    if not isinstance(data, Datasets):
         data = Datasets(train=data)
     hooks = tuple(task.hooks()) if hasattr(task, "hooks") else ()
     return Subject(task, data.train, again, data.validation, hooks)
