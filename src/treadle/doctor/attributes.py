@@ -99,7 +99,7 @@ class Attributes:
         elif isinstance(thing, GeneratorType):
             frame = cast("Any", thing).gi_frame
             if frame is not None and not foreign(frame.f_code.co_filename):
-                local = f"{_root(path)}: {frame.f_code.co_name}"
+                local = f"{root_of(path)}: {frame.f_code.co_name}"
                 self._take_all(((f"{local}.{k}", x) for k, x in frame.f_locals.items()), depth)
         elif text is None:
             self._take_object(thing, path, depth)
@@ -111,7 +111,7 @@ class Attributes:
     def _take_function(self, function: FunctionType, path: str, depth: int) -> None:
         """Take what a function closes over, its defaults, and what it uses of its own module."""
         own = not foreign(function.__code__.co_filename)
-        name = f"{_root(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
+        name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
         for cell_name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -131,7 +131,7 @@ class Attributes:
         for used in sorted(names & function.__globals__.keys()):
             value = function.__globals__[used]
             if not used.startswith("__") and not isinstance(value, ModuleType | type):
-                self.take(value, f"{_root(path)}: {used}", depth + 1)
+                self.take(value, f"{root_of(path)}: {used}", depth + 1)
 
     def _take_object(self, thing: Any, path: str, depth: int) -> None:
         """Take the attributes of an object of the user's; those of Keras' are variables."""
@@ -142,7 +142,7 @@ class Attributes:
         for name, part in held.items():
             if ours and not name.startswith("_"):
                 self.take(part, path, depth + 1)
-            elif not ours and name != "_made_with":
+            elif not ours:
                 self.take(part, f"{path}.{name}", depth + 1)
         if not ours:
             for base in type(thing).__mro__:
@@ -165,6 +165,16 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[s
         [('task.b', '2', '0')]
     """
     return [(p, old, now[p]) for p, old in before.items() if p in now and now[p] != old]
+
+
+def root_of(path: str) -> str:
+    """Return what a path begins with: `task`, `train`, `validation` or `hooks`.
+
+    Example:
+        >>> root_of("task.seen[0]"), root_of("train: growing.seen")
+        ('task', 'train')
+    """
+    return path.partition(":")[0].partition(".")[0].partition("[")[0]
 
 
 def _told(thing: Any) -> str | None:
@@ -218,10 +228,6 @@ def _names(code: CodeType) -> set[str]:
 
 
 _NAMING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
-
-
-def _root(path: str) -> str:
-    return path.partition(":")[0].partition(".")[0].partition("[")[0]
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..directory import differences
-from .attributes import differing
+from .attributes import differing, root_of
 from .comparing import Difference, Left
 
 NAMED: Final = 4
@@ -100,14 +100,11 @@ def suspects(a: Left, b: Left, between: tuple[int, int], found: Sequence[Differe
     order = ("train", "task", "hooks", "validation")
     order = order if data else ("task", "hooks", "train", "validation")
     told = sorted(
-        differing(these["attributes"], those["attributes"]), key=lambda d: order.index(_root(d[0]))
+        differing(these["attributes"], those["attributes"]),
+        key=lambda d: order.index(root_of(d[0])),
     )
     lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in told[:NAMED]]
     if len(told) > NAMED:
         lines.append(f"and {len(told) - NAMED} more")
-    calls = sorted(these["calls"].items(), key=lambda call: order.index(_root(call[0])))
-    return lines + [f"{path} calls {names}" for path, names in calls[:NAMED]]
-
-
-def _root(path: str) -> str:
-    return path.partition(":")[0].partition(".")[0].partition("[")[0].partition(" ")[0]
+    calls = sorted(these["calls"].items(), key=lambda call: order.index(root_of(call[0])))
+    return lines + [f"{path} calls {functions}" for path, functions in calls[:NAMED]]

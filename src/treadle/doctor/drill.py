@@ -185,8 +185,7 @@ class DrillRecorder(Hook):
     def _attributes(self) -> dict[str, Any]:
         attributes = Attributes()
         for name, part in vars(self._subject.task).items():
-            if name != "_made_with":
-                attributes.take(part, f"task.{name}")
+            attributes.take(part, f"task.{name}")
         attributes.take(self._subject.task, "task")
         attributes.take(self._subject.train, "train")
         attributes.take(self._subject.validation, "validation")

@@ -37,8 +37,8 @@ class Agreement:
 
     def __str__(self) -> str:
         """Say it in a sentence."""
-        steps = f"step {self.last}" if self.first == self.last else f"{self.first} to {self.last}"
-        steps = steps if steps.startswith("step") else f"steps {steps}"
+        single = self.first == self.last
+        steps = f"step {self.last}" if single else f"steps {self.first} to {self.last}"
         if not self.compared:
             return f"re-ran {steps}: the log holds no value of them to compare with"
         if not self.difference:
