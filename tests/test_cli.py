@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from treadle import cli
+from treadle import __version__, cli
 from treadle.cli import environment
 from treadle.errors import BackendError
 from treadle.recipes import find
@@ -107,9 +107,10 @@ def run_tiny(*arguments, code=0, task="mine.py:Tiny"):
 
 def test_help_names_the_commands_and_exit_codes():
     text = treadle("--help").output
-    for word in ("recipes", "run", "evaluate", "Exit codes"):
+    commands = ("recipes", "run", "resume", "evaluate", "replay", "certify")
+    for word in (*commands, "Exit codes"):
         assert word in text
-    assert "treadle" in treadle("--version").output
+    assert treadle("--version").output == f"treadle {__version__}\n"
 
 
 def test_recipes_lists_each_with_its_settings():
@@ -249,7 +250,8 @@ def test_a_finished_run_is_not_run_again():
     result = run_tiny("--directory", "here", "--epochs", 3, "--set", "rate=0.2", code=2)
     assert "epochs was 2, now 3" in result.stderr
     assert "rate was 0.1, now 0.2" in result.stderr
-    assert json.loads(run_tiny("--json", "--directory", "here", "--epochs", 3, "--fresh").stdout)
+    fresh = run_tiny("--json", "--directory", "here", "--epochs", 3, "--fresh")
+    assert not json.loads(fresh.stdout)["finished_before"]
 
 
 def test_the_seed_decides():
@@ -449,11 +451,15 @@ def test_then_comes_keras_own_configuration(monkeypatch, configured, backend):
     assert choose(monkeypatch, EVERY, configured) == (backend, None)
 
 
-def test_then_what_is_installed(monkeypatch):
+@pytest.mark.parametrize(
+    ("configured", "wanted"), [(None, "tensorflow"), ('{"backend": "jax"}', "jax")]
+)
+def test_then_what_is_installed(monkeypatch, configured, wanted):
     monkeypatch.delenv("KERAS_BACKEND")
-    chosen, note = choose(monkeypatch, ("torch",))
-    assert chosen == "torch"
-    assert "tensorflow, Keras' default, is not installed" in note
+    assert choose(monkeypatch, ("torch",), configured) == (
+        "torch",
+        f"running on torch, since {wanted}, Keras' own choice, is not installed",
+    )
 
 
 def test_no_backend_says_what_to_install(monkeypatch):

@@ -79,7 +79,7 @@ def _installed(wanted: str) -> tuple[str, str | None]:
         return wanted, None
     for name in BACKENDS:
         if find_spec(name) is not None:
-            return name, f"running on {name}, since {wanted}, Keras' default, is not installed"
+            return name, f"running on {name}, since {wanted}, Keras' own choice, is not installed"
     raise BackendError(
         "no backend is installed: pip install 'treadle[tensorflow]', 'treadle[jax]' or "
         "'treadle[torch]'"
