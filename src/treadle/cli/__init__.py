@@ -4,7 +4,7 @@
 | --- | --- |
 | 0 | done, or it was finished before |
 | 1 | an error while training; an exception of the task's own comes with its traceback |
-| 1 | `certify` found something that is not exact |
+| 1 | `certify` found something that is not exact, or could not check it |
 | 2 | wrong usage, configuration, backend, data or directory |
 | 3 | its time was up before its epochs or steps were done; it can be resumed |
 | 130 | interrupted, and saved |
