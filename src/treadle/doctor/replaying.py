@@ -69,8 +69,8 @@ def replay(
             last one that does not hold it (of a condition that comes and goes, one of its
             beginnings is found).
         validation: What it validated on: only hooks that look at the results need it.
-        hooks: The run's own hooks, where they change how it trains. Those that write or show are
-            left out.
+        hooks: The run's own hooks, where they change how it trains. Those of Treadle's that write
+            or show are left out; the others have a folder of their own as `loop.directory`.
 
     Returns:
         What was found; `print` shows it.

@@ -130,7 +130,7 @@ class Visit(Loop):
         found: The checkpoint.
         run: The run's directory, which is only read.
         place: A folder for what the task's own hooks write.
-        hooks: The run's own hooks; those that write or show are left out.
+        hooks: The run's own hooks; those of `LEFT_OUT` are left out.
         options: How steps are executed.
         last: The step to end with.
         watch: Ends it at the first step after which this says so of the state.
