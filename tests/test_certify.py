@@ -233,6 +233,7 @@ def test_suspects_begin_with_the_likely_ones() -> None:
 def test_attributes_are_found_where_state_hides() -> None:
     hidden = [1]
     kept = KEPT
+    named = {"n": 1}
 
     class Own:
         shared: ClassVar = deque([3])
@@ -244,6 +245,9 @@ def test_attributes_are_found_where_state_hides() -> None:
 
         def method(self, default: Any = hidden) -> Any:
             return kept, KEPT, os.urandom(1), default
+
+        def other(self, *, default: Any = named) -> Any:
+            return default
 
     attributes = Attributes()
     attributes.take(Own(), "task")
@@ -258,6 +262,7 @@ def test_attributes_are_found_where_state_hides() -> None:
     assert found["task.shared"] == "deque of 1: [3]"
     assert found["task: Own.method.kept"] == found["task: KEPT"] == "list of 2: [1, 2]"
     assert found["task: Own.method's default"] == "list of 1: [1]"
+    assert found["task: Own.other's default"] == "dict of 1: {'n': 1}"
     assert found["train"] == "count(5)"
     assert found["hooks: <lambda>.hidden"] == "list of 1: [1]"
     assert attributes.calls == {"task: Own.__init__": "Random", "task: Own.method": "urandom"}

@@ -121,7 +121,7 @@ class Attributes:
                 continue
         if not own:
             return
-        for default in function.__defaults__ or ():
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not isinstance(default, PLAIN):
                 self.take(default, f"{name}'s default", depth + 1)
         names = _names(function.__code__)
