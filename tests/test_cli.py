@@ -359,6 +359,20 @@ def test_evaluate_says_what_is_missing():
     assert "a run of a script" in treadle("evaluate", "runs/Tiny-1", code=2).stderr
 
 
+@pytest.mark.parametrize("command", [["evaluate"], ["resume"], ["replay", "--step", 1]])
+def test_data_that_has_moved_is_asked_for(command):
+    import keras
+
+    Path("old").mkdir()
+    run_tiny("--quiet", "--data-dir", "old", "--directory", "here")
+    Path("old").rename("new")
+    keras.backend.clear_session()
+    told = treadle(*command, "here", code=2).stderr
+    assert f"the data of this run lay in {Path('old').absolute()}, and there is no such" in told
+    assert "say where it lies now with --data-dir" in told
+    treadle(*command, "here", "--data-dir", "new")
+
+
 def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
     result = run_tiny("--set", "fails=user", code=1)
     assert "KeyError: 'my own mistake'" in result.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import treadle
 
 from ..directory import CHECKPOINTS, RUN, STATE, read_run, why_unfinished
-from ..errors import ConfigurationError, DirectoryError
+from ..errors import ConfigurationError, DataError, DirectoryError
 from ..identity import changed_code, code_of
 from ..options import Options, backend_name, overriding, precision_name, run_seed
 from ..recipes import Recipe, resolve
@@ -144,7 +144,6 @@ def resume(
     """
     configuration = _configured(directory, "run the script again, which goes on where it was")
     changes = {name: value for name, value in lasts.items() if value is not None}
-    recorded = configuration.get("data_dir")
     how_long = {name: configuration.get(name) for name in LASTS} | changes
     return train(
         Request(
@@ -156,7 +155,7 @@ def resume(
             seed=configuration["seed"],
             options=Options(execution=configuration["execution"]),
             directory=directory,
-            data_dir=data_dir or (Path(recorded) if recorded else None),
+            data_dir=_data_dir(data_dir, configuration),
             fresh=False,
             quiet=quiet,
             override=(*changes, "data_dir") if changes or data_dir else False,
@@ -232,8 +231,7 @@ def replay(
 
 def _made_again(directory: Path, configuration: Mapping[str, Any], data_dir: Path | None) -> "Made":
     """Return the task of a run, made as it was; this imports Keras."""
-    recipe, recorded = _recipe(directory, configuration), configuration.get("data_dir")
-    folder = data_dir or (Path(recorded) if recorded else None)
+    recipe, folder = _recipe(directory, configuration), _data_dir(data_dir, configuration)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
     environment.prepare(ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"])
     with overriding(**ran):
@@ -253,6 +251,23 @@ def _configured(directory: Path, otherwise: str) -> dict[str, Any]:
             f"{otherwise}"
         )
     return configuration
+
+
+def _data_dir(asked: Path | None, configuration: Mapping[str, Any]) -> Path | None:
+    """Return the folder with a run's data: the one that is named now, or the one of then.
+
+    Raises:
+        DataError: The one of then is gone.
+    """
+    recorded = configuration.get("data_dir")
+    if asked is not None or recorded is None:
+        return asked
+    if not Path(recorded).is_dir():
+        raise DataError(
+            f"the data of this run lay in {recorded}, and there is no such folder: say where it "
+            "lies now with --data-dir"
+        )
+    return Path(recorded)
 
 
 def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
