@@ -202,8 +202,13 @@ def test_steps_are_numbered_from_0() -> None:
 
 
 def test_what_cannot_be_run() -> None:
-    with pytest.raises(ConfigurationError, match="there are no batches to run a step on"):
-        run_steps(make(), [])
+    for check in (
+        fused_equals_unfused,
+        compiled_equals_eager,
+        lambda make, x: run_steps(make(), x),
+    ):
+        with pytest.raises(ConfigurationError, match="there are no batches to run a step on"):
+            check(make, [])
     for windows in ((), (0,), (2, 0)):
         with pytest.raises(ConfigurationError, match="windows must be sizes of at least 1, not"):
             run_steps(make(), BATCHES, windows=windows)

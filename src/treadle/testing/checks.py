@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from ..options import Options
-from .running import Batches, Runner, run_steps
+from .running import Batches, Runner, first_of, run_steps
 from .trace import Tolerance, compare
 
 MakeTask = Callable[[], Any]
@@ -33,6 +33,7 @@ def fused_equals_unfused(
     Raises:
         AssertionError: Something differs; the message names the first step and value, or the first
             path, and both numbers.
+        ConfigurationError: No batches, or a window of less than one step.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -41,7 +42,7 @@ def fused_equals_unfused(
         >>> batches = [(np.ones((2, 3), "float32"), np.zeros((2, 1), "float32"))] * 3
         >>> fused_equals_unfused(make_task, batches)
     """
-    runner = Runner(_made(make_task), batches[0], options)
+    runner = Runner(_made(make_task), first_of(batches), options)
     partitions = partitions or ((2,), (3, 1), (len(batches),))
     traces = runner.run_in_each(batches, [(1,), *partitions])
     single = next(traces)[1]
@@ -74,6 +75,7 @@ def compiled_equals_eager(
     Raises:
         AssertionError: Something differs by more; the message names the first step and value, or
             the first path, and both numbers.
+        ConfigurationError: No batches.
 
     Example:
         >>> import keras, numpy as np, treadle

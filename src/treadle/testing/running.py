@@ -56,12 +56,21 @@ def run_steps(
         >>> sorted(trace.changed)[:2]
         ['model/layers/0/bias', 'model/layers/0/kernel']
     """
-    if not batches:
-        raise ConfigurationError("there are no batches to run a step on")
-    runner = Runner(task, batches[0], options, step)
+    runner = Runner(task, first_of(batches), options, step)
     if start is not None:
         runner.start_from(start)
     return runner.run(batches, windows)
+
+
+def first_of(batches: Batches) -> Any:
+    """Return the first of some batches.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    if not batches:
+        raise ConfigurationError("there are no batches to run a step on")
+    return batches[0]
 
 
 def same_start(task: Any, seed: int = 0) -> None:
