@@ -238,7 +238,7 @@ def _raise_if_unmade(maker: Maker, left: Left) -> None:
 
 def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
     """Return the certificate that follows from what the three processes left."""
-    middle = max((step for step in killed.saved), default=0)
+    middle = max(killed.saved, default=0)
     last = max(straight.saved, default=0)
     repeated = _repeated(straight, killed, middle)
     if repeated.result == EXACT:
