@@ -226,7 +226,10 @@ def test_nothing_is_imported_before_a_command_is_understood():
                           ["run", "digits", "--precision", "float17"],
                           ["run", "digits", "--backend", "numpy"],
                           ["run", "linear-native", "--backend", "jax"],
-                          ["evaluate", "nowhere"]):
+                          ["evaluate", "nowhere"], ["resume", "nowhere"],
+                          ["replay", "nowhere", "--step", "1"], ["replay", "nowhere"],
+                          ["certify", "--help"], ["certify", "digit"],
+                          ["certify", "digits", "--set", "unit=3"]):
             CliRunner().invoke(app, arguments)
             found = {"keras", "tensorflow", "jax", "torch", "numpy"} & set(sys.modules)
             assert not found, (arguments, found)
