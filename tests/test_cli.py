@@ -9,10 +9,13 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from treadle import __version__, cli
+from treadle.arrays import read_arrays
+from treadle.checkpoint import Checkpoints
 from treadle.cli import environment
 from treadle.errors import BackendError
 from treadle.recipes import find
@@ -252,6 +255,24 @@ def test_a_finished_run_is_not_run_again():
     assert "rate was 0.1, now 0.2" in result.stderr
     fresh = run_tiny("--json", "--directory", "here", "--epochs", 3, "--fresh")
     assert not json.loads(fresh.stdout)["finished_before"]
+
+
+def test_a_run_may_begin_with_the_weights_of_another():
+    run_tiny("--directory", "before", "--epochs", 3)
+    how = ("--json", "--directory", "after", "--weights-from", "before", "--seed", 4, "--steps", 1)
+    first = run_tiny(*how)
+    begun = Checkpoints(Path("after/checkpoints")).before(0).state
+    learned = read_arrays("before/state.npz")
+    path = "model/layers/0/kernel"
+    np.testing.assert_array_equal(begun[path], learned[path])
+    assert begun["optimizer/iterations"] == 0 and learned["optimizer/iterations"] == 6
+    again = json.loads(run_tiny(*how).stdout)
+    assert again["finished_before"] and again["last"] == json.loads(first.stdout)["last"]
+    longer = CliRunner().invoke(cli.app, ["resume", "after", "--steps", "3", "--json"])
+    assert longer.exit_code == 0, longer.output
+    assert json.loads(longer.stdout)["progress"]["step"] == 3
+    missing = run_tiny("--weights-from", "nowhere", code=2)
+    assert "nowhere holds no run" in missing.stderr
 
 
 def test_the_seed_decides():

@@ -33,6 +33,7 @@ from .parameters import (
     TaskName,
     Until,
     UntilThen,
+    WeightsFrom,
     WindowSize,
 )
 
@@ -93,6 +94,7 @@ def run(
     data_dir: DataDir = None,
     fresh: Fresh = False,
     override: Override = False,
+    weights_from: WeightsFrom = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -120,6 +122,7 @@ def run(
             fresh=fresh,
             quiet=quiet or json,
             override=override,
+            weights_from=weights_from,
         )
         with output.kept_free(json):
             outcome = running.train(request)

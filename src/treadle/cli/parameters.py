@@ -177,6 +177,15 @@ Override = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+WeightsFrom = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Begin with the weights that this other run has learned.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
 Save = Annotated[
     Path | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
-from ..directory import CHECKPOINTS, RUN, STATE, read_run, why_unfinished
+from ..directory import RUN, read_run, why_unfinished
 from ..errors import ConfigurationError, DataError, DirectoryError
 from ..identity import changed_code, code_of
 from ..options import Options, backend_name, overriding, precision_name, run_seed
@@ -43,6 +43,7 @@ class Request:
     fresh: bool
     quiet: bool
     override: bool | tuple[str, ...] = False
+    weights_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ def train(request: Request) -> Outcome:
         )
         with loop:
             data = made.datasets()
+            if request.weights_from is not None and not exists:
+                loop.prepare(data.train)  # a model may be built by its first batch
+                treadle.warm_start(made.task, request.weights_from)
             with output.interrupts(told=not request.quiet):
                 history = loop.fit(data.train, data.validation, **lasts)
     facts = read_run(directory)
@@ -159,6 +163,7 @@ def resume(
             fresh=False,
             quiet=quiet,
             override=(*changes, "data_dir") if changes or data_dir else False,
+            weights_from=Path(begun) if (begun := configuration.get("weights_from")) else None,
         )
     )
 
@@ -279,23 +284,16 @@ def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
 
 def _state(directory: Path) -> Mapping[str, Any]:
     """Return what a run has learned until its end, or until its newest checkpoint."""
-    from ..arrays import read_arrays  # late, as is all that imports NumPy
-    from ..checkpoint import Checkpoints
+    from ..warm import learned  # late, as is all that imports NumPy
 
-    record = read_run(directory)
-    if record.get("finished") and (directory / STATE).is_file():
-        return read_arrays(directory / STATE)
-    found = Checkpoints(directory / CHECKPOINTS).latest()
-    if found is None:
-        raise DirectoryError(
-            f"{directory} holds a run that did not finish{why_unfinished(record)}, and has no "
-            "checkpoint to evaluate"
+    state, step = learned(directory)
+    if step is not None:
+        why = why_unfinished(read_run(directory))
+        output.note(
+            f"{directory} holds a run that did not finish{why}: this is measured with its weights "
+            f"after step {step}"
         )
-    output.note(
-        f"{directory} holds a run that did not finish{why_unfinished(record)}: this is measured "
-        f"with its weights after step {found.progress.step}"
-    )
-    return found.state
+    return state
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,6 +308,7 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
         "precision": precision_name(),
         "execution": request.options.execution,
         "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
+        **({"weights_from": str(begun.absolute())} if (begun := request.weights_from) else {}),
     }
 
 
