@@ -258,6 +258,8 @@ def test_a_finished_run_is_not_run_again():
 
 
 def test_a_run_may_begin_with_the_weights_of_another():
+    import keras
+
     run_tiny("--directory", "before", "--epochs", 3)
     how = ("--json", "--directory", "after", "--weights-from", "before", "--seed", 4, "--steps", 1)
     first = run_tiny(*how)
@@ -268,6 +270,7 @@ def test_a_run_may_begin_with_the_weights_of_another():
     assert begun["optimizer/iterations"] == 0 and learned["optimizer/iterations"] == 6
     again = json.loads(run_tiny(*how).stdout)
     assert again["finished_before"] and again["last"] == json.loads(first.stdout)["last"]
+    keras.backend.clear_session()  # as in another process
     longer = CliRunner().invoke(cli.app, ["resume", "after", "--steps", "3", "--json"])
     assert longer.exit_code == 0, longer.output
     assert json.loads(longer.stdout)["progress"]["step"] == 3
