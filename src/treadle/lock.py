@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import socket
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ class Lock:
     """The right to write to a run directory, for one process at a time.
 
     What is locked is the open directory itself (flock), so the lock dies with the process. A file
-    in it only says who holds it.
+    in it only says who holds it. A forked process, as a worker that loads data, has no part in it.
 
     Args:
         directory: The run directory.
@@ -56,13 +58,25 @@ class Lock:
                 "or choose another directory"
             ) from error
         self._open = opened
-        self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        _held.add(self)
+        with suppress(OSError):  # it only informs: a full disk is told where something is saved
+            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
 
     def release(self) -> None:
         """Let go of it, if it is held."""
         opened, self._open = self._open, None
+        _held.discard(self)
+        if opened is not None and fcntl is not None:
+            with suppress(OSError):
+                self._holder.unlink()
+            # Closing alone would not do where another process has the same open directory.
+            fcntl.flock(opened, fcntl.LOCK_UN)
+            os.close(opened)
+
+    def forget(self) -> None:
+        """Have no part in it any more, in a forked process: it stays with the one that took it."""
+        opened, self._open = self._open, None
         if opened is not None:
-            self._holder.unlink(missing_ok=True)
             os.close(opened)
 
     def __del__(self) -> None:
@@ -79,3 +93,16 @@ class Lock:
         if pid == os.getpid() and host == socket.gethostname():
             return "another loop of this process"
         return f"process {pid} on {host}"
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_forget_all)
