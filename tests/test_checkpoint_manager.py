@@ -194,6 +194,53 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     assert alive[0]() is None  # nor does the thread keep it
 
 
+def test_what_hooks_returned_is_saved_as_it_was_when_it_was_handed_over(tmp_path):
+    files = Gated()
+    checkpoints = Checkpoints(tmp_path, files=files)
+    kept = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
+    handed = Checkpoint(Progress(1), {"a": np.ones(2)}, hooks={"Counting": kept})
+    expected = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
+    assert checkpoints.save(handed)
+    assert files.reached.wait(30)
+    kept["seen"].append(2)
+    kept["counts"] += 1
+    kept["best"]["b"] = 2
+    files.gate.set()
+    checkpoints.wait()
+    assert same(checkpoints.latest().hooks, {"Counting": expected})
+
+
+def test_only_what_may_change_is_copied(tmp_path):
+    class Looking(Quick):
+        written = ()
+
+        def before(self, operation, *arguments):
+            if operation.__name__ == "append":
+                self.written = [*self.written, np.asarray(arguments[1])]
+
+    files = Looking()
+    state, kept, frozen = np.ones(1000), np.ones(1001), np.ones(1002)
+    frozen.flags.writeable = False
+    hooks = {"h": {"kept": kept, "frozen": frozen}}
+    checkpoints = Checkpoints(tmp_path, files=files)
+    checkpoints.save(Checkpoint(Progress(1), {"a": state}, hooks=hooks))
+    checkpoints.wait()
+    direct = [any(np.shares_memory(p, a) for p in files.written) for a in (state, kept, frozen)]
+    assert direct == [True, False, True]
+
+
+@pytest.mark.faults
+def test_what_cannot_be_saved_is_told_as_a_failure_to_write_is(tmp_path):
+    checkpoints = saved(tmp_path, 0)
+    assert checkpoints.save(checkpoint(6, about={"x": {1, 2}}))
+    assert checkpoints.committed == 0 and not checkpoints.busy
+    with pytest.raises(CheckpointError, match=r"^about\['x'\] is a set, which a checkpoint cannot"):
+        checkpoints.check()
+    assert checkpoints.save(checkpoint(6))
+    checkpoints.wait()
+    assert checkpoints.steps() == [0, 6]
+
+
 def test_reading_waits_for_what_is_being_written(tmp_path):
     files = Gated()
     checkpoints = Checkpoints(tmp_path, files=files)

@@ -155,7 +155,11 @@ class Hook:
         """Called when training ends in whatever way; `error` is what ended it, if anything."""
 
     def state(self) -> dict[str, Any]:
-        """Return what must survive a restart: numbers, texts, arrays."""
+        """Return what must survive a restart: numbers, texts, arrays.
+
+        It may be what the hook goes on changing: a checkpoint takes it as it is now. An array that
+        is read-only is not copied, so nobody may change it afterwards.
+        """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -98,7 +98,69 @@ def partial(name: str) -> str:
     return f"{PARTIAL}{name}-{secrets.token_hex(4)}"
 
 
-def write(folder: Path, checkpoint: Checkpoint, files: Files) -> Path:
+class Draft:
+    """A checkpoint as it is now, sorted into files: to be written while the run goes on.
+
+    What hooks and sources returned may change from here on: it is encoded, and its arrays are
+    copied, unless they are read-only. The arrays of the state are not copied.
+
+    Attributes:
+        step: Its step.
+        changing: The arrays of its own file.
+        size: How many bytes these have.
+        fixed: Those that no step changes, if any.
+        files: What the manifest is to say of each file, once that is written.
+
+    Args:
+        checkpoint: The arrays of its state must not change until it is written.
+
+    Raises:
+        CheckpointError: It holds what cannot be stored.
+
+    Example:
+        >>> Draft(Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)})).size
+        16
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        nested: list[Array] = []
+        self.step = checkpoint.progress.step
+        self._record: dict[str, Any] = {
+            "format": FORMAT,
+            "progress": encode(asdict(checkpoint.progress), "progress", nested),
+        }
+        for section in SECTIONS:
+            self._record[section] = encode(getattr(checkpoint, section), section, nested)
+        nested = [array.copy() if array.flags.writeable else array for array in nested]
+        unknown = checkpoint.fixed - checkpoint.state.keys()
+        if unknown:
+            raise CheckpointError(f"fixed names what is not in the state: {', '.join(unknown)}")
+        self._state: dict[str, dict[str, Any]] = {}
+        contents: dict[str, list[tuple[str, Array]]] = {"arrays": [], "fixed": []}
+        for number, (path, array) in enumerate(checkpoint.state.items()):
+            # A path can hold what no archive should: it is made of the user's attributes and keys.
+            entry = f"state/{path}" if is_entry(f"state/{path}") else f"unnamed/{number}"
+            file = "fixed" if path in checkpoint.fixed else "arrays"
+            self._state[path] = _described(path, array, file, entry)
+            contents[file].append((entry, array))
+        self._nested = [_described("", a, "arrays", f"nested/{i}") for i, a in enumerate(nested)]
+        contents["arrays"] += [(f"nested/{i}", array) for i, array in enumerate(nested)]
+        self.size = sum(array.nbytes for _, array in contents["arrays"])
+        self.changing = Npz(contents["arrays"])
+        self.fixed = Npz(contents["fixed"]) if contents["fixed"] else None
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def manifest(self) -> bytes:
+        """Return the manifest, once the arrays are written."""
+        for found in (*self._state.values(), *self._nested):
+            archive = self.fixed if found["file"] == "fixed" else self.changing
+            assert archive is not None
+            found["crc32"] = archive.checksums[found["entry"]]
+        arrays = {"files": self.files, "state": self._state, "nested": self._nested}
+        return to_json({**self._record, **arrays}, MANIFEST)
+
+
+def write(folder: Path, checkpoint: Checkpoint | Draft, files: Files) -> Path:
     """Write a checkpoint into the folder of a run's checkpoints.
 
     When this returns it is on the disk, as a whole. When it raises, nothing of it has a
@@ -106,7 +168,7 @@ def write(folder: Path, checkpoint: Checkpoint, files: Files) -> Path:
 
     Args:
         folder: An existing folder.
-        checkpoint: Its arrays must not change meanwhile.
+        checkpoint: What is to be written; arrays of its state must not change meanwhile.
         files: The file system.
 
     Returns:
@@ -115,8 +177,8 @@ def write(folder: Path, checkpoint: Checkpoint, files: Files) -> Path:
     Raises:
         CheckpointError: The file system refused, or it holds what cannot be stored.
     """
-    draft = _Draft(checkpoint)
-    step = checkpoint.progress.step
+    draft = checkpoint if isinstance(checkpoint, Draft) else Draft(checkpoint)
+    step = draft.step
     known = [
         name.again for name in map(Name.parse, files.names(folder)) if name and name.step == step
     ]
@@ -157,45 +219,6 @@ def is_entry(name: str) -> bool:
         and "\\" not in name
         and not any(part in ("", ".", "..") for part in name.split("/"))
     )
-
-
-class _Draft:
-    """The parts of a checkpoint, sorted into files."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        nested: list[Array] = []
-        self._record: dict[str, Any] = {
-            "format": FORMAT,
-            "progress": encode(asdict(checkpoint.progress), "progress", nested),
-        }
-        for section in SECTIONS:
-            self._record[section] = encode(getattr(checkpoint, section), section, nested)
-        unknown = checkpoint.fixed - checkpoint.state.keys()
-        if unknown:
-            raise CheckpointError(f"fixed names what is not in the state: {', '.join(unknown)}")
-        self._state: dict[str, dict[str, Any]] = {}
-        contents: dict[str, list[tuple[str, Array]]] = {"arrays": [], "fixed": []}
-        for number, (path, array) in enumerate(checkpoint.state.items()):
-            # A path can hold what no archive should: it is made of the user's attributes and keys.
-            entry = f"state/{path}" if is_entry(f"state/{path}") else f"unnamed/{number}"
-            file = "fixed" if path in checkpoint.fixed else "arrays"
-            self._state[path] = _described(path, array, file, entry)
-            contents[file].append((entry, array))
-        self._nested = [_described("", a, "arrays", f"nested/{i}") for i, a in enumerate(nested)]
-        contents["arrays"] += [(f"nested/{i}", array) for i, array in enumerate(nested)]
-        self.size = sum(array.nbytes for _, array in contents["arrays"])
-        self.changing = Npz(contents["arrays"])
-        self.fixed = Npz(contents["fixed"]) if contents["fixed"] else None
-        self.files: dict[str, dict[str, Any]] = {}
-
-    def manifest(self) -> bytes:
-        """Return the manifest, once the arrays are written."""
-        for found in (*self._state.values(), *self._nested):
-            archive = self.fixed if found["file"] == "fixed" else self.changing
-            assert archive is not None
-            found["crc32"] = archive.checksums[found["entry"]]
-        arrays = {"files": self.files, "state": self._state, "nested": self._nested}
-        return to_json({**self._record, **arrays}, MANIFEST)
 
 
 def _described(path: str, array: Array, file: str, entry: str) -> dict[str, Any]:

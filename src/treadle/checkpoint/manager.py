@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..errors import CheckpointError, ConfigurationError, whole_number
 from .files import Files
-from .format import FIXED, PARTIAL, Checkpoint, Name, partial, write
+from .format import FIXED, PARTIAL, Checkpoint, Draft, Name, partial, write
 from .reading import Manifest, UnknownFormatError, read, read_manifest
 
 
@@ -90,7 +90,7 @@ class Checkpoints:
         """Hand a checkpoint to the writer.
 
         Args:
-            checkpoint: Its arrays must not change until `busy` is False.
+            checkpoint: The arrays of its state must not change until `busy` is False.
 
         Returns:
             False where the one before is still being written, and nothing was done.
@@ -101,7 +101,14 @@ class Checkpoints:
         if self.busy:
             return False
         self.check()
-        self._pending.append(self._writer.submit(self._write, checkpoint))
+        try:
+            draft = Draft(checkpoint)
+        except CheckpointError as error:  # told as what goes wrong in the writer is
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            self._pending.append(failed)
+            return True
+        self._pending.append(self._writer.submit(self._write, draft))
         return True
 
     def check(self) -> None:
@@ -209,11 +216,11 @@ class Checkpoints:
             )
         return None
 
-    def _write(self, checkpoint: Checkpoint) -> None:
-        step = checkpoint.progress.step
+    def _write(self, draft: Draft) -> None:
+        step = draft.step
         self._make_folder()
         self._make_room(step)
-        folder = write(self._folder, checkpoint, self._files)
+        folder = write(self._folder, draft, self._files)
         name = Name.parse(folder.name)
         assert name
         # What cannot be read is not told of as saved, and remembered for what is kept.

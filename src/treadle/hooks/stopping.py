@@ -102,7 +102,7 @@ class EarlyStopping(Hook):
     def state(self) -> dict[str, Any]:
         """Return the best value, the count, and the best state as NumPy arrays."""
         if self._snapshot is not None and self._arrays is None:
-            self._arrays = _as_arrays(self._snapshot)
+            self._arrays = _read_only(_as_arrays(self._snapshot))
         return {
             "best": self._best,
             "best_step": self._best_step,
@@ -116,7 +116,8 @@ class EarlyStopping(Hook):
         self._best = state["best"]
         self._best_step, self._last_step = state["best_step"], state["last_step"]
         self._waited, self._resumed = state["waited"], True
-        self._snapshot = self._arrays = state["arrays"]
+        self._snapshot = state["arrays"]
+        self._arrays = state["arrays"] and _read_only(state["arrays"])
 
     def _begin(self) -> None:
         self._best: float | None = None
@@ -155,6 +156,14 @@ def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     from ..backends.base import active  # late: it imports Keras
 
     return {path: active().to_numpy(value) for path, value in snapshot.items()}
+
+
+def _read_only(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return views that cannot be written to, which a checkpoint need not copy."""
+    views = {path: array.view() for path, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
