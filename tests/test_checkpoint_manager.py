@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, same
-from treadle.checkpoint import Checkpoint, Checkpoints, read, write
+from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError, read, write
 from treadle.checkpoint.format import digest_line
 from treadle.errors import CheckpointError, ConfigurationError
 from treadle.progress import Progress
@@ -257,7 +257,7 @@ def test_a_failure_is_raised_once_at_the_next_boundary(tmp_path):
     for ask in (checkpoints.wait, checkpoints.check, lambda: checkpoints.save(checkpoint(18))):
         checkpoints._files.times = 1
         assert checkpoints.save(checkpoint(12))
-        checkpoints._settle()
+        checkpoints.settle()
         with pytest.raises(CheckpointError, match="the disk is full"):
             ask()
         checkpoints.check()
@@ -461,7 +461,7 @@ def test_what_cannot_be_removed_is_told_and_costs_nothing(tmp_path):
     checkpoints = saved(tmp_path, 0, 6, keep_last=1)
     checkpoints._files = Refuses(errno.EIO, "unlink", "removed-step-000000000006")
     checkpoints.save(checkpoint(12))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(LeftoverError) as caught:
         checkpoints.wait()
     assert str(caught.value).startswith(
         "step 12 is saved, but what it replaces is still there: cannot remove "

@@ -1,5 +1,6 @@
 """What is saved while a run goes on: of which moment, whatever went wrong before."""
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import treadle
 from treadle import data
 from treadle.checkpoint import Checkpoints, Files
+from treadle.errors import CheckpointError
 from treadle.hooks import Checkpoint, EarlyStopping
 
 
@@ -53,6 +55,20 @@ class Counting(treadle.Hook):
         return self.kept
 
 
+def fail(monkeypatch: pytest.MonkeyPatch, operation: str, text: str, times: int = 1) -> None:
+    """Let the disk refuse an operation so often, where a path contains a text."""
+    perform, left = Files.perform, [1] * times
+
+    def refused(files: Files, does: Any, *arguments: Any) -> Any:
+        place = str(getattr(arguments[0], "name", "") if does.__name__ == "append" else arguments)
+        if left and does.__name__ == operation and text in place:
+            left.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return perform(files, does, *arguments)
+
+    monkeypatch.setattr(Files, "perform", refused)
+
+
 def test_what_a_hook_keeps_is_saved_as_it_was_at_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +80,9 @@ def test_what_a_hook_keeps_is_saved_as_it_was_at_that_step(
         return perform(files, operation, *arguments)
 
     monkeypatch.setattr(Files, "perform", late)
-    run(tmp_path, Checkpoint(every="1 step", keep_every="1 step"), Counting(changed))
+    hook = Checkpoint(every="1 step", keep_every="1 step")
+    calm = treadle.at("1 step", lambda loop: hook.saved.settle())
+    run(tmp_path, hook, calm, Counting(changed))
     found = saved(tmp_path).before(1)
     assert found is not None and found.progress.step == 1
     kept = found.hooks["Counting"]
@@ -81,3 +99,46 @@ def test_the_best_weights_are_not_copied_once_more(tmp_path: Path) -> None:
     for state in (*look, other.state()):
         assert state["arrays"]
         assert not any(array.flags.writeable for array in state["arrays"].values())
+
+
+def save_by_hand(directory: Path, *steps: int, last: int = 2) -> treadle.Loop:
+    """Save after some steps, in the background, and then once more, waiting for it."""
+    hook = Checkpoint(every="1 h", keep_last=last)
+    with treadle.Loop(task(), directory, hooks=[hook], console=False) as loop:
+        for logs in loop.steps(source(), every="1 step"):
+            if logs.step in steps:
+                hook.saved.settle()  # step 0
+                assert hook.save(loop)
+                hook.saved.settle()
+            if logs.step == steps[-1]:
+                loop.save()
+                break
+    return loop
+
+
+def test_a_failed_save_does_not_keep_the_next_one_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, "append", "step-000000000002")
+    loop = save_by_hand(tmp_path, 2)
+    (told,) = loop.history["warning"]
+    assert told.startswith("no checkpoint of step 2: cannot write ") and "disk is full" in told
+    assert saved(tmp_path).steps() == [0, 2]
+
+
+def test_a_save_that_fails_again_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "append", "step-000000000002", times=2)
+    with pytest.raises(CheckpointError, match=r"^cannot write .*step-000000000002"):
+        save_by_hand(tmp_path, 2)
+
+
+@pytest.mark.parametrize("steps", [(1, 2), (1,)])
+def test_what_cannot_be_removed_is_told_of_what_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: Any
+) -> None:
+    fail(monkeypatch, "unlink", "removed-step-000000000001")
+    loop = save_by_hand(tmp_path, *steps, last=1)
+    (told,) = loop.history["warning"]
+    step = steps[-1]
+    assert told.startswith(f"step {step} is saved, but what it replaces is still there: cannot re")
+    assert saved(tmp_path).steps() == [0, step]

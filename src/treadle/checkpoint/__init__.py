@@ -2,7 +2,7 @@
 
 from .files import Files
 from .format import FORMAT, Checkpoint, write
-from .manager import Checkpoints
+from .manager import Checkpoints, LeftoverError
 from .reading import read
 
-__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "Files", "read", "write"]
+__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "Files", "LeftoverError", "read", "write"]

@@ -13,6 +13,10 @@ from .format import FIXED, PARTIAL, Checkpoint, Draft, Name, partial, write
 from .reading import Manifest, UnknownFormatError, read, read_manifest
 
 
+class LeftoverError(CheckpointError):
+    """A checkpoint was saved, and what it replaces could not be removed."""
+
+
 class Checkpoints:
     """What a run saved, in one folder.
 
@@ -115,11 +119,15 @@ class Checkpoints:
         """Raise what went wrong in the writer, once; does not wait.
 
         Raises:
-            CheckpointError: A checkpoint was not written; those before are as they were. Or it was,
-                and an old one could not be removed.
+            CheckpointError: A checkpoint was not written; those before are as they were.
+            LeftoverError: It was, and an old one could not be removed.
         """
         if self._pending and self._pending[0].done():
             self._pending.pop().result()
+
+    def settle(self) -> None:
+        """Wait until nothing is being written, whatever came of it; `check` tells."""
+        wait(self._pending)
 
     def wait(self) -> None:
         """Wait until what was handed over is on the disk.
@@ -127,7 +135,7 @@ class Checkpoints:
         Raises:
             CheckpointError: As `check` does.
         """
-        self._settle()
+        self.settle()
         self.check()
 
     def clean(self) -> None:
@@ -137,7 +145,7 @@ class Checkpoints:
             CheckpointError: The folder cannot be made or written to, or something in it not be
                 removed.
         """
-        self._settle()
+        self.settle()
         self._make_folder()
         # Where nothing can be written here, it is better known before the first step.
         self._files.write(self._folder / partial("trial"), [], 0)
@@ -152,7 +160,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps that there are checkpoints of, damaged ones included."""
-        self._settle()
+        self.settle()
         return sorted({name.step for name in self._names()})
 
     def latest(self) -> Checkpoint | None:
@@ -161,7 +169,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There are some, and every one is damaged; or a newer Treadle wrote it.
         """
-        self._settle()
+        self.settle()
         return self._first_whole(self._names()[::-1], "any checkpoint")
 
     def before(self, step: int) -> Checkpoint | None:
@@ -170,7 +178,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There are some, and every one is damaged.
         """
-        self._settle()
+        self.settle()
         names = [name for name in self._names()[::-1] if name.step <= step]
         return self._first_whole(names, f"any checkpoint at or before step {step}")
 
@@ -180,12 +188,9 @@ class Checkpoints:
         Raises:
             CheckpointError: There are some, and every one is damaged.
         """
-        self._settle()
+        self.settle()
         ranked = self._ranked(_newest_of_each_step(self._names()))
         return self._first_whole(ranked, "any checkpoint with a score")
-
-    def _settle(self) -> None:
-        wait(self._pending)
 
     def _names(self) -> list[Name]:
         """Return what has a checkpoint's name, in order."""
@@ -234,7 +239,7 @@ class Checkpoints:
             self._remove_all_but(self._worth_keeping(step, self._last))
             self._remove_unshared()
         except CheckpointError as error:
-            raise CheckpointError(
+            raise LeftoverError(
                 f"step {step} is saved, but what it replaces is still there: {error}"
             ) from error
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..checkpoint import Checkpoint as Saved
-from ..checkpoint import Checkpoints
+from ..checkpoint import Checkpoints, LeftoverError
 from ..directory import CHECKPOINTS
 from ..errors import CheckpointError, ConfigurationError
 from ..hook import Hook, LoopView
@@ -120,13 +120,15 @@ class Checkpoint(Hook):
 
         Args:
             loop: What is running, at the end of a window.
-            wait: Return when it is on the disk, and raise what went wrong.
+            wait: Return when it is on the disk, and raise what went wrong with it. What went wrong
+                with the one before is logged.
 
         Returns:
             False where another one is being written, and nothing was done.
         """
         if wait:
-            self.saved.wait()
+            self.saved.settle()
+            self._tell_failure(loop)
         elif self.saved.busy:
             return False
         if self._is_poisoned(loop):
@@ -134,8 +136,10 @@ class Checkpoint(Hook):
         checkpoint: Saved = loop.capture(self._buffers, self._score)
         self._buffers, self._saved_step = checkpoint.state, loop.progress.step
         self.saved.save(checkpoint)
+        self._late = False
         if wait:
-            self.saved.wait()
+            self.saved.settle()
+            self._check(loop)
         return True
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
@@ -167,9 +171,21 @@ class Checkpoint(Hook):
             )
         return bool(bad)
 
-    def _tell_failure(self, loop: LoopView) -> None:
+    def _check(self, loop: LoopView) -> None:
+        """Raise what went wrong with the last save; log what it could not remove.
+
+        Raises:
+            CheckpointError: Nothing was saved.
+        """
         try:
             self.saved.check()
+        except LeftoverError as failure:
+            loop.log({"warning": str(failure)})
+
+    def _tell_failure(self, loop: LoopView) -> None:
+        """Log what went wrong with the last save, and try again where nothing was saved."""
+        try:
+            self._check(loop)
         except CheckpointError as failure:
             loop.log({"warning": f"no checkpoint of step {self._saved_step}: {failure}"})
             self._late = True
