@@ -1,6 +1,7 @@
 """What is saved while a run goes on: of which moment, whatever went wrong before."""
 
 import errno
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import treadle
 from treadle import data
 from treadle.checkpoint import Checkpoints, Files
-from treadle.errors import CheckpointError
+from treadle.errors import CheckpointError, DirectoryError
 from treadle.hooks import Checkpoint, EarlyStopping
 
 
@@ -142,3 +143,69 @@ def test_what_cannot_be_removed_is_told_of_what_is_saved(
     step = steps[-1]
     assert told.startswith(f"step {step} is saved, but what it replaces is still there: cannot re")
     assert saved(tmp_path).steps() == [0, step]
+
+
+def files(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def begun(directory: Path, steps: int) -> None:
+    """A run that ended after so many steps, and is to go on."""
+
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        run(directory, Checkpoint(every="1 step"), treadle.at(f"{steps} steps", leave))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_that_went_on_elsewhere_is_not_gone_on_with(tmp_path: Path, before: bool) -> None:
+    """A script may take a while from what it reads to its first step."""
+    if before:
+        begun(tmp_path, 3)
+    with treadle.Loop(task(), tmp_path, console=False) as stale:
+        begun(tmp_path, 5)
+        there = files(tmp_path)
+        for _ in range(2):
+            with pytest.raises(
+                DirectoryError,
+                match=f"^the run in {tmp_path} went on in another process since it was read: run",
+            ):
+                stale.fit(source(), epochs=2)
+            assert files(tmp_path) == there
+    assert files(tmp_path) == there
+    assert run(tmp_path).progress.step == 6
+
+
+@pytest.mark.parametrize("moment", ["start", "steps"])
+def test_a_loop_that_comes_late_touches_nothing(tmp_path: Path, moment: str) -> None:
+    late = treadle.Loop(task(), tmp_path, console=False)
+
+    class Meanwhile(treadle.Hook):
+        def start(self, loop: Any) -> None:
+            if moment == "start":
+                self.look()
+
+        def steps(self, loop: Any, logs: Any) -> None:
+            if moment == "steps" and loop.progress.step == 2:
+                self.look()
+
+        def look(self) -> None:
+            hook.saved.settle()
+            there = files(tmp_path)
+            with pytest.raises(DirectoryError, match="is being trained into by another loop of"):
+                late.fit(source(), epochs=2)
+            assert files(tmp_path) == there
+
+    hook = Checkpoint(every="1 h")
+    run(tmp_path, hook, Meanwhile(), treadle.every("1 step", lambda loop: None))
+    assert json.loads((tmp_path / "run.json").read_text())["finished"]
+
+
+def test_several_calls_and_saves_by_hand_are_no_other_process(tmp_path: Path) -> None:
+    with treadle.Loop(task(), tmp_path, console=False) as loop:
+        for steps in (2, 4):
+            loop.fit(source(), steps=2)
+            loop.save()
+            assert loop.progress.step == steps

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import DirectoryError
 from ..hook import Hook, LoopView
 from ..logs import Array, History
 from .values import plain
@@ -34,6 +35,8 @@ class LearningCurve(Hook):
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Draw what the history holds."""
+        if isinstance(error, DirectoryError):  # the directory is another process's
+            return
         installed = importlib.util.find_spec("matplotlib") is not None
         if installed and loop.directory is not None:
             draw(loop.history, loop.directory / "curves.png")

@@ -76,9 +76,10 @@ class RunRecord(Hook):
                 self._remove()
             wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
             self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
+            self._seen = self._version()
         finally:
             self._lock.release()
-        self.from_before, self._begun = bool(self.facts), False
+        self.from_before, self._started, self._begun = bool(self.facts), False, False
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         if self.facts:
             self._compare(
@@ -133,9 +134,19 @@ class RunRecord(Hook):
         return self.finished and not self.overridden
 
     def start(self, loop: LoopView) -> None:
-        """Take the directory for this process; a call that trains is unfinished until its end."""
+        """Take the directory for this process; a call that trains is unfinished until its end.
+
+        Raises:
+            DirectoryError: Another process trains into it, or has done so since it was looked at.
+        """
         self._lock.acquire()
-        self._begun, self.from_before = False, False
+        if self._version() != self._seen:
+            self._lock.release()
+            raise DirectoryError(
+                f"the run in {self.path} went on in another process since it was read: run the "
+                "script again"
+            )
+        self._started, self._begun, self.from_before = True, False, False
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write down, at the first step, that a run has started, and on what."""
@@ -159,8 +170,12 @@ class RunRecord(Hook):
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Write down that the run came to its end, or what ended it unfinished.
 
-        Where no step ran, nothing is left: files without the record of a run are nobody's.
+        Where no step ran, nothing is left: files without the record of a run are nobody's. Where
+        the run could not start, they are somebody else's.
         """
+        if not self._started:
+            return
+        self._started = False
         try:
             if not self._begun and not (self.path / RUN).exists():
                 if error is not None:
@@ -220,6 +235,15 @@ class RunRecord(Hook):
         temporary = self.path / f"{RUN}.partial"
         temporary.write_text(json.dumps(self.facts, indent=2, default=str) + "\n")
         os.replace(temporary, self.path / RUN)
+        self._seen = self._version()
+
+    def _version(self) -> tuple[int, int] | None:
+        """Return what tells one `run.json` from the next: each run that takes a step writes one."""
+        try:
+            found = (self.path / RUN).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
 
 def passed_over(facts: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
