@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -92,6 +94,46 @@ def test_objects_are_not_read(tmp_path, monkeypatch):
         ):
             read_arrays(name)
     assert not Path("exploded").exists()
+
+
+def bomb(path):
+    """A file of 200 KB that takes 200 MB of memory."""
+    np.savez_compressed(path, a=np.zeros(200 << 20, np.uint8))
+
+
+def overlapping(path):
+    """One array of a megabyte that a thousand entries claim."""
+    array = np.zeros(1 << 20, np.uint8)
+    write_arrays(path, {"a": array})
+    data = path.read_bytes()
+    start = data.index(b"PK\x01\x02")
+    entry = data[start : data.index(b"PK\x05\x06")]
+    entries = b"".join(entry.replace(b"a.npy", b"%c.npy" % (65 + i)) for i in range(26))
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 26, 26, len(entries), start, 0)
+    path.write_bytes(data[:start] + entries + end)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (
+            bomb,
+            r"'a\.npy' in it is compressed\. Write it with numpy\.savez instead of "
+            r"numpy\.savez_compressed$",
+        ),
+        (overlapping, r"its entries claim 27,266,304 bytes, and it has 1,0[0-9,]+$"),
+    ],
+)
+def test_a_file_takes_no_more_memory_than_it_is_large(tmp_path, make, fault):
+    path = tmp_path / "a.npz"
+    make(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match=f"^{path} does not hold arrays as Tre.*: {fault}"):
+            read_arrays(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_write_that_fails_leaves_the_file(tmp_path, monkeypatch):

@@ -165,7 +165,8 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
     """Read what `write_arrays` wrote, every array with its true dtype; runs no code of the file.
 
     Raises:
-        StateError: The file is none of its kind, or holds Python objects.
+        StateError: The file is none of its kind, holds Python objects, or is compressed: it could
+            be of any size in memory.
 
     Example:
         >>> write_arrays("weights.npz", {"model/bias": np.zeros(2)})
@@ -175,9 +176,28 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
     try:
         # Opened here: np.load leaves a file that it cannot read open.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            _check_sizes(archive.zip, os.fstat(file.fileno()).st_size)
             arrays = {name: archive[name] for name in archive.files}
         for name, dtype in arrays.pop(DTYPES, np.empty((0, 2), np.str_)):
             arrays[name] = arrays[name].view(dtype_named(str(dtype)))
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise StateError(f"{path} does not hold arrays as Treadle writes them: {error}") from error
     return arrays
+
+
+def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse an archive that would take more memory than the file has bytes.
+
+    Raises:
+        ValueError: It is compressed, or its entries claim more.
+    """
+    infos = archive.infolist()
+    compressed = next((i for i in infos if i.compress_type != zipfile.ZIP_STORED), None)
+    if compressed is not None:
+        raise ValueError(
+            f"{compressed.filename[:80]!a} in it is compressed. Write it with numpy.savez instead "
+            "of numpy.savez_compressed"
+        )
+    claimed = sum(info.file_size for info in infos)
+    if claimed > size:
+        raise ValueError(f"its entries claim {claimed:,} bytes, and it has {size:,}")
