@@ -3,6 +3,7 @@
 import errno
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,55 @@ def test_what_cannot_be_removed_is_told_of_what_is_saved(
     step = steps[-1]
     assert told.startswith(f"step {step} is saved, but what it replaces is still there: cannot re")
     assert saved(tmp_path).steps() == [0, step]
+
+
+def scores(directory: Path) -> dict[int, Any]:
+    found = saved(directory)
+    kept = [found.before(step) for step in found.steps()]
+    return {each.progress.step: each.about["score"] for each in kept if each is not None}
+
+
+@pytest.mark.parametrize("every", ["1 h", "1 step"])
+def test_the_best_is_one_of_those_that_were_measured(tmp_path: Path, every: str) -> None:
+    hook = Checkpoint(every, keep_last=1, keep_best=2, monitor="val_loss", keep_every="1 step")
+    calm = treadle.every("1 step", lambda loop: hook.saved.settle())  # each is saved that is due
+    how: Any = {"validation": source(), "validate_every": "4 steps", "epochs": 4}
+    loop = run(tmp_path, hook, calm, **how)
+    assert len(scores(tmp_path)) == (13 if every == "1 step" else 4)
+    measured = [r for r in loop.history.records if "val_loss" in r.values]
+    expected = {r.progress.step: r.values["val_loss"] for r in measured}
+    assert list(expected) == [4, 8, 12]
+    found = scores(tmp_path)
+    assert {step: score for step, score in found.items() if score is not None} == expected
+    best = saved(tmp_path).best()
+    assert best is not None and best.about["score"] == min(expected.values())
+
+
+def test_what_is_measured_while_a_checkpoint_is_written_is_saved_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = Checkpoint("1 h", keep_best=9, monitor="val_loss")
+    perform = Files.perform
+
+    def slow(files: Files, operation: Any, *arguments: Any) -> Any:
+        if operation.__name__ == "replace":
+            time.sleep(0.05)
+        return perform(files, operation, *arguments)
+
+    monkeypatch.setattr(Files, "perform", slow)
+    run(tmp_path, hook, validation=source(), validate_every="1 step")
+    assert all(score is not None for step, score in scores(tmp_path).items() if step)
+    assert list(scores(tmp_path)) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_measured_goes_on(tmp_path: Path) -> None:
+    hook, other = Checkpoint(monitor="loss"), Checkpoint(monitor="loss")
+    loop = run(tmp_path, hook)
+    assert hook.state()["measured"] == (6, loop.history["loss"][-1])
+    other.restore(saved(tmp_path).latest().hooks["Checkpoint"])  # type: ignore[union-attr]
+    assert other.state() == hook.state()
+    other.restore({"score": 0.5, "meant": []})  # as it was first
+    assert other.state() == {"measured": None, "meant": []}
 
 
 def files(directory: Path) -> dict[Path, bytes]:

@@ -31,7 +31,8 @@ class Checkpoint(Hook):
         every: How often: steps, epochs, examples or time.
         keep_last: How many of the newest are kept.
         keep_every: Keep those of every so many steps for good, as `"1000 steps"`.
-        keep_best: How many of the best are kept for good, by `monitor`.
+        keep_best: How many of the best are kept for good, by `monitor`: of the states that it was
+            measured of, each of which is saved for that.
         monitor: The name of a recorded value: what is best.
         direction: `"min"` or `"max"`, where the name does not say it; see `EarlyStopping`.
 
@@ -69,7 +70,7 @@ class Checkpoint(Hook):
         self._monitor = monitor
         if monitor is not None:
             self._keep["direction"] = direction_of(monitor, direction)
-        self._score: float | None = None
+        self._measured: tuple[int, float] | None = None  # the step, and what was recorded there
         self._buffers: Mapping[str, Any] = {}
         self._saved: Checkpoints | None = None
         self._saved_step, self._late = -1, False
@@ -103,14 +104,24 @@ class Checkpoint(Hook):
             self._saved_step = loop.progress.step
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Take note of the newest value of what says what is best."""
-        if record.kind != "log" and self._monitor is not None and self._monitor in record.values:
-            self._score = float(record.values[self._monitor])
+        """Take note of what says what is best; where the best are kept, this state is saved."""
+        name = self._monitor
+        if name is None or record.kind == "log" or name not in record.values:
+            return
+        measured = record.progress.step, float(record.values[name])
+        if self._keep["keep_best"] and measured != self._measured:
+            self._late = True
+        self._measured = measured
 
     def save_if_due(
         self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
     ) -> None:
-        """Save where it became due; where the one before is still being written, a little later."""
+        """Save where it became due; where the one before is still being written, a little later.
+
+        What was measured here is waited for: later it would be another state.
+        """
+        if self._late and self._score(after) is not None:
+            self.saved.settle()
         self._tell_failure(loop)
         if self._late or self.when.due(before, after, epoch_ended):
             self._late = not self.save(loop)
@@ -133,7 +144,7 @@ class Checkpoint(Hook):
             return False
         if self._is_poisoned(loop):
             return True
-        checkpoint: Saved = loop.capture(self._buffers, self._score)
+        checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
         self._buffers, self._saved_step = checkpoint.state, loop.progress.step
         self.saved.save(checkpoint)
         self._late = False
@@ -149,12 +160,20 @@ class Checkpoint(Hook):
             self._saved.wait()
 
     def state(self) -> dict[str, Any]:
-        """Return the newest value of what says what is best."""
-        return {"score": self._score, "meant": sorted(self._meant)}
+        """Return the newest value of what says what is best, and what is not finite on purpose."""
+        return {"measured": self._measured, "meant": sorted(self._meant)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
-        self._score, self._meant = state["score"], set(state["meant"])
+        measured = state.get("measured")  # a version before wrote the value without its step
+        self._measured = (measured[0], measured[1]) if measured else None
+        self._meant = set(state["meant"])
+
+    def _score(self, progress: Progress) -> float | None:
+        """Return what was measured of the state at hand, if anything was."""
+        if self._measured is None or self._measured[0] != progress.step:
+            return None
+        return self._measured[1]
 
     def _is_poisoned(self, loop: LoopView) -> bool:
         """Say, and log, that the state holds what is not finite and was so before."""
