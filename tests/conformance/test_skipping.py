@@ -67,6 +67,28 @@ def test_a_skipped_step_is_as_if_its_batch_had_not_come(execution: Any) -> None:
     assert "row 1 (1 of " in warning and warning.endswith(" so far)")
 
 
+def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
+    x, y = arrays()
+    x[[9, 41], 0] = np.nan  # in batches 2 and 6
+
+    def run(directory: Path, die: bool = False) -> list[str]:
+        def leave(loop: Any) -> None:
+            if die:
+                raise OSError("killed")
+
+        hooks = [Checkpoint(every="4 steps"), NonFinite(action="skip")]
+        try:
+            loop = trained(x, y, *hooks, treadle.at("5 steps", leave), directory=directory)
+        except OSError:
+            return []
+        return loop.history["warning"]
+
+    run(tmp_path / "cut", die=True)
+    told = run(tmp_path / "cut")
+    assert told == run(tmp_path / "straight")
+    assert len(told) == 2 and told[1].endswith("(2 of 6 so far)")
+
+
 def test_what_is_finite_is_trained_as_without_it() -> None:
     x, y = arrays()
     skipping, raising = trained(x, y, NonFinite(action="skip")), trained(x, y)

@@ -69,7 +69,7 @@ class NonFinite(Hook):
         self._looked = 0  # the step at which the variables were last looked at
         self._meant: set[str] = set()
         self._warned: set[str] = set()
-        self._before: tuple[set[str], set[str]] | None = None
+        self._before: tuple[set[str], set[str], int] | None = None
         self._acted = False
 
     @property
@@ -86,18 +86,23 @@ class NonFinite(Hook):
         """Take note of what is not finite on purpose."""
         self._looked, self._acted = loop.progress.step, False
         if self._before is not None:  # goes on where another process ended
-            (self._warned, self._meant), self._before = self._before, None
+            (self._warned, self._meant, self._skipped), self._before = self._before, None
             return
         self._warned = set()
         self._meant = {p for p, v in not_finite(loop).items() if not getattr(v, "trainable", True)}
 
     def state(self) -> dict[str, Any]:
-        """Return what was told already, and what is not finite on purpose."""
-        return {"warned": sorted(self._warned), "meant": sorted(self._meant)}
+        """Return what was told already, what is not finite on purpose, and how much was skipped."""
+        return {
+            "warned": sorted(self._warned),
+            "meant": sorted(self._meant),
+            "skipped": self._skipped,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
-        self._before = set(state["warned"]), set(state["meant"])
+        skipped = state.get("skipped", 0)  # the first version did not say
+        self._before = set(state["warned"]), set(state["meant"]), skipped
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Look at the variables, and at what was recorded."""
@@ -132,7 +137,7 @@ class NonFinite(Hook):
                 )
 
     def _tell_skipped(self, loop: LoopView, logs: StepLogs) -> None:
-        """Log the steps that were undone; more than every tenth is a warning."""
+        """Log a warning that names the steps that were undone."""
         undone = np.flatnonzero(logs.values[UNDONE])
         if not len(undone):
             return
