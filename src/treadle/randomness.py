@@ -37,15 +37,20 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the generators to what `random_states` returned; those it does not name stay."""
+    """Set the generators to what `random_states` returned; those it does not name stay.
+
+    States of GPUs that are not there any more are left out.
+    """
     python = states["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state({**states["numpy"], "state": dict(states["numpy"]["state"])})
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in states:
         torch.set_rng_state(torch.from_numpy(np.array(states["torch"]["cpu"])))
-        if "cuda" in states["torch"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([torch.from_numpy(x) for x in states["torch"]["cuda"]])
+        # There may be fewer GPUs than there were, or none.
+        cuda = list(states["torch"].get("cuda", ()))[: torch.cuda.device_count()]
+        if cuda:
+            torch.cuda.set_rng_state_all([torch.from_numpy(x) for x in cuda])
 
 
 def _numpy_state() -> dict[str, Any]:
