@@ -230,6 +230,8 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with pytest.raises(Terminated) as caught:
         run(tmp_path, hooks=[Asking()])
     assert caught.value.code == 143
+    found = treadle.checkpoint.Checkpoints(tmp_path / "checkpoints")
+    assert found.steps() == [0]  # none was saved on leaving
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,5 +145,13 @@ def test_a_watchdog_shows_where_a_run_hangs() -> None:
 def test_a_watchdog_watches_for_a_time(capfd: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Watchdog\(after='5 steps'\) must be a time"):
         Watchdog(after="5 steps")
-    trained(*arrays(), Watchdog(after="1 h"))
+
+    class Soon(Watchdog):
+        def end(self, loop: Any, error: BaseException | None) -> None:
+            self._seconds = 1.0
+            self._wind(force=True)
+            super().end(loop, error)
+
+    trained(*arrays(), Soon(after="1 h"))
+    time.sleep(1.5)  # it does not come any more
     assert "Timeout" not in capfd.readouterr().err
