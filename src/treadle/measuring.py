@@ -33,23 +33,26 @@ def fastest(
     executors: list[Executor] = []
     lengths: list[int] = []
     kept, first_batch = state.keep(), window.split(1)[0]
-    with active().own_random():
-        for plan in candidates(facts):
-            executor = make(not plan.compiler)
-            executor.plan = plan
-            try:
-                lengths.append(_length(executor, first_batch))
-            except RefusedError:
-                continue
-            executors.append(executor)
+    try:
+        with active().own_random():
+            for plan in candidates(facts):
+                executor = make(not plan.compiler)
+                executor.plan = plan
+                try:
+                    lengths.append(_length(executor, first_batch))
+                except RefusedError:
+                    continue
+                executors.append(executor)
+            state.put_back(kept)
+            times: list[list[float]] = [[] for _ in executors]
+            for _ in range(ROUNDS):
+                for executor, length, found in zip(executors, lengths, times, strict=True):
+                    outputs = executor.run(first_batch.repeated(length), 0)
+                    outputs.fetch()
+                    found.append(outputs.seconds / length)
+                    state.put_back(kept)
+    finally:  # an error leaves it as it was too
         state.put_back(kept)
-        times: list[list[float]] = [[] for _ in executors]
-        for _ in range(ROUNDS):
-            for executor, length, found in zip(executors, lengths, times, strict=True):
-                outputs = executor.run(first_batch.repeated(length), 0)
-                outputs.fetch()
-                found.append(outputs.seconds / length)
-                state.put_back(kept)
     order = sorted(range(len(executors)), key=lambda i: median(times[i]))
     best = executors[order[0]]
     told = ", ".join(f"{executors[i].plan} {median(times[i]) * 1e6:,.0f} µs" for i in order)

@@ -16,9 +16,11 @@ import treadle
 from treadle import data
 from treadle.backends.base import active
 from treadle.errors import StepError
+from treadle.measuring import fastest
 from treadle.programs import Prepared
 from treadle.testing import same_start
 
+OPTIONS = treadle.Options()
 ROWS = 108  # 13 batches of 8, and one of 4
 
 
@@ -211,7 +213,68 @@ def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
     assert pin is not None
     options = dict(option.split("=") for option in pin[1].split(", "))
     values = {name: ast.literal_eval(value) for name, value in options.items()}
-    same(trained(drawing, source(), epochs=1, **values)[0], measured)
+    pinned, _ = trained(drawing, source(), epochs=1, **values)
+    # The plan of `eval_step` is measured by itself.
+    np.testing.assert_allclose(pinned.pop("val"), measured.pop("val"), rtol=1e-5)
+    same(pinned, measured)
+
+
+def test_measuring_that_fails_changes_nothing() -> None:
+    task = plain()
+    prepared = Prepared(task, task.train_step, (arrays()[0][:8], arrays()[1][:8]), OPTIONS, "step")
+    before = prepared.state.arrays()
+
+    class Fails:
+        """Runs twice and a bit."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.left = inner, 2
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def run(self, window: Any, first_step: int) -> Any:
+            outputs, self.left = self.inner.run(window, first_step), self.left - 1
+            if self.left < 0:
+                outputs.fetch()
+                raise OSError("the device is gone")
+            return outputs
+
+    window = prepared.placed(source(shuffle=False).read(0).take(1))
+    make = lambda eager: Fails(prepared._make(eager=True))  # noqa: E731
+    with pytest.raises(OSError, match="the device is gone"):
+        fastest(make, prepared._executor, window, prepared.state)
+    same(prepared.state.arrays(), before)
+
+
+class Texts(Classifier):
+    """XLA has no texts."""
+
+    def train_step(self, batch: Any) -> Any:
+        import tensorflow as tf
+
+        results = super().train_step(batch)
+        text = tf.strings.as_string(results["loss"], precision=9)
+        return {**results, "again": tf.strings.to_number(text)}
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="XLA is a choice")
+def test_a_step_that_xla_refuses_is_a_graph() -> None:
+    def make() -> Classifier:
+        return Texts([dense(), keras.layers.Dropout(0.3, seed=1), head()])
+
+    expected, loop = trained(make, source(), epochs=1)
+    assert loop.plan.startswith("windows of up to 256, graph (XLA: Detected unsupported operations")
+    for data_on_device in (True, False):
+        found, loop = trained(make, source(), epochs=1, fused=False, data_on_device=data_on_device)
+        assert loop.plan.startswith("single steps, graph (XLA: Detected unsupported operations")
+        for path, value in expected.items():
+            np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
+    _, loop = trained(make, source(), epochs=1, execution="measure")
+    assert "measured, a step: " in loop.plan and "XLA" not in loop.plan
+    for fused in (True, False):
+        with pytest.raises(StepError, match=r"^train_step cannot be compiled: XLA: Detected un"):
+            trained(make, source(), epochs=1, fused=fused, jit=True)
 
 
 def test_what_cannot_be_compiled_says_so_where_that_was_asked_for() -> None:

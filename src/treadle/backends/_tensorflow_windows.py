@@ -62,20 +62,25 @@ class TensorFlowExecutor:
         return facts
 
     def compile(self, window: Window) -> bool:
-        """Make the graph, and let TensorFlow optimize it by running it for no step at all."""
+        """Make the graph, and let TensorFlow optimize it by running it for no step at all.
+
+        Where each step is a call, XLA compiles only when it runs one, which is then undone.
+        """
         key = self._key(window)
         if key in self._compiled:
             return False
         step = self._step(window)
         make = self._window_function if self.plan.fused else self._single_function
         function = make(step, window.rows is not None, self._length(window))
-        if self.plan.fused:
-            try:
+        try:
+            if self.plan.fused:
                 function(*self._inputs(window), tf.constant(0), tf.constant(0))
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-                if self.plan.compiler != XLA:
-                    raise
-                raise RefusedError(f"XLA: {str(error).strip().splitlines()[0]}") from error
+            elif self.plan.compiler == XLA:
+                self._run_and_undo(function, window)
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if self.plan.compiler != XLA:
+                raise
+            raise RefusedError(f"XLA: {str(error).strip().splitlines()[0]}") from error
         self._compiled[key] = step, function
         return True
 
@@ -94,12 +99,17 @@ class TensorFlowExecutor:
     def _run_singly(self, function: Any, window: Window, first_step: int) -> list[Any]:
         outputs: list[Any] = []
         for i in range(window.count):
-            if window.rows is None:
-                given = leaves(tensors(window.batch(i))), tf.zeros([0], tf.int64)
-            else:
-                given = _on_device(window.rows), tf.constant(window.rows.indices[i])
-            outputs.append(function(*given, tf.constant(first_step + i)))
+            outputs.append(function(*_one(window, i), tf.constant(first_step + i)))
         return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
+
+    def _run_and_undo(self, function: Any, window: Window) -> None:
+        variables = [getattr(v, "_value", v) for v in self._program.variables]
+        kept = [tf.identity(variable) for variable in variables]
+        try:
+            function(*_one(window, 0), tf.constant(0))
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                variable.assign(value)
 
     def _key(self, window: Window) -> Any:
         plan = self.plan.compiler, self.plan.fused, self._length(window)
@@ -266,6 +276,13 @@ def _on_device(rows: Rows) -> list[Any]:
     if rows.owner not in _placed:
         _placed[rows.owner] = leaves(tensors(rows.arrays))
     return _placed[rows.owner]
+
+
+def _one(window: Window, index: int) -> tuple[list[Any], Any]:
+    """Return the tensors that a batch is found in, and which rows it is of each."""
+    if window.rows is None:
+        return leaves(tensors(window.batch(index))), tf.zeros([0], tf.int64)
+    return _on_device(window.rows), tf.constant(window.rows.indices[index])
 
 
 def _batch(arrays: Sequence[Any], chosen: Any, i: Any, resident: bool) -> list[Any]:
