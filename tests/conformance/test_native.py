@@ -93,6 +93,15 @@ if BACKEND == "tensorflow":
                 variable.assign_sub(0.1 * slope)
             return {"loss": loss}
 
+    class Failing(Bare):
+        def train_step(self, batch: Any) -> Any:
+            super().train_step(batch)
+            raise OSError("no camera")
+
+        def left(self) -> list[str]:
+            """Return the variables that were changed."""
+            return [name for name in ("w", "b") if getattr(self, name).numpy().any()]
+
 
 if BACKEND == "torch":
     import torch
@@ -116,6 +125,21 @@ if BACKEND == "torch":
                 self.optimizer.apply(gradients, variables)
             self.accuracy.update_state(y, logits)
             return {"loss": loss}
+
+    class Failing(Backward):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model(X[0])  # has its weights before the step fails
+
+        def train_step(self, batch: Any) -> Any:
+            super().train_step(batch)
+            raise OSError("no camera")
+
+        def left(self) -> list[str]:
+            """Return the variables that have gradients, and the layers that keep parameters."""
+            weights = [v.path for v in self.model.variables if v.value.grad is not None]
+            layers = [self.model, *self.model.layers]
+            return weights + [x.name for x in layers if "_torch_params" in x._modules]
 
 
 def native_tasks() -> list[Callable[[], treadle.Task]]:
@@ -271,3 +295,11 @@ def test_building_a_native_step_leaves_nothing_behind() -> None:
     assert trace.start["accuracy/count"] == 0
     assert trace.state["accuracy/count"] == ROWS
     assert trace.state["optimizer/iterations"] == 1
+
+
+@on_both
+def test_a_native_step_that_fails_while_it_is_built_leaves_nothing_behind() -> None:
+    task = Failing()
+    with pytest.raises(OSError, match="no camera"):
+        treadle.Loop(task, console=False).fit(BATCHES, epochs=1)
+    assert task.left() == []

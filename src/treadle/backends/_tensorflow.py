@@ -117,17 +117,24 @@ class TensorFlowBackend:
 
         def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            made.append((variable, None if variable is None else tf.identity(variable)))
+            made.append((variable, tf.identity(variable)))
             return variable
 
         before = [
             (v, tf.identity(v)) for v in step.variables.values() if isinstance(v, tf.Variable)
         ]
         scope = Scope()
-        with tf.variable_creator_scope(creator), running(step), scope, tf.GradientTape() as tape:
-            function(tensors(batch))
-        for variable, value in [*before, *made]:
-            variable.assign(value)
+        try:
+            with (
+                tf.variable_creator_scope(creator),
+                running(step),
+                scope,
+                tf.GradientTape() as tape,
+            ):
+                function(tensors(batch))
+        finally:
+            for variable, value in [*before, *made]:
+                variable.assign(value)
         keras_own = {
             id(v._value)
             for v in (*scope.foreign.values(), *step.variables.values())

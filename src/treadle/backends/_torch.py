@@ -99,15 +99,19 @@ class TorchBackend:
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
         """Run a real batch, every assignment caught; torch's random state is put back."""
         scope = Scope()
-        with torch.random.fork_rng(), running(step), scope:
-            function(
-                keras.tree.map_structure(lambda x: None if x is None else self.to_device(x), batch)
-            )
-        for variable in scope.foreign.values():  # what a native step's backward() left behind
-            if variable._value is not None:
-                variable._value.grad = None
-        for layer in step.layers:  # parameters that Keras collected for PyTorch are the scope's now
-            layer._modules.pop("_torch_params", None)
+        try:
+            with torch.random.fork_rng(), running(step), scope:
+                function(
+                    keras.tree.map_structure(
+                        lambda x: None if x is None else self.to_device(x), batch
+                    )
+                )
+        finally:
+            for variable in scope.foreign.values():  # what a native step's backward() left behind
+                if variable._value is not None:
+                    variable._value.grad = None
+            for layer in step.layers:  # what Keras collected for PyTorch is the scope's
+                layer._modules.pop("_torch_params", None)
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
