@@ -51,9 +51,9 @@ def test_the_rule(facts: Facts, options: dict[str, object], plan: str) -> None:
 
 def test_a_compiled_step_that_was_asked_for_and_cannot_be_had() -> None:
     with pytest.raises(StepError) as caught:
-        choose(Facts("cpu", refusal="it looks at values"), Options(execution="compiled"))
+        choose(Facts("cpu", refusal="it looks at values"), Options(execution="compiled"), "forward")
     assert str(caught.value) == (
-        "train_step cannot be compiled: it looks at values. Let it run as Python with "
+        "forward cannot be compiled: it looks at values. Let it run as Python with "
         "Options(execution='auto')"
     )
 

@@ -30,7 +30,7 @@ STREAMED_BYTES = 16 * 2**20
 DEVICE_BYTES = 2 * 2**30
 
 
-def choose(facts: Facts, options: Options) -> Plan:
+def choose(facts: Facts, options: Options, name: str = "train_step") -> Plan:
     """Return the plan for a step: the written rule.
 
     Steps are fused to windows and compiled by XLA, except:
@@ -41,6 +41,11 @@ def choose(facts: Facts, options: Options) -> Plan:
 
     Options that say otherwise win, and `Options(execution="measure")` times all that could have
     been chosen on the step itself.
+
+    Args:
+        facts: What is known of the step.
+        options: What was asked for.
+        name: The step's name, for messages.
 
     Raises:
         StepError: The options ask for a compiled step, and it cannot be compiled.
@@ -53,7 +58,7 @@ def choose(facts: Facts, options: Options) -> Plan:
     """
     if not facts.compilers and options.execution == "compiled":
         raise StepError(
-            f"train_step cannot be compiled: {facts.refusal or 'the backend has no compiler'}. Let "
+            f"{name} cannot be compiled: {facts.refusal or 'the backend has no compiler'}. Let "
             "it run as Python with Options(execution='auto')"
         )
     if not facts.compilers or options.execution == "eager":

@@ -80,7 +80,7 @@ class Prepared:
         """Choose a plan and compile; where the compiler refuses, choose again without it."""
         facts = self._executor.facts(window)
         while True:
-            self._executor.plan = plan = choose(facts, self._options)
+            self._executor.plan = plan = choose(facts, self._options, self._name)
             try:
                 self._executor.compile(window)
                 return

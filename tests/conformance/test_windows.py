@@ -282,15 +282,25 @@ def test_what_cannot_be_compiled_says_so_where_that_was_asked_for() -> None:
         pytest.skip("TensorFlow and JAX compile every step that they can trace")
 
     class Looks(Classifier):
+        def eval_step(self, batch: Any) -> Any:
+            results = super().eval_step(batch)
+            self.look(results["loss"])
+            return results
+
+        def look(self, loss: Any) -> None:
+            if loss > 1e9:
+                raise AssertionError
+
+    class Trains(Looks):
         def train_step(self, batch: Any) -> Any:
             results = super().train_step(batch)
-            if float(results["loss"]) > 1e9:
-                raise AssertionError
+            self.look(results["loss"])
             return results
 
     options = treadle.Options(execution="compiled")
-    with (
-        treadle.Loop(Looks([head()]), console=False, options=options) as loop,
-        pytest.raises(StepError, match="train_step cannot be compiled: "),
-    ):
-        loop.fit(source(), steps=1)
+    for kind, name in ((Trains, "train_step"), (Looks, "eval_step")):
+        with (
+            treadle.Loop(kind([head()]), console=False, options=options) as loop,
+            pytest.raises(StepError, match=f"^{name} cannot be compiled: "),
+        ):
+            loop.fit(source(), validation=source(), epochs=1)
