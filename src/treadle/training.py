@@ -82,9 +82,9 @@ class Training:
         """
         prepared = self.prepared or self.prepare(window)
         window = prepared.placed(window)
-        outputs = prepared.run(window, progress.step)
         after = progress.advanced(window.count, window.count * window.examples)
-        try:
+        outputs = prepared.run(window, progress.step)
+        try:  # at once: what runs must be waited for, whatever happens
             if meanwhile is not None:
                 meanwhile(after, outputs.running)
         finally:
