@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from .backends.window import Window
+from .data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from .errors import DataError
 from .evaluation import metric_results
 from .logs import Means, StepLogs
@@ -155,7 +155,17 @@ class Training:
 
 
 def stacked(batch: Any) -> Window:
-    """Return one batch as a window."""
-    batches = keras.tree.map_structure(lambda x: None if x is None else np.asarray(x)[None], batch)
-    first = next(x for x in keras.tree.flatten(batches) if x is not None)
-    return Window(batches, 1, first.shape[1] if first.ndim > 1 else 1)
+    """Return one batch as a window.
+
+    Raises:
+        DataError: It holds no array, or something else than numbers.
+    """
+    pairs = flattened(batch)
+    refuse_lists(batch, pairs)
+    leaves = [as_array(path, leaf) for path, leaf in pairs]
+    if all(leaf is None for leaf in leaves):
+        raise DataError(
+            f"the batch holds no array, it is {batch!r:.60}: pass what a source gives, such as "
+            "loop.step((x, y))"
+        )
+    return window_of(packed(batch, [None if leaf is None else leaf[None] for leaf in leaves]), 1)

@@ -140,10 +140,39 @@ def test_arrays_of_other_lengths() -> None:
 )
 def test_lists_of_numbers(batch: Any, name: str) -> None:
     task = Does(lambda *_: None)
-    assert told(DataError, task, train=[batch(*arrays())]) == (
+    message = (
         f"{name} is a list of Python numbers, not an array: make it one with numpy.asarray, or a "
         "tuple where each number is meant by itself"
     )
+    assert told(DataError, task, train=[batch(*arrays())]) == message
+    with pytest.raises(DataError) as caught:
+        treadle.Loop(task, console=False).step(batch(*arrays()))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"label": np.array(["cat"])},
+            "the array 'label' is a ndarray of dtype <U3: batches are arrays of numbers or "
+            "booleans. Encode texts and categories as numbers, pad what is ragged, make what is "
+            "sparse dense",
+        ),
+        *(
+            (
+                batch,
+                f"the batch holds no array, it is {batch}: pass what a source gives, such as "
+                "loop.step((x, y))",
+            )
+            for batch in (None, (), {}, (None, None))
+        ),
+    ],
+)
+def test_a_single_step_takes_arrays(batch: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        treadle.Loop(Does(lambda *_: None), console=False).step(batch)
+    assert str(caught.value) == message
 
 
 # Tracebacks
