@@ -221,7 +221,11 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
             lambda: from_arrays(X, batch_size=13, drop_last=True),
             r"^12 examples make no full batch of 13, and drop_last leaves out the short one: use",
         ),
-        (lambda: from_arrays(X, batch_size=1, seed=-1), r"^seed must be a whole number from 0"),
+        (lambda: from_arrays(X, batch_size=1, seed=-1), r"^seed must be at least 0, not -1$"),
+        (
+            lambda: from_arrays(X, batch_size=1, seed=1.5),
+            r"^seed must be a whole number, not 1\.5$",
+        ),
         (
             lambda: from_arrays(X, np.array(["a"] * 12, object), batch_size=1),
             r"^the second array is a ndarray of dtype object: batches are arrays of numbers",
@@ -234,9 +238,12 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
             lambda: from_arrays([1, 2], batch_size=1),
             r"^the first array is a number, not an ar",
         ),
-        (lambda: from_function(lambda rng: 0, 0), r"^length must be at least 1 batch, not 0$"),
-        (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be a whole number from 0"),
-        (lambda: closed(lambda loop: 0, 0), r"^length must be at least 1 batch, not 0$"),
+        (lambda: from_function(lambda rng: 0, 0), r"^length must be at least 1, not 0$"),
+        (lambda: from_function(lambda rng: 0, 2.0), r"^length must be .*2\.0: write length=2$"),
+        (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be at least 0, not -1$"),
+        (lambda: from_function(lambda rng: 0, 1, seed="1"), r"^seed must be .*'1': write seed=1$"),
+        (lambda: closed(lambda loop: 0, 0), r"^length must be at least 1, not 0$"),
+        (lambda: closed(lambda loop: 0, 1.5), r"^length must be a whole number, not 1\.5$"),
         (
             lambda: closed(lambda loop: 0).read(0).take(1),
             r"^a closed source asks its function with the running loop: none runs",

@@ -278,12 +278,15 @@ def test_limited_endless_source_seeks_at_once():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: groups(drawn(), 0), r"^groups must be of at least 1 batch, not 0$"),
+        (lambda: groups(drawn(), 0), r"^n must be at least 1, not 0$"),
+        (lambda: groups(drawn(), "2"), r"^n must be a whole number, not '2': write n=2$"),
+        (lambda: groups(drawn(), 2.5), r"^n must be a whole number, not 2\.5$"),
         (lambda: groups(drawn(), 8), r"^the source has 7 batches: too few for one group of 8$"),
         (lambda: all_batches(groups(iter([Y]), 2)), r"^the source gave no batch in epoch 1"),
         (lambda: zipped(), r"^zipped takes sources either by position .*: got none$"),
         (lambda: zipped(drawn(), a=drawn()), r"^zipped takes sources either .*: got both$"),
-        (lambda: limited(drawn(), 0), r"^an epoch must be limited to at least 1 batch, not 0$"),
+        (lambda: limited(drawn(), 0), r"^batches must be at least 1, not 0$"),
+        (lambda: limited(drawn(), 2.5), r"^batches must be a whole number, not 2\.5$"),
         (lambda: all_batches(limited(iter([]), 2)), r"^the source gave no batch in epoch 1"),
     ],
 )

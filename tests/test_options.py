@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 import treadle
@@ -53,6 +54,10 @@ def test_what_options_cannot_be() -> None:
     for window in (0, -3):
         with pytest.raises(ConfigurationError, match=f"window must be at least 1, not {window}"):
             Options(window=window)
+    for value, message in (("8", "'8': write window=8"), (2.5, r"2\.5")):
+        with pytest.raises(ConfigurationError, match=f"^window must be .* number, not {message}$"):
+            Options(window=value)  # type: ignore[arg-type]
+    assert type(Options(window=np.int64(8)).window) is int
 
 
 def test_a_backend_that_runs_may_be_named_again() -> None:

@@ -97,13 +97,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"{guess} Known: {', '.join(known) or 'none'}."
 
 
-def whole_number(name: str, value: Any, error: type[TreadleError]) -> int:
-    """Return a whole number from 1.
+def whole_number(name: str, value: Any, error: type[TreadleError], least: int = 1) -> int:
+    """Return a whole number from 1, or from another least one.
 
     Args:
         name: What it is called, for the message.
         value: What was given.
         error: The kind of error to raise.
+        least: The smallest that is meant.
 
     Raises:
         TreadleError: It is something else.
@@ -121,8 +122,8 @@ def whole_number(name: str, value: Any, error: type[TreadleError]) -> int:
         if isinstance(value, (float, str)) and str(value).removesuffix(".0").isdecimal():
             meant = f": write {name}={str(value).removesuffix('.0')}"
         raise error(f"{name} must be a whole number, not {value!r}{meant}")
-    if number < 1:
-        raise error(f"{name} must be at least 1, not {number}")
+    if number < least:
+        raise error(f"{name} must be at least {least}, not {number}")
     return number
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import BackendError, ConfigurationError, did_you_mean
+from .errors import BackendError, ConfigurationError, did_you_mean, whole_number
 
 BACKENDS = ("tensorflow", "jax", "torch")
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
@@ -63,8 +63,9 @@ class Options:
             raise ConfigurationError(
                 f"unknown execution {self.execution!r}.{did_you_mean(self.execution, EXECUTIONS)}"
             )
-        if self.window is not None and self.window < 1:
-            raise ConfigurationError(f"window must be at least 1, not {self.window}")
+        if self.window is not None:
+            window = whole_number("window", self.window, ConfigurationError)
+            object.__setattr__(self, "window", window)
 
 
 def setup(
@@ -100,11 +101,9 @@ def setup(
     if backend is not None:
         choose_backend(_overriding.get("backend", backend))
     if seed is not None:
-        seed = _overriding.get("seed", seed)
+        seed = whole_number("seed", _overriding.get("seed", seed), ConfigurationError, least=0)
     if precision is not None:
         precision = _overriding.get("precision", precision)
-    if seed is not None and seed < 0:
-        raise ConfigurationError(f"seed must be a whole number from 0, not {seed!r}")
     if precision is not None and precision not in PRECISIONS:
         if f"mixed_{precision}" in PRECISIONS:
             raise ConfigurationError(

@@ -55,7 +55,9 @@ def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
 
 
 def test_what_cannot_be_set_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="seed must be a whole number from 0, not -1"):
+    with pytest.raises(ConfigurationError, match=r"^seed must be a whole number, not 1\.5$"):
+        treadle.setup(seed=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"^seed must be at least 0, not -1$"):
         treadle.setup(seed=-1)
     with pytest.raises(ConfigurationError, match=r"would keep weights in float16.*'mixed_float16'"):
         treadle.setup(precision="float16")

@@ -53,8 +53,8 @@ def from_arrays(
         seed: Seed of the order; None derives it from the run's.
 
     Raises:
-        DataError: No arrays, no examples, no batch, lengths that differ, a batch size below 1, a
-            seed below 0, or what is no array of numbers.
+        DataError: No arrays, no examples, no batch, lengths that differ, a batch size that
+            is no whole number from 1, a seed that is none from 0, or what is no array of numbers.
 
     Example:
         >>> source = from_arrays(np.arange(5), batch_size=2, shuffle=False)
@@ -92,8 +92,8 @@ def from_arrays(
             f"{examples} examples make no full batch of {batch_size}, and drop_last leaves out the "
             f"short one: use a smaller batch_size"
         )
-    if seed is not None and seed < 0:
-        raise DataError(f"seed must be a whole number from 0, not {seed}")
+    if seed is not None:
+        seed = whole_number("seed", seed, DataError, least=0)
     return ArraySource(packed(structure, leaves), examples, batch_size, shuffle, drop_last, seed)
 
 

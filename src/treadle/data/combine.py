@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.window import Window
-from ..errors import DataError
+from ..errors import DataError, whole_number
 from ..hook import LoopView
 from .foreign import as_source
 from .leaves import sliced, window_of
@@ -23,7 +23,7 @@ def groups(source: Any, n: int) -> "GroupSource":
         n: Batches in a group.
 
     Raises:
-        DataError: `n` is below 1, or the source has fewer than `n` batches.
+        DataError: `n` is no whole number from 1, or the source has fewer than `n` batches.
 
     Example:
         >>> import numpy as np
@@ -31,8 +31,7 @@ def groups(source: Any, n: int) -> "GroupSource":
         >>> source.length
         1
     """
-    if n < 1:
-        raise DataError(f"groups must be of at least 1 batch, not {n}")
+    n = whole_number("n", n, DataError)
     source = as_source(source)
     if source.length is not None and source.length < n:
         raise DataError(f"the source has {source.length} batches: too few for one group of {n}")

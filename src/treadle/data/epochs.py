@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..backends.window import Window
-from ..errors import DataError
+from ..errors import DataError, whole_number
 from ..hook import LoopView
 from .foreign import as_source
 from .reader import refuse_beyond
@@ -27,7 +27,7 @@ def limited(source: Any, batches: int) -> "LimitedSource":
         batches: The most batches in an epoch.
 
     Raises:
-        DataError: `batches` is below 1.
+        DataError: `batches` is no whole number from 1.
 
     Example:
         >>> import itertools
@@ -35,8 +35,7 @@ def limited(source: Any, batches: int) -> "LimitedSource":
         >>> [source.read(epoch).take(5).batches.tolist() for epoch in (0, 1)]
         [[0, 1, 2], [3, 4, 5]]
     """
-    if batches < 1:
-        raise DataError(f"an epoch must be limited to at least 1 batch, not {batches}")
+    batches = whole_number("batches", batches, DataError)
     return LimitedSource(as_source(source), batches)
 
 

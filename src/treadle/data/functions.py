@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, whole_number
 from ..hook import LoopView
 from .order import hashed
 from .reader import BatchSource, lasting
@@ -31,16 +31,16 @@ def from_function(
         seed: Seed of the generators; None derives it from the run's.
 
     Raises:
-        DataError: A length below 1, or a seed below 0.
+        DataError: A length that is no whole number from 1, or a seed that is none from 0.
 
     Example:
         >>> source = from_function(lambda rng: rng.normal(size=(8, 2)), length=100)
         >>> source.read(epoch=0).take(4).batches.shape
         (4, 8, 2)
     """
-    _check_length(length)
-    if seed is not None and seed < 0:
-        raise DataError(f"seed must be a whole number from 0, not {seed}")
+    length = whole_number("length", length, DataError)
+    if seed is not None:
+        seed = whole_number("seed", seed, DataError, least=0)
 
     def batches(reading: Reading) -> Iterator[Any]:
         for index in range(reading.first, length):
@@ -64,7 +64,7 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
         length: Batches in an epoch; None for an epoch without end.
 
     Raises:
-        DataError: A length below 1; on reading, that no loop is running.
+        DataError: A length that is no whole number from 1; on reading, that no loop is running.
 
     Example:
         >>> source = closed(lambda loop: np.array([loop.progress.step]), length=10)
@@ -72,7 +72,7 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
         10
     """
     if length is not None:
-        _check_length(length)
+        length = whole_number("length", length, DataError)
 
     def batches(reading: Reading) -> Iterator[Any]:
         if reading.loop is None:
@@ -93,8 +93,3 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
         "and restore(state) for checkpoints",
         closed=True,
     )
-
-
-def _check_length(length: int) -> None:
-    if length < 1:
-        raise DataError(f"length must be at least 1 batch, not {length}")
