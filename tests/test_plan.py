@@ -76,6 +76,14 @@ def window(count: int, batch_bytes: int = 8) -> Window:
     return Window(np.zeros((count, batch_bytes), np.uint8), count, 1)
 
 
+def test_windows_are_joined_in_order() -> None:
+    pieces = [Window((np.full((n, 2), n), None), n, 2) for n in (1, 2, 3)]
+    joined = pieces[0].joined(pieces[1:])
+    assert (joined.count, joined.examples, joined.batches[1]) == (6, 2, None)
+    assert joined.batches[0].tolist() == [[n, n] for n in (1, 2, 2, 3, 3, 3)]
+    assert pieces[0].joined([]) is pieces[0]
+
+
 def test_windows_grow_to_half_a_second() -> None:
     pace, sizes = Pace(None), []
     for _ in range(6):

@@ -126,9 +126,11 @@ class Feed:
         if window.rows is not None:  # costs nothing
             reader.put_back(window)
             return reader.take(most)
-        while window.count < most and running():
+        pieces: list[Window] = []
+        missing = most - window.count
+        while missing > 0 and running():
             try:
-                piece = reader.take(min(most - window.count, PIECE))
+                piece = reader.take(min(missing, PIECE))
             except BaseException as failure:  # what came before it is trained on
                 self._failure = failure
                 break
@@ -137,8 +139,9 @@ class Feed:
             if not piece.is_like(window):
                 reader.put_back(piece)
                 break
-            window = window.joined(piece)
-        return window
+            pieces.append(piece)
+            missing -= piece.count
+        return window.joined(pieces)
 
     def ran(self, until: float) -> None:
         """Account for a window that ended at this moment while the next one was read."""

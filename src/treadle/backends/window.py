@@ -1,5 +1,6 @@
 """What travels from a source to an executor: some batches of equal form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,14 +97,16 @@ class Window:
         stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
         return Window(stacked, self.count * times, self.examples)
 
-    def joined(self, following: "Window") -> "Window":
-        """Return a window of these batches and of those of another one of equal form."""
+    def joined(self, following: Sequence["Window"]) -> "Window":
+        """Return a window of these batches and of those of others of equal form, copied once."""
+        if not following:
+            return self
+        windows = [self, *following]
         stacked = keras.tree.map_structure(
-            lambda x, y: None if x is None else np.concatenate([x, y]),
-            self.batches,
-            following.batches,
+            lambda *parts: None if parts[0] is None else np.concatenate(parts),
+            *[window.batches for window in windows],
         )
-        return Window(stacked, self.count + following.count, self.examples)
+        return Window(stacked, sum(window.count for window in windows), self.examples)
 
     def is_like(self, other: "Window") -> bool:
         """Say whether the batches of another window are of equal form."""
