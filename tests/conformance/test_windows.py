@@ -200,6 +200,23 @@ def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
         np.testing.assert_allclose(values["n"], sums, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(keras.config.backend() != "jax", reason="the others need less of it")
+@pytest.mark.parametrize("fused", [True, False])
+def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import treadle.backends._jax_windows as windows
+
+    made: list[int] = []
+    original = windows.device_batch
+    options = treadle.Options(fused=fused, data_on_device=False)
+    task = plain()
+    prepared = Prepared(task, task.train_step, source().read(0).take(1).batch(0), options, "step")
+    reader = source().read(0)
+    prepared.run(prepared.placed(reader.take(5)), 0).fetch()
+    monkeypatch.setattr(windows, "device_batch", lambda x: made.append(1) or original(x))
+    prepared.run(prepared.placed(reader.take(5)), 5).fetch()
+    assert sum(made) == (1 if fused else 5)
+
+
 def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.plan.DEVICE_BYTES", 100)
     _, loop = trained(plain, source(), epochs=1)
