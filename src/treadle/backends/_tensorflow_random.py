@@ -17,7 +17,13 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_stateless_random_ops_v2, random_ops_util
 
 PHILOX = 1
-MANTISSA, ONE = 0x007FFFFF, 0x3F800000
+# The bits of a mantissa, the bits of the number one, and an integer of that size. Those of float16
+# come out alike without this.
+UNIFORM = {
+    tf.float32: (0x007FFFFF, 0x3F800000, tf.uint32),
+    tf.bfloat16: (0x007F, 0x3F80, tf.uint16),
+}
+NORMAL = (tf.float32, tf.bfloat16, tf.float16)
 SMALLEST = 1e-7  # of what a logarithm is taken of, as the kernels have it
 
 _kernels = gen_stateless_random_ops_v2
@@ -28,7 +34,7 @@ _key_counter_alg = random_ops_util.get_key_counter_alg
 
 @contextmanager
 def like_kernels() -> Generator[None]:
-    """Let float32 numbers that are drawn while this is open be traced as kernels make them.
+    """Let numbers that are drawn while this is open be traced as kernels make them.
 
     The algorithm is named, too. TensorFlow would choose the same one while the step runs, for which
     XLA compiles all there are: 28 times as slow.
@@ -51,23 +57,23 @@ def _named(seed: Any, alg: Any) -> Any:
 def _uniform(
     shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
 ) -> Any:
-    if tf.as_dtype(dtype) != tf.float32 or alg != PHILOX:
+    if tf.as_dtype(dtype) not in UNIFORM or alg != PHILOX:
         return _uniform_kernel(shape, key, counter, alg, dtype, name)
-    return _to_unit(_bits(shape, key, counter))
+    return _to_unit(_bits(shape, key, counter), tf.as_dtype(dtype))
 
 
 def _normal(
     shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
 ) -> Any:
     static = tf.get_static_value(shape)
-    if tf.as_dtype(dtype) != tf.float32 or alg != PHILOX or static is None:
+    if tf.as_dtype(dtype) not in NORMAL or alg != PHILOX or static is None:
         return _normal_kernel(shape, key, counter, alg, dtype, name)
     count = math.prod(static.tolist())
-    pairs = _to_unit(_bits([(count + 1) // 2, 2], key, counter))
+    pairs = _to_unit(_bits([(count + 1) // 2, 2], key, counter), tf.float32)
     radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(pairs[:, 0], SMALLEST)))
     angle = (2.0 * math.pi) * pairs[:, 1]
     both = tf.stack([tf.sin(angle) * radius, tf.cos(angle) * radius], axis=1)
-    return tf.reshape(tf.reshape(both, [-1])[:count], static)
+    return tf.cast(tf.reshape(tf.reshape(both, [-1])[:count], static), dtype)
 
 
 def _bits(shape: Any, key: Any, counter: Any) -> Any:
@@ -75,7 +81,8 @@ def _bits(shape: Any, key: Any, counter: Any) -> Any:
     return draw(shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32)
 
 
-def _to_unit(bits: Any) -> Any:
+def _to_unit(bits: Any, dtype: Any) -> Any:
     """Return numbers from 0 to 1: the low bits as the mantissa of a number from 1 to 2, less 1."""
-    mantissa = tf.bitwise.bitwise_and(bits, tf.constant(MANTISSA, tf.uint32))
-    return tf.bitcast(mantissa | tf.constant(ONE, tf.uint32), tf.float32) - 1.0
+    mantissa, one, integer = UNIFORM[dtype]
+    number = tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)) | one
+    return tf.bitcast(tf.cast(number, integer), dtype) - tf.constant(1.0, dtype)
