@@ -1,6 +1,7 @@
 """What a checkpoint holds comes back as it was; what it cannot hold is refused."""
 
 import enum
+import errno
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.faults import Quick, checkpoint, same
+from tests.faults import Quick, Refuses, checkpoint, same
 from treadle.checkpoint import FORMAT, Checkpoint, read, write
 from treadle.checkpoint.format import Name, digest_line, is_entry
 from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
@@ -117,6 +118,31 @@ def test_a_shared_file_that_was_cut_is_written_again(tmp_path):
     fixed.write_bytes(fixed.read_bytes()[:100])
     write(tmp_path, checkpoint(2), Quick())
     assert same(read(tmp_path / "step-000000000001", Quick()), checkpoint(1))
+
+
+def test_a_shared_file_that_was_damaged_is_written_again(tmp_path):
+    files, whole = Quick(), set()
+    write(tmp_path, checkpoint(1), files, whole)
+    [fixed] = (tmp_path / "fixed").iterdir()
+    data = fixed.read_bytes()
+    fixed.write_bytes(data.replace(np.arange(20.0).tobytes(), np.arange(20.0)[::-1].tobytes()))
+    assert fixed.stat().st_size == len(data) and fixed.read_bytes() != data
+    for step in (2, 3):
+        write(tmp_path, checkpoint(step), files, whole)
+    assert [path.read_bytes() for path in (tmp_path / "fixed").iterdir()] == [data]
+    for step in (1, 2, 3):
+        assert same(read(tmp_path / f"step-{step:012d}", files), checkpoint(step))
+    # Once is enough: what is shared may be most of a model.
+    opened = files.operations.count("open_file")
+    write(tmp_path, checkpoint(4), files, whole)
+    assert files.operations.count("open_file") == opened
+
+
+def test_a_shared_file_that_cannot_be_read_is_written_again(tmp_path):
+    write(tmp_path, checkpoint(1), Quick())
+    write(tmp_path, checkpoint(2), Refuses(errno.EIO, "open_file", "fixed"))
+    assert same(read(tmp_path / "step-000000000001", Quick()), checkpoint(1))
+    assert len(list((tmp_path / "fixed").iterdir())) == 1
 
 
 def test_the_same_step_again_gets_another_name(tmp_path):

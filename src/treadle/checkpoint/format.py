@@ -32,6 +32,7 @@ MANIFEST, DIGEST, ARRAYS, FIXED = "manifest.json", "manifest.sha256", "arrays.np
 PARTIAL = ".partial-"
 SECTIONS = ("loop", "source", "hooks", "about")
 LONGEST_ENTRY = 200
+_PIECE = 1 << 20
 
 _FOLDER = re.compile(r"step-([0-9]{12,18})(?:-([1-9][0-9]{0,8}))?")
 
@@ -160,7 +161,9 @@ class Draft:
         return to_json({**self._record, **arrays}, MANIFEST)
 
 
-def write(folder: Path, checkpoint: Checkpoint | Draft, files: Files) -> Path:
+def write(
+    folder: Path, checkpoint: Checkpoint | Draft, files: Files, whole: set[str] | None = None
+) -> Path:
     """Write a checkpoint into the folder of a run's checkpoints.
 
     When this returns it is on the disk, as a whole. When it raises, nothing of it has a
@@ -170,6 +173,8 @@ def write(folder: Path, checkpoint: Checkpoint | Draft, files: Files) -> Path:
         folder: An existing folder.
         checkpoint: What is to be written; arrays of its state must not change meanwhile.
         files: The file system.
+        whole: Names of shared files that were compared with their hashes already; gets those that
+            are compared now. One that is damaged is written again.
 
     Returns:
         The new folder in it.
@@ -186,7 +191,9 @@ def write(folder: Path, checkpoint: Checkpoint | Draft, files: Files) -> Path:
     new = folder / partial(target.name)
     try:
         if draft.fixed:
-            draft.files["fixed"] = _write_fixed(folder, draft.fixed, files)
+            draft.files["fixed"] = _write_fixed(
+                folder, draft.fixed, files, set() if whole is None else whole
+            )
         files.make_new_folder(new)
         digest = _Digest()
         files.write(new / ARRAYS, digest.passing(draft.changing.pieces()), draft.size)
@@ -230,7 +237,7 @@ def _described(path: str, array: Array, file: str, entry: str) -> dict[str, Any]
     return {"file": file, "entry": entry, "shape": list(array.shape), "dtype": dtype}
 
 
-def _write_fixed(folder: Path, archive: Npz, files: Files) -> dict[str, Any]:
+def _write_fixed(folder: Path, archive: Npz, files: Files, whole: set[str]) -> dict[str, Any]:
     """Write the arrays that no step changes, unless they are there."""
     digest = _Digest()
     for _ in digest.passing(archive.pieces()):
@@ -238,7 +245,7 @@ def _write_fixed(folder: Path, archive: Npz, files: Files) -> dict[str, Any]:
     found = digest.result()
     place = folder / FIXED
     target = place / f"{found['sha256']}.npz"
-    if files.size(target) != found["size"]:
+    if not _is_there(target, found, files, whole):
         if not files.is_folder(place):
             files.make_new_folder(place)
             files.sync_folder(folder)
@@ -253,6 +260,24 @@ def _write_fixed(folder: Path, archive: Npz, files: Files) -> dict[str, Any]:
     # Also where it was there: a run that was killed may have left its name in memory only.
     files.sync_folder(place)
     return found
+
+
+def _is_there(path: Path, expected: Mapping[str, Any], files: Files, whole: set[str]) -> bool:
+    """Say whether a shared file is there; its contents are looked at once."""
+    if files.size(path) != expected["size"]:
+        return False
+    if path.name not in whole:
+        digest = _Digest()
+        try:
+            with files.opened(path) as (file, _):
+                for _ in digest.passing(iter(lambda: file.read(_PIECE), b"")):
+                    pass
+        except CheckpointError:
+            return False
+        if digest.result() != expected:
+            return False
+        whole.add(path.name)
+    return True
 
 
 class _Digest:

@@ -79,6 +79,7 @@ class Checkpoints:
         self._readable: set[Name] = set()
         self._damaged: set[Name] = set()
         self._manifests: dict[Name, Manifest] = {}
+        self._whole: set[str] = set()  # of the shared files
         self._folder_made = False
         # The interpreter waits for such a thread at its end, and an idle one does not hold it up.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="treadle-checkpoint")
@@ -225,7 +226,7 @@ class Checkpoints:
         step = draft.step
         self._make_folder()
         self._make_room(step)
-        folder = write(self._folder, draft, self._files)
+        folder = write(self._folder, draft, self._files, self._whole)
         name = Name.parse(folder.name)
         assert name
         # What cannot be read is not told of as saved, and remembered for what is kept.
