@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import keras
 import numpy as np
@@ -24,6 +24,10 @@ from .progress import Progress
 from .state import State
 from .tasks import has_eval_step
 from .when import Span, When
+
+# Functions that `loop.call` keeps compiled: the one that was not called for longest is dropped. A
+# lambda written in a hook is another function each time.
+MOST_CALLERS: Final = 16
 
 
 class Evaluation:
@@ -128,15 +132,17 @@ class Evaluation:
 
         of = getattr(function, "__func__", function)
         key = (of, id(getattr(function, "__self__", None)), constants, kinds)
-        caller, state, seen = self._callers.get(key, (None, None, None))
-        if caller is None or state is None or state.constants() != seen:
+        kept = self._callers.pop(key, None)
+        if kept is None or kept[1].constants() != kept[2]:
             name = getattr(function, "__name__", "the function")
             preflight = self._options.preflight
             state, _ = build(self._task, bound, arrays, name, preflight)
             program = program_of(state, bound, self._options, name, native=False)
-            caller = active().caller(program)
-            self._callers[key] = caller, state, state.constants()
-        return caller(arrays, stream)
+            kept = active().caller(program), state, state.constants()
+        self._callers[key] = kept  # the newest comes last
+        if len(self._callers) > MOST_CALLERS:
+            del self._callers[next(iter(self._callers))]
+        return kept[0](arrays, stream)
 
 
 class Validation:

@@ -95,6 +95,24 @@ def test_parts_of_containers_are_constants(value: Any) -> None:
     assert values == [1.0, 1.0, 5.0, 5.0]
 
 
+def test_functions_that_are_called_once_are_not_kept() -> None:
+    built: list[int] = []
+
+    def lasting(x: Any) -> Any:
+        built.append(1)
+        return x + 1.0
+
+    with treadle.Loop(Plain(), console=False) as loop:
+        loop.call(lasting, np.ones(1))
+        first = len(built)
+        for factor in range(20):
+            assert loop.call(lambda x, factor=factor: x * factor, np.ones(1)).tolist() == [factor]
+            before = len(built)
+            assert loop.call(lasting, np.ones(1)).tolist() == [2.0]
+            assert keras.config.backend() == "torch" or len(built) == before == first
+        assert len(loop._evaluation._callers) == 16
+
+
 def test_a_constant_that_is_no_number_has_not_changed() -> None:
     with loop_of(Plain(missing=float("nan"))) as loop:
         loop.fit(source(), steps=2)
