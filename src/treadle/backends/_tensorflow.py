@@ -197,7 +197,7 @@ class TensorFlowBackend:
 
     def read(self, variable: Variable) -> Any:
         """Return a variable's value as a NumPy array of its own."""
-        return np.array(getattr(variable, "_value", variable).numpy())
+        return np.asarray(getattr(variable, "_value", variable).numpy())  # which copies
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Copy a variable's value into a buffer."""
