@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from treadle.backends.plans import XLA, Facts, Plan
-from treadle.backends.window import Rows, Window, capacity
+from treadle.backends.window import Rows, Window, capacity, padded
 from treadle.errors import StepError
 from treadle.options import Options
 from treadle.plan import Pace, candidates, choose, places
@@ -74,6 +74,13 @@ def test_where_data_lies() -> None:
 
 def window(count: int, batch_bytes: int = 8) -> Window:
     return Window(np.zeros((count, batch_bytes), np.uint8), count, 1)
+
+
+def test_windows_are_padded_with_zeros() -> None:
+    x = np.ones((2, 3), np.int64)
+    assert padded(x, 2) is x and padded(x, 1) is x
+    assert padded(x, 3).tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
+    assert padded(x, 3).dtype == np.int64
 
 
 def test_windows_are_joined_in_order() -> None:

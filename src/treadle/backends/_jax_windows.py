@@ -15,7 +15,7 @@ from .background import Results, Running
 from .base import Program, Scope, Tensor
 from .eager import StepResult, run_step
 from .plans import XLA, Facts, Plan
-from .window import Rows, Window, capacity
+from .window import Rows, Window, capacity, padded
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device by their owner, each put there once."""
@@ -207,12 +207,6 @@ def _on_device(rows: Rows) -> Any:
     if rows.owner not in _placed:
         _placed[rows.owner] = jax.tree.map(jnp.asarray, rows.arrays)
     return _placed[rows.owner]
-
-
-def padded(x: Any, capacity: int) -> Any:
-    """Return an array with zeros behind it, of this many rows."""
-    missing = capacity - x.shape[0]
-    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
 
 
 def device_batch(batch: Any) -> Any:

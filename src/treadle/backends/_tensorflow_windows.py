@@ -16,7 +16,7 @@ from .background import Results, Running
 from .base import Program
 from .eager import run_step
 from .plans import XLA, Facts, Plan, RefusedError
-from .window import CAPACITIES, Rows, Window, capacity
+from .window import CAPACITIES, Rows, Window, capacity, padded
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
@@ -264,12 +264,6 @@ def tensors(batch: Any) -> Any:
         return tf.convert_to_tensor(array)
 
     return keras.tree.map_structure(tensor, batch)
-
-
-def padded(x: Any, capacity: int) -> Any:
-    """Return an array with zeros behind it, of this many rows."""
-    missing = capacity - x.shape[0]
-    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x
 
 
 def _on_device(rows: Rows) -> list[Any]:

@@ -132,6 +132,12 @@ def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> i
     return next((size for size in sizes if count <= size < largest), max(count, largest, 2))
 
 
+def padded(x: Any, rows: int) -> Any:
+    """Return an array with zeros behind it, of this many rows."""
+    missing = rows - x.shape[0]
+    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
+
+
 def _form(batches: Any) -> str:
     return repr(_mapped(lambda x: (x.shape[1:], x.dtype.str), batches))
 
