@@ -319,8 +319,9 @@ class Loop:
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
 
-        Arrays are tensors inside; Python numbers and texts are constants. It draws from a random
-        stream of its own, another one in each call.
+        Arrays and floats are tensors inside; whole numbers, flags and texts are constants. It draws
+        from a random stream of its own, another one in each call. What was compiled is kept for the
+        16 functions and constants that were called last.
         """
         with shortened(), explaining():
             return self._evaluation.call(function, *inputs)
