@@ -218,8 +218,9 @@ class Loop:
         self.steps_per_epoch = source.length
         deadline = self.progress.seconds + Span.parse(until).amount if until else None
         try:
-            while self._went_back(self._fit, source, epochs, steps, deadline):
-                pass
+            with shortened():
+                while self._went_back(self._fit, source, epochs, steps, deadline):
+                    pass
         finally:
             self._validation = None
         return self.history
@@ -228,7 +229,7 @@ class Loop:
         self, source: Source, epochs: int | None, steps: int | None, deadline: float | None
     ) -> None:
         """Train, from where the run stands to the end of the call."""
-        with shortened(), self._run(epochs, steps, deadline, whole=True):
+        with self._run(epochs, steps, deadline, whole=True):
             for _ in self.epochs(epochs):
                 for _ in self.steps(source, every="auto"):
                     pass
