@@ -33,7 +33,7 @@ def ordered(kept: Results) -> dict[str, Any]:
 def write(kept: Results, newest_keras: str) -> None:
     """Write the page from all results that were kept."""
     kept = ordered(kept)
-    lines = [*_head(kept, newest_keras), *must_show(kept), *_how()]
+    lines = [*_head(kept, newest_keras), *must_show(kept), *_why(), *_how()]
     for key, result in kept.items():
         lines += section(key, result)
     PAGE.write_text("\n".join(lines))
@@ -63,6 +63,35 @@ def _head(kept: Results, newest_keras: str) -> list[str]:
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}; "
         f"Python {platform.python_version()}, {told}.{newest}",
+        "",
+    ]
+
+
+def _why() -> list[str]:
+    return [
+        "## Why some of it is not met",
+        "",
+        "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or less. "
+        "Beside them Treadle keeps every step's values,\n  writes them down, looks after each "
+        "window whether a constant of the task has changed, finds the state anew at each epoch, "
+        "and\n  shuffles: 7 to 10 µs per step, which a bare loop does not spend. Of a step of a "
+        "millisecond that is one in a hundred.",
+        "- **`fit` on JAX.** The bare `lax.scan` is itself less than 1.8 times as fast as `fit` "
+        "here (its table says how much): the arithmetic is\n  the same, and `fit` on JAX wastes "
+        "less than elsewhere.",
+        "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
+        "compiled. For `cifar10-cnn` the same way is\n  more than twice as slow as a graph. No "
+        "rule that could be written down tells the two apart, so neither is made slow: the plan "
+        'stays a\n  graph, and `Options(execution="measure")` finds out.',
+        "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
+        "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
+        "long as Treadle.",
+        "- **`cifar10-cnn` and the GAN on JAX.** Single steps, since XLA convolves slower in a "
+        "loop on\n  a CPU: each pays 0.2 to 0.4 ms for\n  its own call, its batch and its values.",
+        "- **Streaming.** Pipeline and step want both cores at once, so what is read while a "
+        "window runs is taken from that window's time.",
+        "- **Ten times the parameters, on JAX.** Steps of single matrices take what memory gives; "
+        "turns differ by more than what is missing.",
         "",
     ]
 

@@ -203,7 +203,7 @@ def test_nonfinite_knows_its_actions():
         hooks.NonFinite(action="stopp")
     assert (
         str(caught.value)
-        == "unknown action 'stopp'. Did you mean 'stop'? Known: raise, stop, skip."
+        == "unknown action 'stopp'. Did you mean 'stop'? Known: raise, stop, skip, rollback."
     )
 
 

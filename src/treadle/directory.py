@@ -8,6 +8,7 @@ from typing import Any
 from .errors import DirectoryError
 
 RUN = "run.json"
+LOG = "log.jsonl"
 STATE = "state.npz"
 CHECKPOINTS = "checkpoints"
 

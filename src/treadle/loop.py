@@ -48,7 +48,7 @@ from .signals import deaf, noted
 from .state import State
 from .tracebacks import shortened
 from .training import Training, stacked
-from .watchers import Watchers, recorded_history
+from .watchers import Watchers
 from .when import Scheduled, Span, When
 
 
@@ -668,7 +668,7 @@ class Loop:
         found = self._resuming.found
         if at_end:
             self._resuming.end_with(record.final_state())
-            self.progress, self.history = record.progress, recorded_history(record.path)
+            self.progress, self.history = record.progress, self._watchers.history(record.path)
             self._looked = self.progress
             self._evaluation.calls = found.loop["calls"] if found is not None else 0
         elif found is not None:
@@ -680,5 +680,5 @@ class Loop:
         self.progress, self._recorded = found.progress, found.loop["recorded"]
         self._looked = Progress(**found.loop["looked"])
         self._evaluation.calls = found.loop["calls"]
-        self.history = recorded_history(directory, found.progress.step, found.hooks)
+        self.history = self._watchers.history(directory, found.progress.step, found.hooks)
         self._watchers.restore(found.hooks)

@@ -120,7 +120,8 @@ def circumstances() -> dict[str, Any]:
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
     """Say why a run does not go on bit for bit, if so: what its checkpoint tells is not as now."""
     now = {**circumstances(), "plan": plan}
-    found = differences({name: before.get(name) for name in now}, now)
+    # The plan is not known before the first step.
+    found = differences({name: before.get(name) or now[name] for name in now}, now)
     if not found:
         return ""
     return (

@@ -14,7 +14,7 @@ from .checkpoint import Checkpoint as Saved
 from .errors import ConfigurationError, DirectoryError, TreadleWarning, noting
 from .hook import Hook, LoopView
 from .hooks.checkpoint import Checkpoint
-from .hooks.lines import read_log
+from .hooks.lines import JSONLines, read_log
 from .logs import History, Plain, Record, StepLogs, loggable
 from .progress import Progress
 from .when import Scheduled, When
@@ -28,7 +28,7 @@ class Watchers:
         directory: Where default hooks write; None leaves those out that write.
         console: Show progress.
         run: The run's own record, told last of its end.
-        alone: Leave out the default hooks.
+        alone: Leave out the default hooks, and warn of nothing.
 
     Raises:
         ConfigurationError: Something that is no hook.
@@ -43,6 +43,7 @@ class Watchers:
         alone: bool = False,
     ) -> None:
         self._hooks: list[Hook] = []
+        self._alone = alone
         self._running = ""  # the name of the hook that runs
         first = [run] if run is not None else []
         self._scheduled: list[Scheduled] = []
@@ -133,6 +134,22 @@ class Watchers:
             if states.get(name):
                 hook.restore(states[name])
 
+    def history(
+        self,
+        directory: Path,
+        step: int | None = None,
+        states: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> History:
+        """Return what an earlier process of a run has logged.
+
+        Args:
+            directory: Of the run.
+            step: Up to this step, where not to the end.
+            states: What hooks kept at that step: a log says how long it was.
+        """
+        logs = [hook for hook in self._hooks if isinstance(hook, JSONLines)] or [JSONLines()]
+        return _recorded_history(logs[0].path_in(directory), step, states)
+
     def _named(self) -> Iterator[tuple[str, Hook]]:
         counts: Counter[str] = Counter()
         for hook in self._hooks:
@@ -159,6 +176,8 @@ class Watchers:
 
     def warn(self, text: str) -> None:
         """Warn, if there is something to say: where progress is shown, else as Python does."""
+        if self._alone:  # no run of its own: whoever looks on tells what it finds
+            return
         if any(isinstance(hook, default_hooks.Console) for hook in self._hooks):
             self.say(text and f"warning: {text}", "yellow")
         elif text:
@@ -248,17 +267,17 @@ def _returned(result: Any, hook: str) -> dict[str, Plain]:
     return {}
 
 
-def recorded_history(
-    directory: Path, step: int | None = None, hooks: Mapping[str, Mapping[str, Any]] | None = None
+def _recorded_history(
+    path: Path, step: int | None, hooks: Mapping[str, Mapping[str, Any]] | None
 ) -> History:
     """Return the history of a run from the log that it left; empty where it left none.
 
     Args:
-        directory: Of the run.
+        path: The log.
         step: Up to this step, where not to the end.
         hooks: What hooks kept at that step: a log says how long it was.
     """
-    history, path = History(), directory / "log.jsonl"
+    history = History()
     if not path.exists():
         return history
     size = (hooks or {}).get("JSONLines", {}).get("size")

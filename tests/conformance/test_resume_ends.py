@@ -14,7 +14,7 @@ from test_resume import Dying, Noisy, bare_steps, fit_twice, own_epochs, run, sa
 import treadle
 from treadle.arrays import read_arrays
 from treadle.errors import Terminated
-from treadle.hooks import Checkpoint, EarlyStopping
+from treadle.hooks import Checkpoint, EarlyStopping, JSONLines
 
 
 class DyingAtTheEnd(treadle.Hook):
@@ -151,6 +151,18 @@ def test_a_signal_does_not_undo_that_a_run_was_told_to_stop(tmp_path: Path) -> N
     cut = run(tmp_path / "cut", by_epochs, hooks=[Both(False)])
     assert cut.reason == "enough"
     require_finished(cut, straight)
+
+
+def test_the_history_goes_on_where_the_log_has_another_place(tmp_path: Path) -> None:
+    def logging(folder: str) -> Any:
+        return JSONLines(tmp_path / folder / "mine.jsonl")
+
+    straight = run(tmp_path / "straight", by_epochs, hooks=[logging("straight")])
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "cut", by_epochs, die_at=8, hooks=[logging("cut")])
+    cut = run(tmp_path / "cut", by_epochs, hooks=[logging("cut")])
+    np.testing.assert_array_equal(cut.history.steps("loss"), straight.history.steps("loss"))
+    assert cut.history.epochs == straight.history.epochs
 
 
 def test_what_steps_return_may_change_and_the_history_goes_on(tmp_path: Path) -> None:

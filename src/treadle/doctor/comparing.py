@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, Checkpoints
-from ..directory import CHECKPOINTS
+from ..directory import CHECKPOINTS, LOG
 from ..errors import CheckpointError
 from ..hooks.lines import read_log
 from .child import OUTCOME
@@ -71,7 +71,7 @@ def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
     """Read what a process left in its run directory, and beside its order."""
     outcome = folder / OUTCOME
     said = json.loads(outcome.read_text()) if outcome.exists() else {}
-    log = directory / "log.jsonl"
+    log = directory / LOG
     steps, records = read_log(log) if log.exists() else ([], [])
     saved: dict[int, Checkpoint] = {}
     if (directory / CHECKPOINTS).is_dir():

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backends.base import active
 from ..checkpoint import Checkpoint, Checkpoints
-from ..directory import CHECKPOINTS, differences, read_run
+from ..directory import CHECKPOINTS, LOG, differences, read_run
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean, whole_number
 from ..hook import Hook
 from ..hooks.lines import OWN, read_log
@@ -36,8 +36,6 @@ from .looking import look_into
 from .numbers import Numbers
 from .origin import Origin
 from .visiting import Moment, Sources, Visit
-
-LOG = "log.jsonl"
 
 
 def replay(

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..directory import LOG
 from ..errors import ConfigurationError, DataError
 from ..hook import Hook, LoopView
 from ..logs import Array, Record, StepLogs
@@ -49,9 +50,13 @@ class JSONLines(Hook):
         self._file: BinaryIO | None = None
         self._size: int | None = None
 
+    def path_in(self, directory: Path) -> Path:
+        """Return where the log of a run in this directory is."""
+        return directory / LOG if self._path is None else Path(self._path)
+
     def start(self, loop: LoopView) -> None:
         """Open the file, without what it holds of later steps."""
-        path = _resolved(self._path, loop, "log.jsonl", self)
+        path = _resolved(self._path, loop, LOG, self)
         size, self._size = self._size, None
         _cut(path, loop.progress.step, size)
         self._file = path.open("ab")

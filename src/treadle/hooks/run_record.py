@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..directory import CHECKPOINTS, RUN, STATE, differences, read_run
+from ..directory import CHECKPOINTS, LOG, RUN, STATE, differences, read_run
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
 from ..identity import changed_code, code_of, identity, versions
@@ -19,7 +19,7 @@ from ..options import backend_name, precision_name, run_seed
 from ..progress import Progress
 from .final import read_arrays
 
-LEFT_BEHIND = (RUN, "log.jsonl", "epochs.csv", STATE, "curves.png")
+LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, "curves.png")
 
 
 class RunRecord(Hook):
