@@ -88,6 +88,19 @@ def test_defaults():
     assert names(hooks.defaults(None, quiet=True)) == ["NonFinite"]
 
 
+def test_a_hook_replaces_the_default_one_that_it_is_derived_from(tmp_path):
+    class Own(hooks.Checkpoint):
+        """Two that write into one folder would be in one another's way."""
+
+    class Other(hooks.CSV):
+        pass
+
+    given = [Own(every="5 steps"), Other(tmp_path / "other.csv")]
+    kinds = [type(hook) for hook in Watchers(given, tmp_path, console=False)._hooks]
+    assert hooks.Checkpoint not in kinds and hooks.CSV not in kinds
+    assert {hooks.JSONLines, hooks.FinalModel, Own, Other} <= {*kinds}
+
+
 def test_public_names_are_there():
     for name in hooks.__all__:
         assert name in dir(hooks)

@@ -59,7 +59,7 @@ class Loop:
         task: A `treadle.Task`.
         directory: Where the run leaves its configuration, logs, final model and learning curve.
         hooks: `treadle.every(…)` and the like, and `treadle.Hook` objects; they replace default
-            hooks of the same class.
+            hooks of the same class, or of one that they are derived from.
         options: How steps are executed.
         configuration: What else the run is, in JSON's types: recorded and compared beside the
             task's name and settings, the backend, the seed and the precision.

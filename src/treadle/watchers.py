@@ -24,7 +24,8 @@ class Watchers:
     """All hooks of a run.
 
     Args:
-        given: The user's; a hook replaces the default one of its class.
+        given: The user's; a hook replaces the default one of its class, or of one that it is
+            derived from.
         directory: Where default hooks write; None leaves those out that write.
         console: Show progress.
         run: The run's own record, told last of its end.
@@ -57,9 +58,11 @@ class Watchers:
                     f"{hook!r} is no hook: say when a function runs, as treadle.every('200 steps', "
                     "function), or pass a treadle.Hook"
                 )
-        kinds = {type(hook) for hook in self._hooks}
         defaults = [] if alone else default_hooks.defaults(directory, quiet=not console)
-        self._hooks[:0] = first + [hook for hook in defaults if type(hook) not in kinds]
+        own = tuple(self._hooks)
+        self._hooks[:0] = first + [
+            hook for hook in defaults if not any(isinstance(x, type(hook)) for x in own)
+        ]
         self._checkpoint: Checkpoint | None = None
         for hook in self._hooks:
             if isinstance(hook, Checkpoint):
