@@ -23,6 +23,7 @@ from treadle.hooks import curves
 from treadle.hooks.lines import read_log
 from treadle.logs import History, Record, StepLogs
 from treadle.progress import Progress
+from treadle.watchers import Watchers
 
 NAN, INF = float("nan"), float("inf")
 MODULES = ("console", "curves", "display", "final", "lines", "nonfinite", "stopping", "values")
