@@ -1,4 +1,5 @@
 import sys
+import weakref
 
 import keras
 import numpy as np
@@ -362,3 +363,28 @@ def test_frameworks_are_looked_for_among_loaded_modules(monkeypatch):
     source = as_source(in_order())
     assert source.length == 3
     assert not {"tensorflow", "torch", "grain", "keras"} & set(sys.modules)
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_an_iterator_of_tf_data_is_let_go_of_before_the_next_one_fills_its_buffers(
+    shuffled, monkeypatch
+):
+    tf = pytest.importorskip("tensorflow")
+    dataset, made = tf.data.Dataset.range(8).batch(2), []
+    dataset = dataset.shuffle(4, seed=1) if shuffled else dataset
+
+    def remembered():
+        iterator = type(dataset).as_numpy_iterator(dataset)
+        made.append(weakref.ref(iterator))
+        return iterator
+
+    monkeypatch.setattr(dataset, "as_numpy_iterator", remembered, raising=False)
+    source = as_source(dataset)
+    to_its_end, closed = source.read(0), source.read(1)
+    while to_its_end.take(3) is not None:
+        pass
+    assert made[0]() is None
+    assert closed.take(1) is not None
+    assert made[1]() is not None
+    closed.close()
+    assert made[1]() is None

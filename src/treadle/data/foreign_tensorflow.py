@@ -67,7 +67,7 @@ def from_tensorflow(data: Any) -> BatchSource | None:
         opening = made()
         for shuffle in shuffles:
             tallies_of(shuffle)["iterators"] += 1
-        iterator = dataset.as_numpy_iterator()
+        iterator = _letting_go(dataset.as_numpy_iterator())
         if not shuffles:
             return iterator
         return Resumable(iterator, made, name=WHAT, lasting=True, opening=opening)
@@ -81,6 +81,15 @@ def from_tensorflow(data: Any) -> BatchSource | None:
         inexact=told,
         seeks=False,
     )
+
+
+def _letting_go(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Give what an iterator gives, and let go of it at its end, or when this is closed.
+
+    It has threads and buffers: where the next epoch's already fills its own, letting go of it takes
+    as long as a hundred steps (measured: 0.2 to 0.5 s with a shuffle and a parallel map).
+    """
+    yield from iterator
 
 
 def _make_as_many(shuffles: list[Any], then: dict[str, Any], now: dict[str, Any]) -> None:
