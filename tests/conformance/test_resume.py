@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,15 @@ def run(
     hooks: Any = (),
     options: treadle.Options | None = None,
     every: str = EVERY,
+    jit: bool | None = False,
     **how: Any,
 ) -> treadle.Loop:
     """Do what a script does from its first line on."""
     keras.utils.set_random_seed(1)
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
+    if keras.config.backend() == "tensorflow":  # XLA takes three times as long to compile
+        options = replace(options or treadle.Options(), jit=jit)
     task = Noisy(**{name: how.pop(name) for name in ("units", "built") if name in how})
     chosen = [Checkpoint(every=every), Drawing(), Dying(die_at, error), *hooks]
     with treadle.Loop(
@@ -158,11 +162,12 @@ def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
 
 @pytest.mark.parametrize("body", LOOPS, ids=lambda body: body.__name__)
 def test_a_run_that_is_cut_often_is_the_run_that_was_never_cut(tmp_path: Path, body: Any) -> None:
-    straight = run(tmp_path / "straight", body)
+    how: Any = {"body": body, "jit": None}
+    straight = run(tmp_path / "straight", **how)
     for step in (2, 7, 10, 15):  # before a checkpoint, in and at the end of epochs
         with pytest.raises(OSError, match="killed"):
-            run(tmp_path / "cut", body, die_at=step)
-    same_run(run(tmp_path / "cut", body), straight)
+            run(tmp_path / "cut", die_at=step, **how)
+    same_run(run(tmp_path / "cut", **how), straight)
 
 
 def test_early_stopping_and_the_best_weights_go_on(tmp_path: Path) -> None:
