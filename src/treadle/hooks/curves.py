@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..drawing import LINE as TRAINING
+from ..drawing import MORE_LINES as VALIDATION
+from ..drawing import count_in_thousands, dress, new_figure, save
 from ..errors import DirectoryError
 from ..hook import Hook, LoopView
 from ..logs import Array, History
 from .values import plain
 
-TRAINING = "#2563a8"
-VALIDATION = ("#d9730d", "#2e8b57", "#8e44ad", "#b03a5b", "#7a6a3a")
 MOST_POINTS = 4000  # of a noisy line; more cannot be told apart
 SMOOTHED_OVER = 40  # a point of the smoothed line is the mean of a fortieth of the steps
 LOG_SCALE_FROM = 100.0  # two decades
@@ -67,21 +68,14 @@ def draw(history: History, path: str | Path) -> bool:
     panels = _panels(history)
     if not panels:
         return False
-    # Without pyplot: that would choose a backend and keep the figure for the whole process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import TightLayoutEngine
-
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     rows = -(-len(panels) // columns)
-    layout = TightLayoutEngine(w_pad=2.5, h_pad=2.0)
-    figure = Figure(figsize=(5.0 * columns + 0.6, 3.6 * rows), layout=layout)
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.0 * columns + 0.6, 3.6 * rows)
     axes: Any = None
     for position, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, position, sharex=axes)
         _draw_panel(axes, panel)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
     return True
 
 
@@ -190,13 +184,8 @@ def _draw_panel(axes: Any, panel: _Panel) -> None:
             label=label,
         )
     _scale(axes, panel)
-    axes.set_title(panel.name, loc="left", fontweight="bold", fontsize=12)
-    axes.set_xlabel("step")
-    axes.set_ylabel(panel.name)
-    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-    axes.grid(True, which="major", color="0.88", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes, panel.name, "step", panel.name)
+    count_in_thousands(axes)
     axes.legend(frameon=False)
 
 
