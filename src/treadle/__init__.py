@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import doctor as doctor
     from . import errors as errors
     from . import hooks as hooks
+    from . import schedules as schedules
     from . import testing as testing
     from .autodiff import cond as cond
     from .autodiff import for_each as for_each
@@ -60,7 +61,7 @@ _NAMES = {
     "when": "after at every",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "testing")
+_MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "schedules", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,398 @@
+"""Schedules that Keras lacks, as `LearningRateSchedule`s: for learning rates, and anything else.
+
+An optimizer takes one in place of a number, and counts its own updates. Any other quantity of a
+step follows one by `schedule(treadle.step())`: a probability, a temperature, the weight of a loss.
+
+A step is an integer, a tensor of integers of any shape, or a variable. Whole numbers are counted
+and divided as such: float32 alone would lose steps beyond 16,777,216.
+"""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from .backends.base import Tensor, active
+from .drawing import LINE, MORE_LINES, checked_picture, count_in_thousands, dress, new_figure, save
+from .errors import ConfigurationError, did_you_mean, whole_number
+
+MODES = ("triangular", "triangular2", "exp_range")
+MOST_POINTS = 2000  # of a drawn line; more cannot be told apart
+LOG_SCALE_FROM = 1000.0  # three decades
+
+Value = float | LearningRateSchedule
+"""A number, or what gives one for each step."""
+
+
+@dataclass(eq=False)
+class _Schedule(LearningRateSchedule):
+    """What is the same for all: their configuration is their fields."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, schedules among them in Keras' own form."""
+        found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: keras.saving.serialize_keras_object(x) for name, x in found.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Make a schedule of what `get_config` returned."""
+        return cls(**{k: keras.saving.deserialize_keras_object(x) for k, x in config.items()})
+
+
+@dataclass(eq=False)
+class Cyclic(_Schedule):
+    """Goes up and down between two values (Smith 2017, https://arxiv.org/abs/1506.01186).
+
+    With `t` the step, in the paper's own terms:
+
+        cycle = floor(1 + t / (2 step_size))
+        x = |t / step_size - 2 cycle + 1|
+        triangular    low + (high - low) max(0, 1 - x)
+        triangular2   low + (high - low) max(0, 1 - x) / 2^(cycle - 1)
+        exp_range     gamma^t (low + (high - low) max(0, 1 - x))
+
+    In `exp_range` both bounds decline, as the paper has it; where other libraries let the upper one
+    alone decline, `high - low` is what they multiply by `gamma^t`.
+
+    Args:
+        low: Where it begins, and each cycle ends.
+        high: What it reaches in the middle of a cycle.
+        step_size: Steps in half a cycle; the paper advises 2 to 10 times those of an epoch.
+        mode: `"triangular"`, `"triangular2"` or `"exp_range"`.
+        gamma: By what `exp_range` multiplies at each step.
+
+    Raises:
+        ConfigurationError: An argument cannot be meant.
+
+    Example:
+        >>> schedule = Cyclic(0.0, 1.0, step_size=4)
+        >>> [float(schedule(step)) for step in range(9)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    low: float
+    high: float
+    step_size: int
+    mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.low, self.high = _real("Cyclic", "low", self.low), _real("Cyclic", "high", self.high)
+        self.step_size = whole_number("step_size", self.step_size, ConfigurationError)
+        if self.mode not in MODES:
+            raise ConfigurationError(
+                f"unknown mode {self.mode!r} of Cyclic.{did_you_mean(str(self.mode), MODES)}"
+            )
+        self.gamma = _real("Cyclic", "gamma", self.gamma)
+        if not 0 < self.gamma <= 1:
+            raise ConfigurationError(
+                f"Cyclic needs a gamma above 0 and up to 1, not {self.gamma!r}: it multiplies at "
+                "each step"
+            )
+
+    def __call__(self, step: Any) -> Tensor:
+        """Return the value at a step."""
+        step = ops.convert_to_tensor(step)
+        within = _number(ops.mod(step, 2 * self.step_size))
+        height = 1.0 - ops.abs(within / self.step_size - 1.0)
+        if self.mode == "triangular2":
+            cycle = _number(ops.floor_divide(step, 2 * self.step_size))
+            height = height * ops.power(2.0, -cycle)
+        value = self.low + (self.high - self.low) * height
+        if self.mode == "exp_range":  # not by powers of gamma, which float32 rounds
+            value = value * ops.exp(_number(step) * math.log(self.gamma))
+        return value
+
+
+@dataclass(eq=False)
+class OneCycle(_Schedule):
+    """Up to a large value, down again, and then far below (https://arxiv.org/abs/1708.07120).
+
+    The one cycle of Smith & Topin's super-convergence: it rises in a straight line from `initial`
+    to `peak`, falls as slowly back to `initial`, and in the remaining steps on to `final`, several
+    orders of magnitude lower. Afterwards it stays there.
+
+    Args:
+        peak: The largest value, in the middle of the cycle.
+        steps: Steps in all: those of the whole training.
+        initial: Where the cycle begins and ends; default: a tenth of `peak`.
+        final: Where the last step is; default: a thousandth of `initial`.
+        cycle: The part of all steps that the cycle takes.
+
+    Raises:
+        ConfigurationError: An argument cannot be meant.
+
+    Example:
+        >>> schedule = OneCycle(1.0, steps=10, initial=0.2, final=0.0, cycle=0.8)
+        >>> [round(float(schedule(step)), 6) for step in (0, 2, 4, 6, 8, 9, 10, 99)]
+        [0.2, 0.6, 1.0, 0.6, 0.2, 0.1, 0.0, 0.0]
+    """
+
+    peak: float
+    steps: int
+    initial: float | None = None
+    final: float | None = None
+    cycle: float = 0.9
+
+    def __post_init__(self) -> None:
+        self.peak = _real("OneCycle", "peak", self.peak)
+        self.steps = whole_number("steps", self.steps, ConfigurationError, least=2)
+        initial = self.peak / 10 if self.initial is None else self.initial
+        self.initial = _real("OneCycle", "initial", initial)
+        final = self.initial / 1000 if self.final is None else self.final
+        self.final = _real("OneCycle", "final", final)
+        self.cycle = _real("OneCycle", "cycle", self.cycle)
+        if not 0 < self.cycle <= 1:
+            raise ConfigurationError(
+                f"OneCycle needs a cycle above 0 and up to 1, not {self.cycle!r}: it is the part "
+                "of all steps that the cycle takes"
+            )
+
+    def __call__(self, step: Any) -> Tensor:
+        """Return the value at a step."""
+        assert self.initial is not None and self.final is not None
+        at = _number(ops.minimum(ops.convert_to_tensor(step), self.steps))
+        half = self.cycle * self.steps / 2
+        rest = self.steps - 2 * half or 1.0  # nothing rests where the cycle takes all
+        in_cycle = self.initial + (self.peak - self.initial) * (1.0 - ops.abs(at / half - 1.0))
+        after = self.final + (self.initial - self.final) * (self.steps - at) / rest
+        return ops.where(at <= 2 * half, in_cycle, after)
+
+
+@dataclass(eq=False)
+class WarmUp(_Schedule):
+    """Rises in a straight line to where another schedule begins, and then follows that.
+
+    Gradual warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677). The other schedule's own
+    steps count from the end of the warm-up.
+
+    Args:
+        to: Any schedule, or a number.
+        steps: Steps until it begins.
+        start: The value at step 0.
+
+    Raises:
+        ConfigurationError: An argument cannot be meant.
+
+    Example:
+        >>> schedule = WarmUp(Cyclic(1.0, 2.0, step_size=2), steps=4)
+        >>> [float(schedule(step)) for step in range(8)]
+        [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 1.5]
+    """
+
+    to: Value
+    steps: int
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.to = _part("WarmUp", "to", self.to)
+        self.steps = whole_number("steps", self.steps, ConfigurationError)
+        self.start = _real("WarmUp", "start", self.start)
+
+    def __call__(self, step: Any) -> Tensor:
+        """Return the value at a step."""
+        step = ops.convert_to_tensor(step)
+        then = value_at(self.to, ops.maximum(step - self.steps, 0))  # at first where it begins
+        rise = self.start + (then - self.start) * (_number(step) / self.steps)
+        return ops.where(step < self.steps, rise, then)
+
+
+@dataclass(eq=False)
+class Piecewise(_Schedule):
+    """One schedule after another; each counts its steps from where it begins.
+
+    Args:
+        schedules: Schedules and numbers.
+        boundaries: The steps at which the second, third … begins: one less than there are
+            schedules, rising.
+
+    Raises:
+        ConfigurationError: An argument cannot be meant.
+
+    Example:
+        >>> decay = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+        >>> schedule = Piecewise([0.125, decay, 0.0], boundaries=[2, 5])
+        >>> [float(schedule(step)) for step in range(7)]
+        [0.125, 0.125, 1.0, 0.5, 0.25, 0.0, 0.0]
+    """
+
+    schedules: Sequence[Value]
+    boundaries: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self.schedules = [
+            _part("Piecewise", f"schedules[{i}]", part) for i, part in enumerate(self.schedules)
+        ]
+        self.boundaries = [
+            whole_number(f"boundaries[{i}]", step, ConfigurationError)
+            for i, step in enumerate(self.boundaries)
+        ]
+        count = len(self.schedules)
+        if count != len(self.boundaries) + 1:
+            raise ConfigurationError(
+                f"Piecewise has {count} schedules and {len(self.boundaries)} boundaries: there is "
+                f"one boundary between each two, so {max(count - 1, 0)}"
+            )
+        if sorted(set(self.boundaries)) != self.boundaries:
+            raise ConfigurationError(
+                f"the boundaries of Piecewise must rise, and they are {self.boundaries}"
+            )
+
+    def __call__(self, step: Any) -> Tensor:
+        """Return the value at a step."""
+        step = ops.convert_to_tensor(step)
+        value = value_at(self.schedules[0], step)
+        for part, begin in zip(self.schedules[1:], self.boundaries, strict=True):
+            value = ops.where(step < begin, value, value_at(part, ops.maximum(step - begin, 0)))
+        return value
+
+
+for _kind in (Cyclic, OneCycle, WarmUp, Piecewise):
+    keras.saving.register_keras_serializable("treadle")(_kind)
+
+
+def value_at(schedule: Any, step: Any) -> Tensor:
+    """Return the value of a schedule, or of a number, at a step, in float32 or a wider dtype."""
+    return _number(schedule(step) if callable(schedule) else schedule)
+
+
+def values(schedule: Value, steps: int) -> tuple[Any, Any]:
+    """Return steps from 0, and the values of a schedule at them, as NumPy arrays.
+
+    Args:
+        schedule: A schedule or a number.
+        steps: How many steps; of many, at most 2,000 equally far from one another.
+
+    Example:
+        >>> values(Cyclic(0.0, 1.0, step_size=2), 4)[1].tolist()
+        [0.0, 0.5, 1.0, 0.5]
+    """
+    count = min(whole_number("steps", steps, ConfigurationError), MOST_POINTS)
+    at = np.linspace(0, steps - 1, count).round().astype("int32")
+    # One by one: not every schedule takes several.
+    found = [float(active().to_numpy(value_at(schedule, int(step)))) for step in at]
+    return at, np.array(found)
+
+
+def draw(schedules: Mapping[str, Value], path: str | Path, steps: int) -> None:
+    """Draw schedules over the steps, one line for each.
+
+    Where values span more than three decades and none is zero or less, they have a logarithmic
+    scale.
+
+    Args:
+        schedules: By name.
+        path: The picture, which ends in .png, .svg or .pdf.
+        steps: How many steps.
+
+    Raises:
+        ConfigurationError: There can be no such picture.
+
+    Example:
+        >>> draw({"rate": OneCycle(0.1, steps=100)}, "rate.png", steps=120)
+    """
+    path = checked_picture(path)
+    figure = new_figure(7.0, 3.6)
+    axes = figure.add_subplot()
+    colors = (LINE, *MORE_LINES)
+    shown: list[Any] = []
+    for i, (name, schedule) in enumerate(schedules.items()):
+        at, found = values(schedule, steps)
+        axes.plot(at, found, color=colors[i % len(colors)], linewidth=1.8, label=name)
+        shown.append(found)
+    low, high = np.min(shown), np.max(shown)
+    if low > 0 and high / low > LOG_SCALE_FROM:
+        axes.set_yscale("log")
+    several = len(schedules) > 1
+    dress(axes, "schedules" if several else next(iter(schedules), ""), "step", "value")
+    count_in_thousands(axes)
+    if several:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
+    save(figure, path)
+
+
+def optimizers_of(found: Mapping[str, Any], wanted: str | None = None) -> dict[str, Any]:
+    """Return the optimizers that have a learning rate: those within a `MultiOptimizer` each.
+
+    Args:
+        found: Optimizers by path, as `State` has them.
+        wanted: The path of one; None for all.
+
+    Raises:
+        ConfigurationError: There is none, or none of this path.
+
+    Example:
+        >>> list(optimizers_of({"optimizer": keras.optimizers.SGD(0.1)}))
+        ['optimizer']
+    """
+    each: dict[str, Any] = {}
+    for path, optimizer in found.items():
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            parts = enumerate(optimizer.optimizers)
+            each |= {f"{path}/inner_optimizers/{i}": part for i, part in parts}
+        else:
+            each[path] = optimizer
+    if not each:
+        raise ConfigurationError(
+            "the task holds no optimizer, so it has no learning rate: keep one as an attribute, "
+            "such as self.optimizer"
+        )
+    if wanted is not None and wanted not in each:
+        raise ConfigurationError(
+            f"the task has no optimizer {wanted!r}.{did_you_mean(wanted, each)}"
+        )
+    return each if wanted is None else {wanted: each[wanted]}
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """Return what an optimizer has as its learning rate: a variable, or a schedule.
+
+    Example:
+        >>> learning_rate_of(keras.optimizers.SGD(OneCycle(0.1, steps=100))).peak
+        0.1
+    """
+    return vars(optimizer)["_learning_rate"]
+
+
+def _number(value: Any) -> Tensor:
+    """Return something as a tensor of Keras' float dtype, but not of half precision.
+
+    A learning rate of 1e-5 and a step of 4,097 have none there.
+    """
+    dtype = keras.backend.result_type(keras.config.floatx(), "float32")
+    return ops.cast(ops.convert_to_tensor(value), dtype)
+
+
+def _real(owner: str, name: str, value: Any) -> float:
+    """Return a finite number.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    real = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    if not real or not math.isfinite(value):
+        raise ConfigurationError(f"{owner} needs a number as {name}, not {value!r:.60}")
+    return float(value)
+
+
+def _part(owner: str, name: str, value: Any) -> Value:
+    """Return a schedule or a number.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(value, LearningRateSchedule):
+        return value
+    if callable(value):
+        raise ConfigurationError(
+            f"{owner} needs a schedule or a number as {name}, not {value!r:.60}: inherit from "
+            "keras.optimizers.schedules.LearningRateSchedule"
+        )
+    return _real(owner, name, value)
