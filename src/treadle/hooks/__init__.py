@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .final import FinalModel
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
+    from .plateau import ReduceOnPlateau
     from .stopping import EarlyStopping
     from .watchdog import Watchdog
 
@@ -29,6 +30,7 @@ _PUBLIC = {
     "NonFinite": "nonfinite",
     "FinalModel": "final",
     "LearningCurve": "curves",
+    "ReduceOnPlateau": "plateau",
     "Watchdog": "watchdog",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "JSONLines",
     "LearningCurve",
     "NonFinite",
+    "ReduceOnPlateau",
     "Watchdog",
     "defaults",
 ]

@@ -12,8 +12,8 @@ from ..hook import Hook, LoopView
 from ..logs import Record
 from ..progress import Progress
 from ..when import Span, When
+from .monitor import direction_of
 from .nonfinite import not_finite
-from .stopping import direction_of
 
 
 class Checkpoint(Hook):

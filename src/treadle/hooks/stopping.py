@@ -1,15 +1,12 @@
 """Stopping where a value no longer improves."""
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from ..hook import Hook, LoopView
 from ..logs import Record
-
-SMALLER_IS_BETTER = re.compile(r"(loss|error|mae|mse)$", re.IGNORECASE)
-LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall", re.IGNORECASE)
+from .monitor import Monitor
 
 
 class EarlyStopping(Hook):
@@ -52,9 +49,8 @@ class EarlyStopping(Hook):
                 f"EarlyStopping needs patience and min_delta of at least 0, not {patience!r} and "
                 f"{min_delta!r}"
             )
-        self._monitor, self._patience, self._min_delta = monitor, patience, min_delta
-        self._sign = 1.0 if direction_of(monitor, direction) == "min" else -1.0
-        self._restore_best = restore_best
+        self._monitor = Monitor("EarlyStopping", monitor, direction, min_delta)
+        self._patience, self._restore_best = patience, restore_best
         self._resumed = False
         self._begin()
 
@@ -66,24 +62,11 @@ class EarlyStopping(Hook):
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Compare the monitored value with the best one."""
-        if record.kind not in ("epoch", "validation"):
-            return
-        if self._monitor not in record.values:
-            self._refuse_unknown(record)
-            return
-        step = record.progress.step
-        if step == self._last_step:  # an epoch repeats what a validation at its end has told
-            return
-        self._last_step = step
-        value = float(record.values[self._monitor])
-        if self._improved(value):
-            self._best, self._best_step, self._waited = value, step, 0
-            if self._restore_best:
-                self._snapshot, self._arrays = loop.snapshot(), None
-            return
-        self._waited += 1
-        if self._waited >= self._patience:
-            loop.stop(self._why())
+        improved = self._monitor.improved(record)
+        if improved and self._restore_best:
+            self._snapshot, self._arrays = loop.snapshot(), None
+        elif improved is False and self._monitor.waited >= self._patience:
+            loop.stop(self._monitor.why())
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Put the best state back, however training ended."""
@@ -91,11 +74,11 @@ class EarlyStopping(Hook):
         self._arrays = None
         if snapshot is not None:
             loop.restore(snapshot)
-        elif self._last_step < 0 and loop.history.records and error is None:
+        elif not self._monitor.seen and loop.history.records and error is None:
             loop.log(
                 {
-                    "warning": f"EarlyStopping never saw {self._monitor}: pass a validation source "
-                    "to fit, or monitor a value that epochs have"
+                    "warning": f"EarlyStopping never saw {self._monitor.name}: pass a validation "
+                    "source to fit, or monitor a value that epochs have"
                 }
             )
 
@@ -103,53 +86,19 @@ class EarlyStopping(Hook):
         """Return the best value, the count, and the best state as NumPy arrays."""
         if self._snapshot is not None and self._arrays is None:
             self._arrays = _read_only(_as_arrays(self._snapshot))
-        return {
-            "best": self._best,
-            "best_step": self._best_step,
-            "last_step": self._last_step,
-            "waited": self._waited,
-            "arrays": self._arrays,
-        }
+        return {**self._monitor.state(), "arrays": self._arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
-        self._best = state["best"]
-        self._best_step, self._last_step = state["best_step"], state["last_step"]
-        self._waited, self._resumed = state["waited"], True
+        self._monitor.restore(state)
+        self._resumed = True
         self._snapshot = state["arrays"]
         self._arrays = state["arrays"] and _read_only(state["arrays"])
 
     def _begin(self) -> None:
-        self._best: float | None = None
-        self._best_step = self._last_step = -1
-        self._waited = 0
+        self._monitor.begin()
         self._snapshot: Any = None
         self._arrays: dict[str, Any] | None = None  # the same for checkpoints, made when needed
-
-    def _improved(self, value: float) -> bool:
-        if value != value:
-            return False
-        if self._best is None:
-            return True
-        return self._sign * value < self._sign * self._best - self._min_delta
-
-    def _why(self) -> str:
-        times = "once" if self._waited == 1 else f"{self._waited} times in a row"
-        if self._best is None:
-            return f"{self._monitor} was NaN {times}"
-        return (
-            f"{self._monitor} was not better {times} than {self._best:.6g}, its best, of step "
-            f"{self._best_step}"
-        )
-
-    def _refuse_unknown(self, record: Record) -> None:
-        """Raise, unless the name may still come: one of a validation that is not due yet."""
-        validated = record.kind == "validation" or any(n.startswith("val_") for n in record.values)
-        if self._last_step < 0 and (validated or not self._monitor.startswith("val_")):
-            raise ConfigurationError(
-                f"EarlyStopping cannot find {self._monitor!r}."
-                f"{did_you_mean(self._monitor, record.values)}"
-            )
 
 
 def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,25 +113,3 @@ def _read_only(arrays: Mapping[str, Any]) -> dict[str, Any]:
     for view in views.values():
         view.flags.writeable = False
     return views
-
-
-def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
-    """Return what is better, `"min"` or `"max"`, as it was said or follows from a name.
-
-    Raises:
-        ConfigurationError: It is something else, or was not said and does not follow.
-    """
-    if direction == "min" or direction == "max":
-        return direction
-    if direction is not None:
-        raise ConfigurationError(
-            f"unknown direction {direction!r}.{did_you_mean(direction, ('min', 'max'))}"
-        )
-    if SMALLER_IS_BETTER.search(monitor):
-        return "min"
-    if LARGER_IS_BETTER.search(monitor):
-        return "max"
-    raise ConfigurationError(
-        f"whether a smaller or a larger {monitor!r} is better does not follow from its name: state "
-        "it, as direction='min' or direction='max'"
-    )
