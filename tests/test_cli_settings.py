@@ -229,7 +229,10 @@ def test_nothing_is_imported_before_a_command_is_understood():
                           ["evaluate", "nowhere"], ["resume", "nowhere"],
                           ["replay", "nowhere", "--step", "1"], ["replay", "nowhere"],
                           ["certify", "--help"], ["certify", "digit"],
-                          ["certify", "digits", "--set", "unit=3"]):
+                          ["certify", "digits", "--set", "unit=3"],
+                          ["find-lr", "--help"], ["find-lr", "digits", "--plot", "rate.gif"],
+                          ["schedule", "--help"], ["schedule", "digit"],
+                          ["schedule", "cyclic(1,,)"]):
             CliRunner().invoke(app, arguments)
             found = {"keras", "tensorflow", "jax", "torch", "numpy"} & set(sys.modules)
             assert not found, (arguments, found)

@@ -20,6 +20,7 @@ Calls that train are counted: the same script run again does nothing in those th
 process has done, and goes on in the midst of the one that it was in (see `resuming`).
 """
 
+import importlib
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -326,6 +327,22 @@ class Loop:
         """
         with shortened(), explaining():
             return self._evaluation.call(function, *inputs)
+
+    def find_learning_rate(self, train: Any, **how: Any) -> Any:
+        """Make a learning-rate range test, and change nothing by it; see `treadle.doctor`.
+
+        Args:
+            train: A source of batches.
+            how: What `treadle.doctor.find_learning_rate` takes: `optimizer`, `monitor`, `begin`,
+                `end`, `steps`.
+
+        Returns:
+            A `treadle.doctor.RangeTest`: its `suggestion`, and `draw("rates.png")`.
+        """
+        self._watchers.refuse_training("find_learning_rate")
+        # By name: the doctor stands above the loop, which needs it for nothing else.
+        doctor = importlib.import_module("treadle.doctor")
+        return doctor.find_learning_rate(self.task, train, **{"options": self.options, **how})
 
     def metrics(self) -> dict[str, float]:
         """Return training means and metric results since they were last reset."""

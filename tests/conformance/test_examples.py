@@ -9,10 +9,12 @@ import pytest
 
 MODULES = (
     "autodiff",
+    "doctor.find_lr",
     "doctor.findings",
     "doctor.numbers",
     "doctor.origin",
     "loop",
+    "schedules",
     "state",
     "stepping",
     "tasks",

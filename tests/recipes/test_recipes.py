@@ -84,6 +84,33 @@ def test_digits_reaches_what_it_promises():
     assert loop.history["val_accuracy"][-1] > 0.96
 
 
+def test_a_rate_that_was_found_trains_digits_in_three_epochs():
+    made = resolve("digits").make(resolve("digits").settings([]))
+    found = treadle.doctor.find_learning_rate(made.task, made.datasets().train)
+    _, loop = run("digits", f"learning_rate={found.suggestion}", epochs=3)
+    assert loop.history["accuracy"][-1] >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("policy", "rates"),
+    [
+        ("triangular", [0.0, 0.5, 1.0, 0.5, 0.0, 0.5, 1.0]),
+        ("triangular2", [0.0, 0.5, 1.0, 0.5, 0.0, 0.25, 0.5]),
+        ("exp_range", [0.0, 0.4975, 0.990025, 0.492537, 0.0, 0.487624, 0.970373]),
+        ("one_cycle", [0.0, 1 / 207, 2 / 207, 3 / 207, 4 / 207, 5 / 207, 6 / 207]),
+        ("constant", [1.0] * 7),
+    ],
+)
+def test_cyclic_lr_follows_its_schedule(policy, rates):
+    _, loop = run("cyclic-lr", f"policy={policy}", "low=0", "high=1", "step_size=2", steps=7)
+    np.testing.assert_allclose(loop.history.steps("learning_rate"), rates, atol=1e-5)
+
+
+def test_cyclic_lr_learns():
+    _, loop = run("cyclic-lr", epochs=4)
+    assert loop.history["val_accuracy"][-1] > 0.9
+
+
 def test_mnist_functional():
     made, loop = run("mnist-functional", "batch_size=4")
     assert [layer.name for layer in made.task.model.layers][0::3] == ["digits", "predictions"]

@@ -14,6 +14,7 @@ Until a command has been understood, neither Keras nor a framework is imported.
 """
 
 from . import certifying as certifying  # defines a command
+from . import rates as rates  # defines two
 from .commands import app
 
 __all__ = ["app", "main"]

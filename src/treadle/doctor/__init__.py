@@ -1,4 +1,4 @@
-"""Looking into runs: back to any step of one, and whether what runs promise is true of a task.
+"""Looking into runs: back to any step of one, what can be promised of a task, and how to begin it.
 
 Each public name is imported when it is first asked for (PEP 562).
 """
@@ -7,10 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .find_lr import RangeTest as RangeTest
+    from .find_lr import find_learning_rate as find_learning_rate
     from .findings import Replay as Replay
     from .replaying import replay as replay
 
-_MODULE_OF = {"Replay": "findings", "replay": "replaying"}
+_MODULE_OF = {
+    "RangeTest": "find_lr",
+    "Replay": "findings",
+    "find_learning_rate": "find_lr",
+    "replay": "replaying",
+}
 
 
 def __getattr__(name: str) -> Any:

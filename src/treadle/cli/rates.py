@@ -1,0 +1,251 @@
+"""`treadle find-lr` and `treadle schedule`: which learning rate, and what it does meanwhile."""
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import treadle
+
+from ..drawing import checked_picture
+from ..errors import ConfigurationError, did_you_mean
+from ..options import overriding
+from ..recipes import Recipe, resolve
+from . import environment, output
+from .commands import EPILOG, app, refuse_extra
+from .output import told
+from .parameters import (
+    PRINTED,
+    Backend,
+    DataDir,
+    Json,
+    Precision,
+    Seed,
+    Settings,
+    TaskName,
+)
+
+if TYPE_CHECKING:  # importing it would import Keras
+    from ..recipes._loading import Made
+
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.png",
+        help="Draw it into this file: .png, .svg or .pdf.",
+        show_default=False,
+        rich_help_panel=PRINTED,
+    ),
+]
+
+
+@app.command("find-lr", epilog=EPILOG, context_settings={"allow_extra_args": True})
+def find_lr(
+    context: typer.Context,
+    task: TaskName,
+    set_: Settings = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Which optimizer, where the task has several: critic_optimizer.",
+            show_default=False,
+        ),
+    ] = None,
+    monitor: Annotated[
+        str, typer.Option(metavar="NAME", help="The value that steps return.")
+    ] = "loss",
+    begin: Annotated[float, typer.Option(metavar="RATE", help="The first learning rate.")] = 1e-6,
+    end: Annotated[float, typer.Option(metavar="RATE", help="The last one.")] = 10.0,
+    steps: Annotated[int, typer.Option(min=10, metavar="N", help="Steps between them.")] = 100,
+    plot: Plot = None,
+    backend: Backend = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Find a learning rate to begin with, by a range test.
+
+    The task trains a few steps, each with a larger learning rate than the
+    one before, until its loss diverges.
+    """
+    with told():
+        refuse_extra(context.args)
+        recipe = resolve(task)
+        settings = recipe.settings(set_ or [])
+        picture = None if plot is None else checked_picture(plot)
+        with output.kept_free(json):
+            made = _made(recipe, settings, backend, precision, seed, data_dir)
+            found = treadle.doctor.find_learning_rate(
+                made.task,
+                made.datasets().train,
+                optimizer=optimizer,
+                monitor=monitor,
+                begin=begin,
+                end=end,
+                steps=steps,
+            )
+        if picture is not None:
+            found.draw(picture)
+        if json:
+            output.print_json(found.facts())
+            return
+        for line in found.lines():
+            output.say(line)
+        names = [parameter.name for parameter in recipe.parameters or ()]
+        if found.suggestion is not None and "learning_rate" in names:
+            output.say(f"try it: treadle run {task} --set learning_rate={found.suggestion:.2g}")
+
+
+@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
+def schedule(
+    context: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEDULE|NAME|FILE.py:TASK",
+            help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, whose optimizers "
+            "are looked at.",
+            show_default=False,
+        ),
+    ],
+    set_: Settings = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps.")] = 1000,
+    plot: Plot = None,
+    backend: Backend = None,
+    json: Json = False,
+) -> None:
+    """Show what a schedule does, or the learning rates of a task.
+
+    Schedules are those of treadle.schedules and of
+    keras.optimizers.schedules, also within one another. A task's
+    optimizers are taken to be used once in each step.
+    """
+    with told():
+        refuse_extra(context.args)
+        picture = None if plot is None else checked_picture(plot)
+        with output.kept_free(json):
+            if what.rstrip().endswith(")"):
+                node = _parsed(what)
+                environment.prepare(backend, None, None, None, None)
+                shown = {what: _schedule(node, what)}
+            else:
+                recipe = resolve(what)
+                made = _made(recipe, recipe.settings(set_ or []), backend)
+                shown = _rates(made.task)
+            found = {name: treadle.schedules.values(part, steps) for name, part in shown.items()}
+        if picture is not None:
+            treadle.schedules.draw(shown, picture, steps)
+        if json:
+            output.print_json(
+                {
+                    name: {"steps": at.tolist(), "values": values.tolist()}
+                    for name, (at, values) in found.items()
+                }
+            )
+            return
+        for name, (at, values) in found.items():
+            output.say(
+                f"{name}: {values[0]:.4g} at step 0, {values[-1]:.4g} at step {at[-1]}; "
+                f"from {values.min():.4g} to {values.max():.4g}"
+            )
+
+
+def _made(
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    backend: str | None,
+    precision: str | None = None,
+    seed: int | None = None,
+    data_dir: Path | None = None,
+) -> "Made":
+    """Make a task; this imports Keras."""
+    note = environment.prepare(backend, recipe.backend, data_dir, seed, precision)
+    if note:
+        output.note(note)
+    with overriding(seed, precision, backend):
+        return recipe.make(settings)
+
+
+def _rates(task: Any) -> dict[str, Any]:
+    """Return the learning rates of a task's optimizers: schedules and numbers, by path."""
+    from keras.optimizers.schedules import LearningRateSchedule
+
+    from ..schedules import learning_rate_of, optimizers_of
+    from ..state import State
+
+    found = optimizers_of(State.discover(task).optimizers)
+    rates = {path: learning_rate_of(optimizer) for path, optimizer in found.items()}
+    return {
+        path: rate if isinstance(rate, LearningRateSchedule) else float(found[path].learning_rate)
+        for path, rate in rates.items()
+    }
+
+
+def _parsed(text: str) -> ast.expr:
+    """Return a schedule's text as an expression.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise _unreadable(text) from error
+
+
+def _schedule(node: ast.expr, text: str) -> Any:
+    """Return what a part of a schedule's text means: a schedule, a list, or a plain value.
+
+    Raises:
+        ConfigurationError: It means nothing, or the schedule does not take these arguments.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            known = _kinds()
+            kind = {k.lower(): kind for k, kind in known.items()}.get(name.replace("_", "").lower())
+            if kind is None:
+                raise ConfigurationError(
+                    f"there is no schedule {name!r}.{did_you_mean(name, known)}"
+                )
+            named = {word.arg: _schedule(word.value, text) for word in keywords if word.arg}
+            try:
+                return kind(*[_schedule(part, text) for part in args], **named)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"{text}: {error}") from error
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_schedule(part, text) for part in parts]
+        case _:
+            try:
+                return ast.literal_eval(node)
+            except ValueError as error:
+                raise _unreadable(text) from error
+
+
+def _kinds() -> dict[str, Any]:
+    """Return the classes of schedules, by name."""
+    import keras
+
+    from .. import schedules
+
+    def of(module: Any, names: Sequence[str]) -> dict[str, Any]:
+        kinds = {name: getattr(module, name) for name in names}
+        base = keras.optimizers.schedules.LearningRateSchedule
+        return {
+            name: kind
+            for name, kind in kinds.items()
+            if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+        }
+
+    public = [name for name in vars(schedules) if name[0] != "_"]
+    return of(schedules, public) | of(keras.optimizers.schedules, dir(keras.optimizers.schedules))
+
+
+def _unreadable(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot read the schedule {text!r}: write it as a call with numbers, such as "
+        "'cyclic(1e-4, 1e-2, step_size=500)'"
+    )

@@ -1,0 +1,328 @@
+"""The learning-rate range test: which learning rate a task can be begun with."""
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from ..data import as_source
+from ..drawing import LINE, MORE_LINES, checked_picture, dress, new_figure, save
+from ..errors import ConfigurationError, did_you_mean, whole_number
+from ..hook import Hook, LoopView
+from ..hooks.nonfinite import NonFinite
+from ..logs import StepLogs
+from ..loop import Loop
+from ..options import Options
+from ..randomness import random_states, set_random_states
+from ..schedules import optimizers_of
+from ..stepping import step
+
+FEWEST = 10  # steps that say anything
+SMOOTHED_OVER = 25  # smoothing takes in a twenty-fifth of all steps to either side
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """What a learning-rate range test found.
+
+    Attributes:
+        optimizer: The path of the optimizer whose learning rate went up.
+        monitor: The name of the value that was watched.
+        rates: The learning rate of each step that was made.
+        losses: What these steps returned.
+        smoothed: The same, each a mean with its neighbours, of the steps before the loss diverged.
+        planned: How many steps there were to be.
+        steepest: The learning rate around which the smoothed loss fell fastest.
+        lowest: The learning rate at which the smoothed loss was least.
+    """
+
+    optimizer: str
+    monitor: str
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    planned: int
+    steepest: float
+    lowest: float
+
+    @property
+    def suggestion(self) -> float | None:
+        """The rate of the steepest descent; None where the loss never fell."""
+        fell = min(self.smoothed) < mean_at_first(self.losses) and self.lowest > self.rates[0]
+        return self.steepest if fell else None
+
+    @property
+    def tenth(self) -> float:
+        """A tenth of the rate at which the loss was least, a second opinion.
+
+        The rate itself is at the edge: beyond it the loss rises.
+        """
+        return self.lowest / 10
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss diverged before the largest rate."""
+        return len(self.smoothed) < self.planned
+
+    def lines(self) -> list[str]:
+        """Return what was found, as lines of text."""
+        first, least = mean_at_first(self.losses), min(self.smoothed)
+        end = "where it diverged" if self.diverged else "the end of the range"
+        found = [
+            f"{self.optimizer}: {len(self.smoothed)} steps at learning rates from "
+            f"{self.rates[0]:.2g} to {self.rates[len(self.smoothed) - 1]:.2g}, {end}"
+        ]
+        if self.suggestion is None:
+            return [*found, f"{self.monitor} never fell below {first:.4g}: nothing to suggest"]
+        if not self.diverged:
+            found.append("it did not diverge: the range could end later")
+        return [
+            *found,
+            f"{self.monitor} fell from {first:.4g} to {least:.4g} at {self.lowest:.2g}; a tenth of "
+            f"that is {self.tenth:.2g}",
+            f"suggested, where it fell fastest: {self.suggestion:.2g}",
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it in JSON's terms."""
+        names = ("optimizer", "monitor", "suggestion", "steepest", "lowest", "tenth", "diverged")
+        curves = ("rates", "losses", "smoothed")
+        return {name: getattr(self, name) for name in names} | {
+            name: list(getattr(self, name)) for name in curves
+        }
+
+    def draw(self, path: str | Path) -> None:
+        """Draw the loss over the learning rate, and what is suggested.
+
+        Args:
+            path: The picture, which ends in .png, .svg or .pdf.
+
+        Raises:
+            ConfigurationError: There can be no such picture.
+        """
+        path = checked_picture(path)
+        figure = new_figure(7.0, 4.2)
+        axes = figure.add_subplot()
+        axes.plot(self.rates, self.losses, color=LINE, alpha=0.25, linewidth=0.9)
+        before = self.rates[: len(self.smoothed)]
+        axes.plot(before, self.smoothed, color=LINE, linewidth=1.8, label="smoothed")
+        if self.suggestion is not None:
+            marks = {"steepest, suggested": self.suggestion, "least": self.lowest}
+            marks["a tenth of that"] = self.tenth
+            for color, (name, rate) in zip(MORE_LINES, marks.items(), strict=False):
+                style, label = "-" if rate == self.suggestion else "--", f"{name}: {rate:.2g}"
+                axes.axvline(rate, color=color, linewidth=1.4, linestyle=style, label=label)
+        axes.set_xscale("log")
+        low, first = min(self.smoothed), mean_at_first(self.losses)
+        room = max(first - low, 0.1 * abs(first))
+        axes.set_ylim(low - 0.15 * room, first + 0.5 * room)
+        dress(axes, "learning-rate range test", f"learning rate of {self.optimizer}", self.monitor)
+        axes.legend(frameon=False)
+        save(figure, path)
+
+
+def find_learning_rate(
+    task: Any,
+    train: Any,
+    *,
+    optimizer: str | None = None,
+    monitor: str = "loss",
+    begin: float = 1e-6,
+    end: float = 10.0,
+    steps: int = 100,
+    options: Options | None = None,
+) -> RangeTest:
+    """Train with a learning rate that rises at each step, and see what the loss says.
+
+    The range test of Smith (https://arxiv.org/abs/1506.01186, section 3.3), with a rate that rises
+    by a constant factor. While the test runs, a schedule stands in for the optimizer's learning
+    rate, whatever that is; steps are compiled as they always are. The test ends early where the
+    loss diverges: where it is not finite, or its smoothed value lies above the mean of the first
+    ten by more than that mean's size, and by more than it had fallen.
+
+    Afterwards every variable, the random states and the optimizer are as they were. A model that is
+    built by its first batch is built then. An iterator that can be read once has been read.
+
+    Args:
+        task: The task.
+        train: A source of batches, read again from its start as often as it takes.
+        optimizer: The path of the optimizer, where the task has several.
+        monitor: The name of a value that steps return.
+        begin: The first learning rate.
+        end: The last one.
+        steps: How many steps. More of them smooth what small batches make noisy.
+        options: How steps are executed.
+
+    Raises:
+        ConfigurationError: An argument cannot be meant; the task has no optimizer, or several and
+            none is named; steps do not return the value; the loss diverged at once.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> task = treadle.Supervised(model, "mse", keras.optimizers.SGD(0.1))
+        >>> x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+        >>> data = treadle.data.from_arrays(x, x[:, :1], batch_size=8)
+        >>> found = treadle.doctor.find_learning_rate(task, data)
+        >>> 0.001 < found.suggestion < 1.0
+        True
+    """
+    steps = whole_number("steps", steps, ConfigurationError, least=FEWEST)
+    if not 0 < begin < end < math.inf:
+        raise ConfigurationError(
+            f"learning rates rise from begin to end, both above 0, not from {begin!r} to {end!r}"
+        )
+    source, reach = as_source(train), steps // SMOOTHED_OVER
+    watch = _Watch(monitor, reach)
+    hooks = [watch, NonFinite(action="stop")]
+    with Loop(task, hooks=hooks, options=options, console=False) as loop:
+        loop.prepare(source)
+        path, chosen = _chosen(loop, optimizer)
+        ramp = _Ramp(begin, end, steps)
+        with _unchanged(loop), _substituted(chosen, ramp):
+            loop.fit(source, steps=steps)
+    return _result(path, monitor, ramp, watch.losses, reach)
+
+
+class _Ramp(LearningRateSchedule):
+    """Rises by a constant factor at each step of the loop, however often the optimizer is used."""
+
+    def __init__(self, begin: float, end: float, steps: int) -> None:
+        self.steps = steps
+        self._begin, self._growth = begin, math.log(end / begin) / (steps - 1)
+
+    def __call__(self, _: Any) -> Any:
+        return self._begin * ops.exp(self._growth * ops.cast(step(), "float32"))
+
+    def rate(self, number: int) -> float:
+        """Return the learning rate of a step, from 0."""
+        return self._begin * math.exp(self._growth * number)
+
+
+class _Watch(Hook):
+    """Keeps the losses, and ends the run when they diverge."""
+
+    def __init__(self, monitor: str, reach: int) -> None:
+        self.losses: list[float] = []
+        self._monitor, self._reach = monitor, reach
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Look at the steps of a window."""
+        if self._monitor not in logs.values:
+            raise ConfigurationError(
+                f"train_step returns no {self._monitor!r} to find a learning rate by."
+                f"{did_you_mean(self._monitor, logs.values)}"
+            )
+        self.losses += [float(value) for value in logs.values[self._monitor]]
+        if good_steps(self.losses, self._reach) < len(self.losses):
+            loop.stop("the loss diverged")
+
+
+def good_steps(losses: Sequence[float], reach: int) -> int:
+    """Return how many steps there are before the loss diverges; see `find_learning_rate`.
+
+    Example:
+        >>> good_steps([2.0] * 10 + [1.0, 3.9, 4.1, 9.0], 0), good_steps([1.0, float("nan")], 0)
+        (12, 1)
+    """
+    finite = next((i for i, x in enumerate(losses) if not math.isfinite(x)), len(losses))
+    found, first = smooth(losses[:finite], reach), mean_at_first(losses)
+    for i in range(FEWEST, finite):
+        if found[i] > first + max(first - min(found[: i + 1]), abs(first)):
+            return i
+    return finite
+
+
+def mean_at_first(losses: Sequence[float]) -> float:
+    """Return the mean of the first ten losses, while rates are too small to matter."""
+    return sum(losses[:FEWEST]) / max(1, len(losses[:FEWEST]))
+
+
+def smooth(losses: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of each loss with its neighbours, so many to either side.
+
+    As many on both sides: a mean of what came before would take each rate for a later one.
+
+    Example:
+        >>> smooth([0.0, 0.0, 3.0, 0.0, 0.0], 1)
+        [0.0, 1.0, 1.0, 1.0, 0.0]
+    """
+    parts = [losses[max(0, i - reach) : i + reach + 1] for i in range(len(losses))]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _chosen(loop: Loop, wanted: str | None) -> tuple[str, Any]:
+    """Return the optimizer of a path, or the only one, and its path.
+
+    Raises:
+        ConfigurationError: There is none, or there are several and none is named.
+    """
+    found = optimizers_of(loop.state.optimizers, wanted)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the task has {len(found)} optimizers ({', '.join(found)}): name the one whose "
+            f"learning rate is to be found, as optimizer={next(iter(found))!r}"
+        )
+    return next(iter(found.items()))
+
+
+@contextmanager
+def _unchanged(loop: Loop) -> Generator[None]:
+    """Put every variable and the random states back."""
+    state, random = loop.state, random_states()
+    kept = state.keep()
+    try:
+        yield
+    finally:
+        state.put_back(kept)
+        set_random_states(random)
+
+
+@contextmanager
+def _substituted(optimizer: Any, schedule: LearningRateSchedule) -> Generator[None]:
+    """Let an optimizer follow a schedule for the time being.
+
+    Not by assigning its learning rate: a variable would be forgotten, and a schedule stay.
+    """
+    attributes = vars(optimizer)
+    own = attributes["_learning_rate"]
+    attributes["_learning_rate"] = schedule
+    try:
+        yield
+    finally:
+        attributes["_learning_rate"] = own
+
+
+def _result(path: str, monitor: str, ramp: _Ramp, losses: list[float], reach: int) -> RangeTest:
+    """Read the curve.
+
+    Raises:
+        ConfigurationError: It is too short.
+    """
+    good = good_steps(losses, reach)
+    if good < FEWEST:
+        raise ConfigurationError(
+            f"{monitor} diverged after {good} steps, at a learning rate of {ramp.rate(good):.2g}: "
+            "begin with a lower one, and make sure that the loss is finite without any training"
+        )
+    smoothed = smooth(losses[:good], reach)
+    least = smoothed.index(min(smoothed))
+    falls = [
+        smoothed[max(0, i - reach - 1)] - smoothed[min(good - 1, i + reach + 1)]
+        for i in range(least + 1)
+    ]
+    return RangeTest(
+        optimizer=path,
+        monitor=monitor,
+        rates=tuple(ramp.rate(i) for i in range(len(losses))),
+        losses=tuple(losses),
+        smoothed=tuple(smoothed),
+        planned=ramp.steps,
+        steepest=ramp.rate(falls.index(max(falls))),
+        lowest=ramp.rate(least),
+    )
