@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import hooks as hooks
     from . import schedules as schedules
     from . import testing as testing
+    from .accumulation import Accumulator as Accumulator
     from .autodiff import cond as cond
     from .autodiff import for_each as for_each
     from .autodiff import gradients as gradients
@@ -39,6 +40,15 @@ if TYPE_CHECKING:
     from .tasks import Supervised as Supervised
     from .tasks import Task as Task
     from .tasks import task as task
+    from .transforms import centralized as centralized
+    from .transforms import clip_by_global_norm as clip_by_global_norm
+    from .transforms import clip_by_norm as clip_by_norm
+    from .transforms import clip_by_value as clip_by_value
+    from .transforms import global_norm as global_norm
+    from .transforms import gradient_norms as gradient_norms
+    from .transforms import scaled_by as scaled_by
+    from .transforms import trainable as trainable
+    from .transforms import with_noise as with_noise
     from .warm import warm_start as warm_start
     from .when import after as after
     from .when import at as at
@@ -47,6 +57,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "accumulation": "Accumulator",
     "autodiff": "cond for_each gradients input_gradients minimize substituted",
     "errors": "TreadleError",
     "hook": "Hook",
@@ -57,6 +68,8 @@ _NAMES = {
     "progress": "Progress",
     "stepping": "blend frozen_copy phase step weighted",
     "tasks": "Datasets Supervised Task task",
+    "transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "
+    "gradient_norms scaled_by trainable with_noise",
     "warm": "warm_start",
     "when": "after at every",
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .backends.base import Executor, Outputs, Program, StepContext, Variable, active
+from .backends.base import Executor, Outputs, Program, StepContext, Variable, active, context
 from .backends.plans import Plan, RefusedError
 from .backends.window import Window
 from .building import build
@@ -39,6 +39,8 @@ class Prepared:
 
         def function(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             values, weights = step_outputs(step(batch), name)
+            if context().build is not None:  # a name may be a path, and these are still being found
+                names.clear()
             _same_names(names, list(values), name)
             return values, weights
 

@@ -79,7 +79,7 @@ class Resuming:
         Raises:
             ConfigurationError: There is one.
         """
-        slots = tuple(f"{path}/" for path in state.optimizers)
+        slots = tuple(f"{path}/" for path in (*state.optimizers, *state.accumulators))
         left = [path for path in self._left if not path.startswith(slots or ("\0",))]
         if left:
             raise ConfigurationError(

@@ -7,6 +7,7 @@ from keras import ops
 from keras.backend import standardize_dtype
 
 from .backends.base import Tensor, Variable
+from .backends.window import examples_of
 from .errors import StepError
 from .logs import UNDONE
 
@@ -58,14 +59,6 @@ def counted_unless(
             UNDONE: examples,
         },
     )
-
-
-def examples_of(batch: Any) -> int:
-    """Return how many examples a batch has, as windows count them."""
-    import keras
-
-    first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-    return first.shape[0] if first is not None and len(first.shape) else 1
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:

@@ -35,6 +35,7 @@ class State:
         layers: All layers met on the way.
         layer_paths: Their paths, by id.
         optimizers: Path to optimizer.
+        accumulators: Path to `treadle.Accumulator`.
         metrics: Name to metric: the last name of its path, or the whole path where that is a
             position in a list, or another metric has it.
         seeds: The states of seed generators, Keras' global one included.
@@ -55,6 +56,7 @@ class State:
         self.layers: list[Any] = []
         self.layer_paths: dict[int, str] = {}
         self.optimizers: dict[str, Any] = {}
+        self.accumulators: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
         self.seeds: list[Variable] = []
         self.loss_scale: LossScale | None = None
@@ -179,6 +181,8 @@ class State:
                 self._add_layer(path, thing)
         elif dataclasses.is_dataclass(thing) or getattr(thing, "holds_state", False):
             if self._first_visit(thing):
+                if getattr(thing, "is_accumulator", False):
+                    self.accumulators[path] = thing
                 self._walk_attributes(thing, path)
         elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
             for name, part in children.items():

@@ -43,10 +43,10 @@ def warm_start(
 ) -> list[str]:
     """Set a task's weights to those that another run has learned, and nothing else.
 
-    Weights are all variables but those of optimizers, metrics, random generators and loss scales:
-    step counts, averages of gradients and random states begin anew. Call it before the loop, in a
-    script that may be run again: a run that goes on has its own weights. What the other run has
-    beyond these is passed over.
+    Weights are all variables but those of optimizers, accumulators, metrics, random generators and
+    loss scales: step counts, averages of gradients and random states begin anew. Call it before the
+    loop, in a script that may be run again: a run that goes on has its own weights. What the other
+    run has beyond these is passed over.
 
     Args:
         task: A task whose models are built.
@@ -103,6 +103,7 @@ def _weights(state: State) -> list[str]:
     scale = state.loss_scale
     others = [v for metric in state.metrics.values() for v in metric.variables]
     others += [v for optimizer in state.optimizers.values() for v in optimizer.variables]
+    others += [v for accumulator in state.accumulators.values() for v in accumulator.variables]
     others += [*state.seeds, *([scale.scale, scale.finite_steps] if scale is not None else [])]
     known = {id(variable) for variable in others}
     return [path for path, variable in state.variables.items() if id(variable) not in known]

@@ -395,6 +395,85 @@ class PartsOfOneModel(Classifier):
         return {"loss": loss["body"]}
 
 
+class Accumulated(Classifier):
+    """One update for two batches: clipping, decay, schedule and EMA are the update's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            [dense(), head()],
+            keras.optimizers.AdamW(
+                schedule(), global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2
+            ),
+        )
+        self.accumulator = treadle.Accumulator(steps=2)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        loss, grads = treadle.gradients(
+            lambda: self.loss(y, self.model(x, training=True)), self.model.trainable_variables
+        )
+        updated = self.accumulator.add(
+            grads, lambda mean: self.optimizer.apply(mean, self.model.trainable_variables)
+        )
+        return {"loss": loss, "updated": updated}
+
+
+class GradientToolkit(Classifier):
+    """Everything that can be done with gradients on their way to the optimizer."""
+
+    def __init__(self, noise: float = 1e-4) -> None:
+        super().__init__([dense(), dense(), keras.layers.Dense(CLASSES, name="classify")])
+        self.noise, self.seed = noise, keras.random.SeedGenerator(4)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            return self.loss(y, self.model(x, training=True))
+
+        variables = treadle.trainable(self.model, frozen="model/layers/0/*")
+        loss, grads = treadle.gradients(objective, variables)
+        norms = treadle.gradient_norms(grads, variables)
+        grads = treadle.scaled_by(grads, variables, {"*classify*": 0.5, "*/bias": 2.0})
+        grads = treadle.centralized(grads)
+        grads = treadle.clip_by_norm(grads, 0.5)
+        grads = treadle.clip_by_value(grads, 0.2)
+        grads, norm = treadle.clip_by_global_norm(grads, 0.3)
+        grads = treadle.with_noise(grads, self.noise, seed=self.seed)
+        self.optimizer.apply(grads, variables)
+        return {"loss": loss, "norm": norm, **norms}
+
+
+class CriticSteps(TwoModels):
+    """Two critic steps for each step of the generator, each clipped by its own norm."""
+
+    def train_step(self, batch: Any) -> Any:
+        x, _ = batch
+        norms: dict[str, Any] = {}
+
+        def learn(name: str, model: Any, objective: Any) -> Any:
+            optimizer = self.optimizers[name]
+            with treadle.phase(name, owns=[model, optimizer]):
+                loss, grads = treadle.gradients(objective, model.trainable_variables, "zeros")
+                grads, norms[f"{name}_norm"] = treadle.clip_by_global_norm(grads, 0.1)
+                optimizer.apply(grads, model.trainable_variables)
+            return loss
+
+        for real in (x[: ROWS // 2], x[ROWS // 2 :]):
+
+            def estimate(real: Any = real) -> Any:
+                fake = self.generator(real, training=False)
+                return ops.mean(self.critic(fake)) - ops.mean(self.critic(real))
+
+            learn("critic", self.critic, estimate)
+        learn(
+            "generator",
+            self.generator,
+            lambda: -ops.mean(self.critic(self.generator(x, training=True))),
+        )
+        return norms
+
+
 class DictBatch(Classifier):
     """A batch with names, one of which stands for nothing."""
 
@@ -557,6 +636,9 @@ CASES: dict[str, Case] = {
     "one-forward-pass": case(OneForwardPass),
     "two-heads": case(TwoHeads),
     "parts-of-one-model": case(PartsOfOneModel),
+    "accumulator": case(Accumulated),
+    "gradient-toolkit": case(GradientToolkit, steady=lambda: GradientToolkit(0.0)),
+    "critic-steps": case(CriticSteps, phases=True),
     "gradient-penalty": case(GradientPenalty),
     "adversarial": case(Adversarial),
     "spectral": classifier(lambda: keras.layers.SpectralNormalization(dense()), head),

@@ -8,6 +8,7 @@ import keras
 import pytest
 
 MODULES = (
+    "accumulation",
     "autodiff",
     "doctor.find_lr",
     "doctor.findings",
@@ -22,6 +23,7 @@ MODULES = (
     "testing.checks",
     "testing.running",
     "testing.trace",
+    "transforms",
 )
 
 

@@ -165,6 +165,7 @@ class StepContext:
 
     Attributes:
         number: The step's number, an integer tensor.
+        examples: How many examples its batch has.
         build: Where findings go while the step is run abstractly; None in a real run.
         layers: All layers of the state, to which `add_loss` losses belong.
         path_of: Names a variable by its path.
@@ -179,6 +180,7 @@ class StepContext:
     """
 
     number: Any = 0
+    examples: int = 1
     build: Build | None = None
     layers: Sequence[Any] = ()
     variables: Mapping[str, Variable] = field(default_factory=lambda: {})

@@ -13,7 +13,7 @@ from keras import ops
 from .background import Done, Results
 from .base import Program, Tensor, running
 from .plans import Facts, Plan
-from .window import Window
+from .window import Window, examples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class StepResult:
 def run_step(program: Program, batch: Any, number: Any) -> StepResult:
     """Run a program's function once, in a context of its own."""
     with running(program.new_context(number)) as step:
+        step.examples = examples_of(batch)
         values, weights = program.function(batch)
     broken: dict[str, Tensor] = {}
     for message, flag in step.violations:

@@ -138,6 +138,12 @@ def padded(x: Any, rows: int) -> Any:
     return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
 
 
+def examples_of(batch: Any) -> int:
+    """Return how many examples a batch has: the first leaf's leading dimension, 1 for scalars."""
+    first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
+    return first.shape[0] if first is not None and len(first.shape) else 1
+
+
 def _form(batches: Any) -> str:
     return repr(_mapped(lambda x: (x.shape[1:], x.dtype.str), batches))
 

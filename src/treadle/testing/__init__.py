@@ -5,6 +5,7 @@ All are plain functions that raise `AssertionError`, for use in any test runner:
 - `fused_equals_unfused`: how many steps run as one compiled call changes no bit;
 - `compiled_equals_eager`: the compiled step computes what the readable one does;
 - `resumed_equals_uninterrupted`: a run that is killed and resumed does what any other does;
+- `accumulated_equals_large_batch`: some batches and one update do what one large batch does;
 - `run_steps`, `save_trace`, `load_trace`, `agree`: the same task on another backend, in a process
   of its own, computes the same from the same start.
 
@@ -22,13 +23,18 @@ Example:
     >>> compiled_equals_eager(make_task, batches)
 """
 
-from .checks import compiled_equals_eager, fused_equals_unfused
+from .checks import (
+    accumulated_equals_large_batch,
+    compiled_equals_eager,
+    fused_equals_unfused,
+)
 from .resuming import resumed_equals_uninterrupted
 from .running import run_steps, same_start
 from .trace import Trace, agree, load_trace, save_trace
 
 __all__ = [
     "Trace",
+    "accumulated_equals_large_batch",
     "agree",
     "compiled_equals_eager",
     "fused_equals_unfused",

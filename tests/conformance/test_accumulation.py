@@ -1,0 +1,377 @@
+"""Several batches and one update: equal to a large batch, and nothing of it is ever lost."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import treadle
+from treadle import data
+from treadle.errors import ConfigurationError, OwnershipError, StepError
+from treadle.hooks import Checkpoint, NonFinite
+from treadle.testing import accumulated_equals_large_batch, run_steps
+
+FEATURES, CLASSES = 6, 3
+
+
+def number(x: Any) -> float:
+    return float(ops.convert_to_numpy(ops.cast(x, "float32")))
+
+
+def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, FEATURES)).astype("float32")
+    return x, rng.integers(0, CLASSES, count).astype("int32")
+
+
+def cut(x: Any, y: Any, sizes: Any) -> list[Any]:
+    """Batches of these sizes, again and again."""
+    found, first = [], 0
+    while first < len(x):
+        size = sizes[len(found) % len(sizes)]
+        found.append((x[first : first + size], y[first : first + size]))
+        first += size
+    return found
+
+
+def schedule() -> Any:
+    return keras.optimizers.schedules.CosineDecay(2e-2, 12)
+
+
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(
+        schedule(),
+        weight_decay=0.1,
+        global_clipnorm=0.3,
+        use_ema=True,
+        ema_momentum=0.8,
+        ema_overwrite_frequency=3,
+    ),
+    "sgd": lambda: keras.optimizers.SGD(
+        schedule(), momentum=0.9, nesterov=True, weight_decay=0.1, clipnorm=0.2, use_ema=True
+    ),
+}
+
+
+class Classifier(treadle.Task):
+    """Learns from `steps` batches at a time; None is the plain large batch."""
+
+    def __init__(self, optimizer: Any, steps: int | None) -> None:
+        self.model = keras.Sequential(
+            [keras.layers.Dense(8, "tanh"), keras.layers.Dense(CLASSES)]  # not built
+        )
+        self.average = keras.Variable(np.zeros((FEATURES, 8)), trainable=False)
+        self.optimizer = optimizer
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.accumulator = None if steps is None else treadle.Accumulator(steps)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        loss, grads = treadle.gradients(
+            lambda: self.loss(y, self.model(x, training=True)), self.model.trainable_variables
+        )
+
+        def update(grads: Any) -> None:
+            variables = self.model.trainable_variables
+            grads, _ = treadle.clip_by_global_norm(grads, 0.25)
+            self.optimizer.apply(grads, variables)
+            treadle.blend([self.average], variables[:1], 0.1)
+
+        if self.accumulator is None:
+            update(grads)
+        else:
+            self.accumulator.add(grads, update)
+        return {"loss": loss}
+
+
+def end(kind: str, steps: int | None, batches: Any, **how: Any) -> dict[str, np.ndarray]:
+    """The state after some batches, without what accumulates."""
+    trace = run_steps(Classifier(OPTIMIZERS[kind](), steps), batches, start=0, **how)
+    return {p: v for p, v in trace.state.items() if not p.startswith("accumulator")}
+
+
+def refuse_difference(found: Any, expected: Any, atol: float) -> None:
+    assert list(found) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=path)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("sizes", [(16,), (20, 20, 20, 4)], ids=["equal", "weighted by examples"])
+def test_four_batches_equal_one_of_64(kind: str, sizes: tuple[int, ...]) -> None:
+    x, y = rows(8 * 64)
+    large = end(kind, None, cut(x, y, (64,)))
+    accumulated = end(kind, 4, cut(x, y, sizes), windows=(5, 1))
+    refuse_difference(accumulated, large, atol=1e-6)
+    assert accumulated["optimizer/iterations"] == 8  # updates, which the schedule goes by
+    start = run_steps(Classifier(OPTIMIZERS[kind](), None), cut(x, y, (64,))[:1], start=0).start
+    moved = np.abs(large["model/layers/0/kernel"] - start["model/layers/0/kernel"]).max()
+    assert moved > 0.01  # so that 1e-6 says something
+
+
+def keras_own(rate: Any, slopes: list[Any], steps: int | None, **kwargs: Any) -> Any:
+    """Train one weight, whose gradient is the mean of each batch's slopes, as `fit` would."""
+    w = keras.Variable(1.0)
+    optimizer = keras.optimizers.SGD(rate, gradient_accumulation_steps=steps, **kwargs)
+    for batch in slopes:
+        _, grads = treadle.gradients(lambda batch=batch: ops.mean(w * ops.array(batch)), [w])
+        optimizer.apply(grads, [w])
+    return w, optimizer
+
+
+def ours(rate: Any, slopes: list[Any], steps: int, **kwargs: Any) -> Any:
+    w, accumulator = keras.Variable(1.0), treadle.Accumulator(steps)
+    optimizer = keras.optimizers.SGD(rate, **kwargs)
+    for batch in slopes:
+        _, grads = treadle.gradients(lambda batch=batch: ops.mean(w * ops.array(batch)), [w])
+        accumulator.add(grads, lambda mean: optimizer.apply(mean, [w]), weight=len(batch))
+    return w, optimizer
+
+
+class TestWhatKerasAccumulationDoes:
+    """Why there is another one: by hand, each of three ways in which it is no large batch."""
+
+    def test_it_counts_batches_in_the_schedule(self) -> None:
+        # Updates 0 and 1 are to have the rate 0.1, and all after them 0.01.
+        def rate() -> Any:
+            return keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01])
+
+        large, _ = keras_own(rate(), [[1.0]] * 2, None)
+        assert number(large) == pytest.approx(1 - 0.1 - 0.1)
+        keras_w, _ = keras_own(rate(), [[1.0]] * 4, 2)
+        assert number(keras_w) == pytest.approx(1 - 0.1 - 0.01)
+        w, optimizer = ours(rate(), [[1.0]] * 4, 2)
+        assert number(w) == pytest.approx(1 - 0.1 - 0.1)
+        assert number(optimizer.iterations) == 2
+
+    def test_it_averages_weights_after_each_batch(self) -> None:
+        kwargs = {"use_ema": True, "ema_momentum": 0.5}
+
+        def average(optimizer: Any) -> float:
+            return number(optimizer._model_variables_moving_average[0])
+
+        # The weight is 0.9, 0.8, 0.7; the average 0.9, then 0.85, then 0.775.
+        assert average(keras_own(0.1, [[1.0]] * 3, None, **kwargs)[1]) == pytest.approx(0.775)
+        # Here it is 1, 0.9; 0.9, 0.85; 0.825, 0.7625.
+        assert average(keras_own(0.1, [[1.0]] * 6, 2, **kwargs)[1]) == pytest.approx(0.7625)
+        assert average(ours(0.1, [[1.0]] * 6, 2, **kwargs)[1]) == pytest.approx(0.775)
+
+    def test_it_weighs_a_short_batch_like_a_full_one(self) -> None:
+        slopes = [[1.0, 1.0, 1.0], [5.0]]
+        assert number(keras_own(0.1, [[*slopes[0], *slopes[1]]], None)[0]) == pytest.approx(
+            1 - 0.1 * 2
+        )
+        assert number(keras_own(0.1, slopes, 2)[0]) == pytest.approx(1 - 0.1 * 3)
+        assert number(ours(0.1, slopes, 2)[0]) == pytest.approx(1 - 0.1 * 2)
+
+
+def test_steps_and_updates_are_counted_apart_and_per_optimizer() -> None:
+    class Pair(treadle.Task):
+        def __init__(self) -> None:
+            self.w = {"often": keras.Variable(1.0), "seldom": keras.Variable(1.0)}
+            self.optimizers = {name: keras.optimizers.SGD(0.1) for name in self.w}
+            self.accumulators = {"often": treadle.Accumulator(2), "seldom": treadle.Accumulator(5)}
+
+        def train_step(self, batch: Any) -> Any:
+            losses, grads = treadle.gradients(
+                lambda: {name: w * ops.mean(batch) for name, w in self.w.items()},
+                {name: [w] for name, w in self.w.items()},
+            )
+            updated = {}
+            for name, accumulator in self.accumulators.items():
+                with treadle.phase(name, owns=[self.w[name], self.optimizers[name], accumulator]):
+                    updated[f"{name}_updated"] = accumulator.add(
+                        grads[name],
+                        lambda mean, name=name: self.optimizers[name].apply(mean, [self.w[name]]),
+                    )
+            return {"step": treadle.step(), **losses, **updated}
+
+    task = Pair()
+    batches = [np.full(3, i, "float32") for i in range(8)]
+    trace = run_steps(task, batches, treadle.Options(checked=True), windows=(3,))
+    assert trace.values["step"].tolist() == list(range(8))
+    assert trace.values["often_updated"].tolist() == [i % 2 == 1 for i in range(8)]
+    assert trace.values["seldom_updated"].tolist() == [i == 4 for i in range(8)]
+    counts = {name: number(o.iterations) for name, o in task.optimizers.items()}
+    assert counts == {"often": 4, "seldom": 1}
+    assert number(task.w["often"]) == pytest.approx(1 - 0.1 * (0.5 + 2.5 + 4.5 + 6.5))
+    assert number(task.w["seldom"]) == pytest.approx(1 - 0.1 * 2)
+    assert number(task.accumulators["seldom"].filled) == 3
+    assert number(task.accumulators["seldom"].weight) == 9
+
+
+def test_a_phase_owns_its_accumulator() -> None:
+    w, optimizer, accumulator = keras.Variable(1.0), keras.optimizers.SGD(), treadle.Accumulator(2)
+
+    def train_step(batch: Any) -> Any:
+        loss, grads = treadle.gradients(lambda: w * ops.mean(batch), [w])
+        with treadle.phase("learn", owns=[w, optimizer]):
+            accumulator.add(grads, lambda mean: optimizer.apply(mean, [w]))
+        return {"loss": loss}
+
+    task = treadle.task(train_step, w=w, optimizer=optimizer, accumulator=accumulator)
+    with pytest.raises(OwnershipError, match="phase 'learn' changed accumulator/filled, which it"):
+        run_steps(task, [np.ones(2, "float32")], treadle.Options(checked=True))
+
+
+def test_several_losses_have_one_update() -> None:
+    a, b = keras.Variable(1.0), keras.Variable(1.0)
+    optimizers = {"a": keras.optimizers.SGD(0.1), "b": keras.optimizers.SGD(0.2)}
+    accumulator, seen = treadle.Accumulator(2), []
+
+    def update(grads: Any) -> None:
+        seen.append(sorted(grads))
+        optimizers["a"].apply(grads["a"], [a])
+        optimizers["b"].apply(grads["b"], [b])
+
+    for x in (1.0, 3.0):
+        _, grads = treadle.gradients(lambda x=x: {"a": x * a, "b": 2 * x * b}, {"a": [a], "b": [b]})
+        accumulator.add(grads, update)
+    assert seen[-1] == ["a", "b"]
+    assert (number(a), number(b)) == pytest.approx((1 - 0.1 * 2, 1 - 0.2 * 4))
+
+
+def test_half_precision_is_added_up_in_32_bits() -> None:
+    accumulator, seen = treadle.Accumulator(300), []
+    grads = [ops.ones((1,), "bfloat16")]
+    for _ in range(300):  # bfloat16 would stay at 256
+        accumulator.add(grads, seen.extend)
+    assert keras.backend.standardize_dtype(seen[0].dtype) == "bfloat16"
+    assert number(seen[0][0]) == 1
+    assert {v.dtype for v in accumulator.sums} == {"float32"}
+
+
+class Dying(treadle.Hook):
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def steps(self, loop: Any, logs: Any) -> None:
+        if loop.progress.step == self.at:
+            raise OSError("killed")
+
+
+def trained(directory: Path, die_at: int | None = None) -> treadle.Loop:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    task = Classifier(OPTIMIZERS["adamw"](), 4)
+    source = data.from_arrays(*rows(56), batch_size=8)  # 7 batches: windows span epochs
+    hooks = [Checkpoint(every="3 steps"), Dying(die_at)]
+    with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
+        loop.fit(source, epochs=2)
+    return loop
+
+
+def test_a_half_filled_window_is_part_of_the_state(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(OSError, match="killed"):
+        trained(tmp_path / "killed", die_at=6)  # 2 of 4 wait
+    resumed = trained(tmp_path / "killed")
+    assert number(resumed.task.accumulator.filled) == 14 % 4
+    assert number(resumed.task.optimizer.iterations) == 14 // 4
+    theirs = whole.state.arrays()
+    for path, value in resumed.state.arrays().items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)
+    assert {"accumulator/filled", "accumulator/weight", "accumulator/sums/0"} <= set(theirs)
+
+
+def test_what_waits_is_neither_weight_nor_needed_to_evaluate(tmp_path: Path) -> None:
+    class Built(Classifier):
+        def __init__(self) -> None:
+            super().__init__(OPTIMIZERS["sgd"](), 4)
+            self.model.build((None, FEATURES))
+
+        def eval_step(self, batch: Any) -> Any:
+            return {"loss": self.loss(batch[1], self.model(batch[0], training=False))}
+
+    def run() -> tuple[Any, Any]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        source, task = data.from_arrays(*rows(48), batch_size=8), Built()
+        with treadle.Loop(task, tmp_path, console=False) as loop:
+            for _ in loop.epochs(1):
+                for _ in loop.steps(source, every="auto"):
+                    pass
+            return task, loop.evaluate(source)
+
+    first, expected = run()
+    assert number(first.accumulator.filled) == 6 % 4
+    again, found = run()  # all was done, so nothing is built
+    assert again.accumulator.sums == []
+    assert found == expected
+    assert [path for path in treadle.warm_start(first, tmp_path) if "accumulator" in path] == []
+
+
+def test_a_skipped_batch_is_not_part_of_the_window() -> None:
+    x, y = rows(40)
+    bad = x.copy()
+    bad[17] = np.nan  # batch 3
+
+    def run(batches: Any) -> treadle.Loop:
+        keras.utils.set_random_seed(0)
+        task = Classifier(OPTIMIZERS["sgd"](), 4)
+        hooks = [NonFinite(action="skip")]
+        with treadle.Loop(task, hooks=hooks, console=False) as loop:
+            loop.fit(batches, epochs=1)
+        return loop
+
+    skipped = run(cut(bad, y, (8,)))
+    without = run([batch for i, batch in enumerate(cut(x, y, (8,))) if i != 2])
+    assert number(skipped.task.optimizer.iterations) == 1
+    theirs = without.state.arrays()
+    for path, value in skipped.state.arrays().items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)
+
+
+def test_other_gradients_than_before() -> None:
+    accumulator = treadle.Accumulator(2)
+    accumulator.add([ops.ones((2,)), ops.ones(())], lambda mean: None)
+    with pytest.raises(StepError) as caught:
+        accumulator.add([ops.ones((2,))], lambda mean: None)
+    assert str(caught.value) == (
+        "an Accumulator began with 2 gradients of shapes [(2,), ()], and was now given 1 of shapes "
+        "[(2,)]: use one for each list of variables"
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (0, "steps must be at least 1, not 0"),
+        (2.0, "steps must be a whole number, not 2.0: write steps=2"),
+    ],
+)
+def test_steps_is_a_whole_number(steps: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.Accumulator(steps)
+    assert str(caught.value) == message
+
+
+class Spoiled(Classifier):
+    """Moves an average in each step, as if it were an update."""
+
+    def train_step(self, batch: Any) -> Any:
+        logs = super().train_step(batch)
+        treadle.blend([self.average], self.model.trainable_variables[:1], 0.5)
+        return logs
+
+
+def test_the_kit_finds_what_is_no_large_batch() -> None:
+    batches = cut(*rows(64), (16,))
+    accumulated_equals_large_batch(
+        lambda steps: Classifier(OPTIMIZERS["adamw"](), steps), batches, steps=4
+    )
+    with pytest.raises(AssertionError, match=r"average\[.*\] is .* in 4 batches, but .* in one"):
+        accumulated_equals_large_batch(
+            lambda steps: Spoiled(OPTIMIZERS["sgd"](), steps), batches, steps=4
+        )
+
+
+def test_the_kit_needs_whole_windows() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        accumulated_equals_large_batch(
+            lambda steps: Classifier(OPTIMIZERS["sgd"](), steps), cut(*rows(48), (16,)), steps=2
+        )
+    assert str(caught.value) == ("3 batches are no multiple of steps=2: some would wait for others")
