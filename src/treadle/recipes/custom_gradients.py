@@ -1,0 +1,111 @@
+"""What people do with gradients before an optimizer gets them, all of it in one step.
+
+Each gradient's norm is logged as it came out of the loss. Then the gradients of the head are
+halved, each is clipped by its norm and by its values, and noise that fades is added. SGD, because
+Adam would undo the halving.
+"""
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+import treadle
+from treadle import data, datasets
+
+
+class GroupLasso(keras.regularizers.Regularizer):
+    """Penalize the norm of each input's weights, so that inputs are left out as a whole.
+
+    Yuan & Lin 2006. Pixels at the rim of a picture say nothing, and lose their weights.
+
+    Args:
+        amount: Weight of the penalty.
+    """
+
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+
+    def __call__(self, x: Any) -> Any:
+        """Return the penalty on a kernel of shape (inputs, units)."""
+        return self.amount * ops.sum(ops.sqrt(ops.sum(ops.square(x), axis=1) + 1e-12))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what it is made with."""
+        return {"amount": self.amount}
+
+
+class CustomGradients(treadle.Task):
+    """Classify digits with gradients that are scaled, clipped, noisy, and looked at.
+
+    Args:
+        learning_rate: Of stochastic gradient descent with momentum.
+        clip_norm: The most that each gradient's norm may be.
+        clip_value: The most that each number of a gradient may be.
+        noise: Variance of the noise in the first step.
+        batch_size: Examples in a step.
+    """
+
+    epochs = 20
+
+    def __init__(
+        self,
+        learning_rate: float = 0.1,
+        clip_norm: float = 1.0,
+        clip_value: float = 0.2,
+        noise: float = 1e-4,
+        batch_size: int = 32,
+    ) -> None:
+        regularizer = GroupLasso(1e-3)
+        self.model = keras.Sequential(
+            [
+                keras.Input((8, 8)),
+                layers.Rescaling(1 / 16),
+                layers.Flatten(),
+                layers.Dense(64, "relu", kernel_regularizer=regularizer, name="hidden"),
+                layers.Dense(10, name="head"),
+            ]
+        )
+        self.optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+        self.seed = keras.random.SeedGenerator(1)
+        self.clip_norm, self.clip_value, self.noise = clip_norm, clip_value, noise
+        self.batch_size = batch_size
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Differentiate, look, scale, clip, add noise, apply."""
+        x, y = batch
+        variables = self.model.trainable_variables
+
+        def objective() -> Any:
+            logits = self.model(x, training=True)
+            penalty = sum(self.model.losses)
+            return self.loss(y, logits) + penalty, (penalty, logits)
+
+        (loss, (penalty, logits)), grads = treadle.gradients(objective, variables)
+        norms = treadle.gradient_norms(grads, variables)
+        grads = treadle.scaled_by(grads, variables, {"*/head/*": 0.5})
+        grads = treadle.clip_by_norm(grads, self.clip_norm)
+        grads = treadle.clip_by_value(grads, self.clip_value)
+        grads = treadle.with_noise(grads, eta=self.noise, seed=self.seed)
+        self.optimizer.apply(grads, variables)
+        self.accuracy.update_state(y, logits)
+        return {"loss": loss, "penalty": penalty, **norms}
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        """Measure one batch in inference mode, without the penalty."""
+        x, y = batch
+        logits = self.model(x, training=False)
+        self.accuracy.update_state(y, logits)
+        return {"loss": self.loss(y, logits)}
+
+    def datasets(self) -> treadle.Datasets:
+        """Return 1,437 digits to train on and 360 others."""
+        digits = datasets.digits()
+        return treadle.Datasets(
+            train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),
+            validation=data.from_arrays(
+                digits.x_test, digits.y_test, batch_size=self.batch_size, shuffle=False
+            ),
+        )
