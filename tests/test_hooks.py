@@ -27,7 +27,17 @@ from treadle.watchers import Watchers
 
 NAN, INF = float("nan"), float("inf")
 MODULES = (
-    *("console", "curves", "display", "final", "lines", "monitor", "nonfinite", "plateau"),
+    *(
+        "console",
+        "curves",
+        "display",
+        "final",
+        "images",
+        "lines",
+        "monitor",
+        "nonfinite",
+        "plateau",
+    ),
     *("stopping", "values"),
 )
 
@@ -85,7 +95,7 @@ def test_defaults():
     def names(found):
         return [type(hook).__name__ for hook in found]
 
-    everything = ["Console", "JSONLines", "CSV", "FinalModel", "NonFinite"]
+    everything = ["Console", "Images", "JSONLines", "CSV", "FinalModel", "NonFinite"]
     everything += ["LearningCurve", "Checkpoint"]
     assert names(hooks.defaults(Path("runs"), quiet=False)) == everything
     assert names(hooks.defaults(Path("runs"), quiet=True)) == everything[1:]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .autodiff import substituted as substituted
     from .errors import TreadleError as TreadleError
     from .hook import Hook as Hook
+    from .images import Image as Image
+    from .images import image_grid as image_grid
     from .logs import History as History
     from .loop import Loop as Loop
     from .loss_scale import LossScale as LossScale
@@ -61,6 +63,7 @@ _NAMES = {
     "autodiff": "cond for_each gradients input_gradients minimize substituted",
     "errors": "TreadleError",
     "hook": "Hook",
+    "images": "Image image_grid",
     "logs": "History",
     "loop": "Loop",
     "loss_scale": "LossScale",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ConfigurationError
+from .images import Image
 from .progress import Progress
 
 Plain = bool | int | float | str
@@ -281,30 +282,34 @@ def plain(value: Any) -> Plain | None:
     return str(value) if array.dtype.kind == "U" else None
 
 
-def loggable(values: Mapping[str, Any], who: str) -> dict[str, Plain]:
-    """Return what is to be logged as plain Python values, tensors as numbers.
+def loggable(values: Mapping[str, Any], who: str) -> dict[str, Plain | Image]:
+    """Return what is to be logged as plain Python values, tensors as numbers, pictures as they are.
 
     Args:
-        values: Name to a scalar of any library (a tensor, also one that requires a gradient) or a
-            text.
+        values: Name to a scalar of any library (a tensor, also one that requires a gradient), a
+            text or an `Image`.
         who: Who logs it, for the message.
 
     Raises:
-        ConfigurationError: A value is neither a scalar nor a text.
+        ConfigurationError: A value is neither a scalar nor a text nor an image.
 
     Example:
         >>> loggable({"rate": np.float32(0.5), "note": "halved"}, "halve")
         {'rate': 0.5, 'note': 'halved'}
     """
-    found: dict[str, Plain] = {}
+    found: dict[str, Plain | Image] = {}
     for name, value in values.items():
+        if isinstance(value, Image):
+            found[str(name)] = value
+            continue
         scalar = plain(value) if isinstance(value, (*PLAIN, np.generic)) else _scalar(value)
         if scalar is None:
             shape = getattr(value, "shape", None)
             of = f"of shape {tuple(shape)}" if shape is not None else f"a {type(value).__name__}"
             raise ConfigurationError(
-                f"{who} logs {str(name)!r}, {of}: only scalars and texts can be logged. Reduce it, "
-                "for example with keras.ops.mean, or keep it out"
+                f"{who} logs {str(name)!r}, {of}: only scalars, texts and images can be logged. "
+                "Reduce it, for example with keras.ops.mean, make it a treadle.Image, or keep it "
+                "out"
             )
         found[str(name)] = scalar
     return found

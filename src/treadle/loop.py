@@ -349,10 +349,10 @@ class Loop:
         return self._training.metrics()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the user's own at this moment: scalars of any library, and texts.
+        """Record values of the user's own at this moment: scalars of any library, texts, images.
 
         Raises:
-            ConfigurationError: A value is neither; nothing was recorded.
+            ConfigurationError: A value is none of these; nothing was recorded.
         """
         self._record("log", loggable(values, "loop.log"))
 

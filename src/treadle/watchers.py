@@ -15,6 +15,7 @@ from .errors import ConfigurationError, DirectoryError, TreadleWarning, noting
 from .hook import Hook, LoopView
 from .hooks.checkpoint import Checkpoint
 from .hooks.lines import JSONLines, read_log
+from .images import Image
 from .logs import History, Plain, Record, StepLogs, loggable
 from .progress import Progress
 from .when import Scheduled, When
@@ -252,17 +253,18 @@ def _directory_there(directory: Path | None) -> Generator[None]:
         ) from error
 
 
-def _returned(result: Any, hook: str) -> dict[str, Plain]:
+def _returned(result: Any, hook: str) -> dict[str, Plain | Image]:
     """Return what a hook wants to be logged.
 
     Tensors are passed over: `lambda loop: loop.task.scale.assign(2.0)` returns one.
 
     Raises:
-        ConfigurationError: It returned a number or a text without a name, or no scalar under one.
+        ConfigurationError: It returned a number, a text or an image without a name, or something
+            else under one.
     """
     if isinstance(result, Mapping):
         return loggable(result, hook)
-    if isinstance(result, (bool, int, float, str, np.generic)):
+    if isinstance(result, (bool, int, float, str, np.generic, Image)):
         raise ConfigurationError(
             f"{hook} returned {result!r} without a name, so it cannot be logged: return a dict "
             "such as {'name': value}, or nothing"

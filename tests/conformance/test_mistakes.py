@@ -226,18 +226,21 @@ def test_scalars_and_texts_of_any_library_are_logged(tmp_path: Any) -> None:
     [
         (
             {"rates": np.zeros(3)},
-            "the hook hook logs 'rates', of shape (3,): only scalars and texts can be logged. "
-            "Reduce it, for example with keras.ops.mean, or keep it out",
+            "the hook hook logs 'rates', of shape (3,): only scalars, texts and images can be "
+            "logged. Reduce it, for example with keras.ops.mean, make it a treadle.Image, or keep "
+            "it out",
         ),
         (
             lambda loop: {"kernel": loop.task.model.trainable_variables[0]},
-            f"the hook hook logs 'kernel', of shape ({FEATURES}, 5): only scalars and texts can be "
-            "logged. Reduce it, for example with keras.ops.mean, or keep it out",
+            f"the hook hook logs 'kernel', of shape ({FEATURES}, 5): only scalars, texts and "
+            "images can be logged. Reduce it, for example with keras.ops.mean, make it a "
+            "treadle.Image, or keep it out",
         ),
         (
             {"nothing": None},
-            "the hook hook logs 'nothing', a NoneType: only scalars and texts can be logged. "
-            "Reduce it, for example with keras.ops.mean, or keep it out",
+            "the hook hook logs 'nothing', a NoneType: only scalars, texts and images can be "
+            "logged. Reduce it, for example with keras.ops.mean, make it a treadle.Image, or keep "
+            "it out",
         ),
         (
             "half way",

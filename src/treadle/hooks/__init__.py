@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
+    from .images import Images
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
@@ -29,6 +30,7 @@ _PUBLIC = {
     "EarlyStopping": "stopping",
     "NonFinite": "nonfinite",
     "FinalModel": "final",
+    "Images": "images",
     "LearningCurve": "curves",
     "ReduceOnPlateau": "plateau",
     "Watchdog": "watchdog",
@@ -40,6 +42,7 @@ __all__ = [
     "Console",
     "EarlyStopping",
     "FinalModel",
+    "Images",
     "JSONLines",
     "LearningCurve",
     "NonFinite",
@@ -77,11 +80,12 @@ def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
+    from .images import Images
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
 
     hooks: list[Hook] = [] if quiet else [Console()]
     if directory is None:
         return [*hooks, NonFinite()]
-    written = [JSONLines(), CSV(), FinalModel(), NonFinite(), LearningCurve(), Checkpoint()]
-    return [*hooks, *written]
+    written = [Images(), JSONLines(), CSV(), FinalModel(), NonFinite(), LearningCurve()]
+    return [*hooks, *written, Checkpoint()]

@@ -2,7 +2,8 @@
 
 Both go on where the run goes on: lines of later steps than the one it starts from are cut, so that
 no step is there twice. Epochs are counted from 1, as messages do. A value called like one of the
-log's own columns gets an underscore at its end; what is neither a number nor a text is left out.
+log's own columns gets an underscore at its end; what is neither a number nor a text is left out,
+except for pictures: the line has the path of the file that `Images` writes, in the run directory.
 """
 
 import csv
@@ -20,6 +21,7 @@ from ..directory import LOG
 from ..errors import ConfigurationError, DataError
 from ..hook import Hook, LoopView
 from ..logs import Array, Record, StepLogs
+from .images import paths
 from .values import Plain, plain
 
 OWN = ("kind", "epoch", "step", "seconds")
@@ -83,10 +85,12 @@ class JSONLines(Hook):
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write a record."""
-        values = {name: _strict(value) for name, value in _plain_values(record.values).items()}
+        files = paths(record) if loop.directory is not None else {}
+        values = _plain_values({**record.values, **files})
         at = record.progress
         head = {"kind": record.kind, "epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
-        self._write(json.dumps(head | values, allow_nan=False) + "\n")
+        strict = {name: _strict(value) for name, value in values.items()}
+        self._write(json.dumps(head | strict, allow_nan=False) + "\n")
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Close the file."""

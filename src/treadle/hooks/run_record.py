@@ -18,6 +18,7 @@ from ..logs import StepLogs
 from ..options import backend_name, precision_name, run_seed
 from ..progress import Progress
 from .final import read_arrays
+from .images import remove as remove_images
 
 LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, "curves.png")
 
@@ -74,6 +75,7 @@ class RunRecord(Hook):
                 self._refuse_strangers()
             elif fresh:
                 self._remove()
+                remove_images(path)
             wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
             self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
             self._seen = self._version()
