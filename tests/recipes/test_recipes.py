@@ -3,44 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from recipe_runs import run
 
-import treadle
 from treadle.errors import BackendError
 from treadle.recipes import find, resolve
 
 NATIVE = [name for name, recipe in find().items() if recipe.backend]
-SHAPES = {"mnist": (28, 28), "cifar10": (32, 32, 3)}
-
-
-@pytest.fixture(autouse=True)
-def data(tmp_path, monkeypatch):
-    """Small data sets that can be learned: a picture for each class, and noise."""
-    random = np.random.default_rng(0)
-    for name, shape in SHAPES.items():
-        pictures = random.integers(0, 200, (10, *shape))
-        arrays = {}
-        for split, rows in (("train", 400), ("test", 100)):
-            y = np.arange(rows) % 10
-            arrays[f"x_{split}"] = (pictures[y] + random.integers(0, 56, (rows, *shape))).astype(
-                "uint8"
-            )
-            arrays[f"y_{split}"] = y.astype("uint8")
-        np.savez(tmp_path / f"{name}.npz", **arrays)
-    monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
-
-
-def run(name, *settings, **lasts):
-    """Train a recipe as the command line does; returns what was made and the loop."""
-    recipe = resolve(name)
-    if recipe.backend not in (None, keras.config.backend()):
-        pytest.skip(f"{name} runs on {recipe.backend} only")
-    keras.backend.clear_session()
-    treadle.setup(seed=0)
-    made = recipe.make(recipe.settings(settings))
-    datasets = made.datasets()
-    with treadle.Loop(made.task, hooks=made.hooks(), console=False) as loop:
-        loop.fit(datasets.train, datasets.validation, **(lasts or made.lasts))
-    return made, loop
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -1,0 +1,126 @@
+"""A small network learns from a large one, beside its twin that learns from the labels alone.
+
+Knowledge distillation (Hinton, Vinyals & Dean 2015, https://arxiv.org/abs/1503.02531). The teacher
+learns in the first steps and is frozen from then on; `treadle.cond` says which. Both students have
+the same start and see the same batches, so that their accuracies tell what the teacher is worth.
+"""
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+import treadle
+from treadle import data, datasets
+
+
+class Distillation(treadle.Task):
+    """Teach a small MNIST classifier by a large frozen one, beside the same one without a teacher.
+
+    Args:
+        units: Width of the students' hidden layer.
+        temperature: By what logits are divided before they are compared.
+        trust: From 0 (only labels) to 1 (only the teacher).
+        teacher_steps: How many steps the teacher learns, before the students begin.
+        learning_rate: Adam's, for all three.
+        batch_size: Examples in a step.
+    """
+
+    epochs = 25
+
+    def __init__(
+        self,
+        units: int = 32,
+        temperature: float = 4.0,
+        trust: float = 0.9,
+        teacher_steps: int = 4690,
+        learning_rate: float = 1e-3,
+        batch_size: int = 128,
+    ) -> None:
+        self.teacher = keras.Sequential(
+            [
+                keras.Input((784,)),
+                layers.Dropout(0.2),
+                layers.Dense(512, activation="relu"),
+                layers.Dropout(0.5),
+                layers.Dense(512, activation="relu"),
+                layers.Dropout(0.5),
+                layers.Dense(10),
+            ]
+        )
+        self.student, self.alone = small(units), small(units)
+        self.alone.set_weights(self.student.get_weights())
+        self.optimizers = {
+            name: keras.optimizers.Adam(learning_rate) for name in ("teacher", "student", "alone")
+        }
+        self.cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.metrics = {
+            f"{name}_accuracy": keras.metrics.SparseCategoricalAccuracy()
+            for name in ("teacher", "student", "alone")
+        }
+        self.temperature, self.trust = temperature, trust
+        self.teacher_steps, self.batch_size = teacher_steps, batch_size
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Teach the teacher first, and from then on the students."""
+        x, y = batch
+        taught = treadle.step() >= self.teacher_steps
+        loss = treadle.cond(taught, lambda: self.distil(x, y), lambda: self.teach(x, y))
+        counts = ops.cast(taught, "float32")
+        return {
+            "teacher_loss": treadle.weighted(loss, 1 - counts),
+            "student_loss": treadle.weighted(loss, counts),
+        }
+
+    def teach(self, x: Any, y: Any) -> Any:
+        """Let the teacher follow the labels."""
+        return treadle.minimize(
+            lambda: self.cross_entropy(y, self.teacher(x, training=True)),
+            self.teacher,
+            self.optimizers["teacher"],
+        )
+
+    def distil(self, x: Any, y: Any) -> Any:
+        """Let one student follow teacher and labels, the other one the labels alone."""
+        soft = ops.softmax(self.teacher(x, training=False) / self.temperature)
+
+        def objective() -> Any:
+            logits = self.student(x, training=True)
+            likeness = ops.sum(soft * ops.log_softmax(logits / self.temperature), axis=-1)
+            # Gradients shrink with the square of the temperature, and labels must not outweigh.
+            from_teacher = -ops.mean(likeness) * self.temperature**2
+            from_labels = self.cross_entropy(y, logits)
+            return self.trust * from_teacher + (1 - self.trust) * from_labels
+
+        treadle.minimize(
+            lambda: self.cross_entropy(y, self.alone(x, training=True)),
+            self.alone,
+            self.optimizers["alone"],
+        )
+        return treadle.minimize(objective, self.student, self.optimizers["student"])
+
+    def eval_step(self, batch: Any) -> None:
+        """Count how often each of the three is right."""
+        x, y = batch
+        for name in self.optimizers:
+            self.metrics[f"{name}_accuracy"].update_state(y, getattr(self, name)(x, training=False))
+
+    def datasets(self) -> treadle.Datasets:
+        """Return MNIST as rows of 784 numbers from 0 to 1."""
+        mnist = datasets.mnist()
+        train, test = (
+            x.reshape(-1, 784).astype("float32") / 255 for x in (mnist.x_train, mnist.x_test)
+        )
+        return treadle.Datasets(
+            train=data.from_arrays(train, mnist.y_train, batch_size=self.batch_size),
+            validation=data.from_arrays(
+                test, mnist.y_test, batch_size=self.batch_size, shuffle=False
+            ),
+        )
+
+
+def small(units: int) -> Any:
+    """Return a network with one small hidden layer."""
+    return keras.Sequential(
+        [keras.Input((784,)), layers.Dense(units, activation="relu"), layers.Dense(10)]
+    )

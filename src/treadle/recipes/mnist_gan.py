@@ -1,0 +1,91 @@
+"""Two networks against each other: one makes digits, the other tells them from real ones.
+
+The two losses come from one forward pass of both networks (Goodfellow et al. 2014,
+https://arxiv.org/abs/1406.2661), each is differentiated for its own weights, and each network has
+an optimizer of its own. A grid of samples, always from the same noise, shows after each epoch what
+the generator has learned.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle import data, datasets
+from treadle.hook import LoopView
+
+NOISE = 100
+
+
+class MnistGAN(treadle.Task):
+    """Make MNIST digits with a generative adversarial network, both gradients from one pass.
+
+    Args:
+        learning_rate: Adam's, for each of the two.
+        batch_size: Real digits in a step, and made ones.
+    """
+
+    epochs = 100
+
+    def __init__(self, learning_rate: float = 2e-4, batch_size: int = 128) -> None:
+        self.generator = keras.Sequential(
+            [
+                keras.Input((NOISE,)),
+                layers.Dense(128, activation="relu"),
+                layers.Dense(784, activation="tanh"),
+            ]
+        )
+        self.discriminator = keras.Sequential(
+            [keras.Input((784,)), layers.Dense(128, activation="relu"), layers.Dense(1)]
+        )
+        self.g_optimizer = keras.optimizers.Adam(learning_rate)
+        self.d_optimizer = keras.optimizers.Adam(learning_rate)
+        self.cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+        self.seeds = keras.random.SeedGenerator()
+        self.shown = np.random.default_rng(0).normal(size=(64, NOISE)).astype("float32")
+        self.batch_size = batch_size
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Run both networks once, then let each follow its own gradient."""
+        noise = keras.random.normal((batch.shape[0], NOISE), seed=self.seeds)
+
+        def objective() -> Any:
+            fake = self.generator(noise, training=True)
+            of_real = self.discriminator(batch, training=True)
+            of_fake = self.discriminator(fake, training=True)
+            yes, no = ops.ones_like(of_fake), ops.zeros_like(of_fake)
+            return {
+                "d": self.cross_entropy(yes, of_real) + self.cross_entropy(no, of_fake),
+                "g": self.cross_entropy(yes, of_fake),
+            }
+
+        losses, gradients = treadle.gradients(
+            objective, {"d": self.discriminator, "g": self.generator}
+        )
+        with treadle.phase("discriminator", owns=[self.discriminator, self.d_optimizer]):
+            self.d_optimizer.apply(gradients["d"], self.discriminator.trainable_variables)
+        with treadle.phase("generator", owns=[self.generator, self.g_optimizer]):
+            self.g_optimizer.apply(gradients["g"], self.generator.trainable_variables)
+        return {"d_loss": losses["d"], "g_loss": losses["g"]}
+
+    def generate(self, noise: Any) -> Any:
+        """Return images of shape (n, 28, 28), from 0 to 1, for noise of shape (n, 100)."""
+        return (ops.reshape(self.generator(noise, training=False), (-1, 28, 28)) + 1) / 2
+
+    def hooks(self) -> list[Any]:
+        """Show samples after each epoch."""
+        return [treadle.every("1 epoch", self.samples)]
+
+    def samples(self, loop: LoopView) -> dict[str, Any]:
+        """Return a grid of what the generator makes of the same noise as always."""
+        made = loop.call(self.generate, self.shown)
+        return {"samples": treadle.image_grid(made, columns=8)}
+
+    def datasets(self) -> treadle.Datasets:
+        """Return all of MNIST's training digits as rows of 784 numbers from -1 to 1."""
+        rows = datasets.mnist().x_train.reshape(-1, 784).astype("float32") / 127.5 - 1
+        return treadle.Datasets(
+            train=data.from_arrays(rows, batch_size=self.batch_size, drop_last=True)
+        )

@@ -1,0 +1,106 @@
+"""A loss of two terms, one of which is let in slowly.
+
+Variational autoencoder (Kingma & Welling 2014, https://arxiv.org/abs/1312.6114) on digits: what
+describing an image costs (`reconstruction`), and how much its code says (`kl`), both in nats per
+image. Their sum is a bound on how improbable the image is, of which the negative is called `elbo`.
+The weight of the second term grows from 0 to 1 over the first steps (Bowman et al. 2016,
+https://arxiv.org/abs/1511.06349), so that codes come into use before they cost.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle import data, datasets
+from treadle.hook import LoopView
+
+
+class VariationalAutoencoder(treadle.Task):
+    """Encode MNIST digits in a few numbers and make new ones, with an annealed KL weight.
+
+    Args:
+        code: Numbers in a code.
+        units: Width of the hidden layers.
+        annealing_steps: After how many steps the KL term has its whole weight.
+        learning_rate: Adam's.
+        batch_size: Examples in a step.
+    """
+
+    epochs = 20
+
+    def __init__(
+        self,
+        code: int = 16,
+        units: int = 400,
+        annealing_steps: int = 2000,
+        learning_rate: float = 1e-3,
+        batch_size: int = 128,
+    ) -> None:
+        self.encoder = keras.Sequential(
+            [
+                keras.Input((784,)),
+                layers.Dense(units, activation="relu"),
+                layers.Dense(2 * code),
+            ]
+        )
+        self.decoder = keras.Sequential(
+            [keras.Input((code,)), layers.Dense(units, activation="relu"), layers.Dense(784)]
+        )
+        self.optimizer = keras.optimizers.Adam(learning_rate)
+        self.seeds = keras.random.SeedGenerator()
+        self.shown = np.random.default_rng(0).normal(size=(64, code)).astype("float32")
+        self.annealing_steps, self.batch_size = annealing_steps, batch_size
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Follow the gradient of both terms, the second as far as it is let in."""
+        weight = ops.minimum(ops.cast(treadle.step(), "float32") / self.annealing_steps, 1.0)
+
+        def objective() -> Any:
+            reconstruction, kl = self.terms(batch)
+            return reconstruction + weight * kl, (reconstruction, kl)
+
+        variables = [*self.encoder.trainable_variables, *self.decoder.trainable_variables]
+        loss, (reconstruction, kl) = treadle.minimize(objective, variables, self.optimizer)
+        parts = {"reconstruction": reconstruction, "kl": kl, "kl_weight": weight}
+        return {"loss": loss, "elbo": -reconstruction - kl, **parts}
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        """Measure both terms, each with its whole weight."""
+        reconstruction, kl = self.terms(batch)
+        return {"elbo": -reconstruction - kl, "reconstruction": reconstruction, "kl": kl}
+
+    def terms(self, x: Any) -> tuple[Any, Any]:
+        """Return the cost of describing images and of their codes: means, in nats per image."""
+        mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
+        noise = keras.random.normal(mean.shape, seed=self.seeds)
+        logits = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
+        pixels = ops.softplus(logits) - x * logits  # binary cross-entropy of each
+        kl = 0.5 * ops.sum(mean**2 + ops.exp(log_variance) - log_variance - 1, axis=-1)
+        return ops.mean(ops.sum(pixels, axis=-1)), ops.mean(kl)
+
+    def generate(self, codes: Any) -> Any:
+        """Return images of shape (n, 28, 28), from 0 to 1, for codes of shape (n, code)."""
+        return ops.reshape(ops.sigmoid(self.decoder(codes)), (-1, 28, 28))
+
+    def hooks(self) -> list[Any]:
+        """Show samples after each epoch."""
+        return [treadle.every("1 epoch", self.samples)]
+
+    def samples(self, loop: LoopView) -> dict[str, Any]:
+        """Return a grid of what the decoder makes of the same random codes as always."""
+        made = loop.call(self.generate, self.shown)
+        return {"samples": treadle.image_grid(made, columns=8)}
+
+    def datasets(self) -> treadle.Datasets:
+        """Return MNIST's digits as rows of 784 numbers from 0 to 1."""
+        mnist = datasets.mnist()
+        train, test = (
+            x.reshape(-1, 784).astype("float32") / 255 for x in (mnist.x_train, mnist.x_test)
+        )
+        return treadle.Datasets(
+            train=data.from_arrays(train, batch_size=self.batch_size, drop_last=True),
+            validation=data.from_arrays(test, batch_size=self.batch_size, shuffle=False),
+        )
