@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("parity", "backends", "startup", "speed", "checkpoints", "reliability")
+NAMES = ("parity", "backends", "startup", "speed", "checkpoints", "reliability", "programs")
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:

@@ -1,0 +1,159 @@
+"""Do recipes show on the real data what they must? Runs them as a user does, with `treadle run`.
+
+Results are kept in benchmarks/programs.json, from which docs/programs.md is written: so recipes can
+be run one after another, and one alone again.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from treadle.recipes import find
+
+from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
+
+BACKENDS = ("tensorflow", "jax", "torch")
+RESULTS = Path(__file__).with_name("programs.json")
+DOCS = Path(__file__).parent.parent / "docs"
+Results = dict[str, dict[str, Any]]
+
+
+def main(arguments: list[str]) -> None:
+    """Run recipes, keep what they showed, and write the page."""
+    parser = argparse.ArgumentParser(prog="scripts/bench programs", description=__doc__)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="all, if none is named")
+    parser.add_argument("--backend", choices=BACKENDS, action="append")
+    parser.add_argument("--all-backends", action="store_true")
+    parser.add_argument("--minutes", type=float, default=15, help="a run may take so long")
+    parser.add_argument("--only-page", action="store_true", help="write the page from what is kept")
+    chosen = parser.parse_args(arguments)
+    strange = set(chosen.recipes) - set(find())
+    if strange:
+        parser.error(f"there is no recipe {', '.join(sorted(strange))}")
+    kept: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in [] if chosen.only_page else chosen.recipes or find():
+        backends = BACKENDS if chosen.all_backends else chosen.backend
+        for backend in _backends(name, backends):
+            found = kept[f"{name} {backend}"] = measured(name, backend, chosen.minutes)
+            print(_row(name, backend, found), flush=True)
+            RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    (DOCS / "programs.md").write_text(page(kept))
+
+
+def measured(name: str, backend: str, minutes: float, docs: Path = DOCS) -> dict[str, Any]:
+    """Run a recipe with all its settings, and return what the page says of it."""
+    program = PROGRAMS.get(name) or unknown()
+    with TemporaryDirectory() as folder:
+        runs: dict[str, Run] = {}
+        for number, (label, settings) in enumerate(program.runs.items()):
+            directory = Path(folder) / str(number)
+            fault, seconds = _run(name, backend, settings, directory, minutes)
+            if fault:
+                about = f" ({label})" if label else ""
+                return _facts(backend, False, f"{fault}{about}", seconds)
+            runs[label] = Run(directory, seconds)
+        shown, text = program.judge(runs)
+        found = _facts(backend, shown, text, runs[PLAIN].seconds)
+        if backend == _backends(name, None)[0]:
+            found["pictures"] = _pictures(name, program, runs[PLAIN], docs)
+        return found
+
+
+def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the page of all that is kept of recipes that there still are."""
+    present = {
+        (name, backend): kept[f"{name} {backend}"]
+        for name in find()
+        for backend in BACKENDS
+        if f"{name} {backend}" in kept
+    }
+    versions = {k: v for found in present.values() for k, v in found["versions"].items()}
+    lines = [
+        "# What the recipes show",
+        "",
+        "Each recipe on the real data, as `treadle run NAME --seed 0` runs it, beside what it must "
+        "show. Written by\n`scripts/bench programs`; `--all-backends` runs each on every backend.",
+        "",
+        f"{', '.join(f'{name} {v}' for name, v in sorted(versions.items()))}; Python "
+        f"{platform.python_version()}, {os.cpu_count()} CPU cores. Seconds are those of\nthe whole "
+        "command, on a machine that had other work as well: the page is about what is learned. The "
+        "data are\nJPEG copies of MNIST and CIFAR-10.",
+        "",
+        "| recipe | backend | must show | measured | shown | seconds |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(_row(name, backend, found) for (name, backend), found in present.items()),
+    ]
+    for (name, _), found in present.items():
+        for picture in found.get("pictures", ()):
+            lines += ["", f"## {name}", "", f"![{name}: {picture['name']}]({picture['file']})"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, backend: str, found: Mapping[str, Any]) -> str:
+    shown = {True: "yes", False: "**no**", None: "–"}[found["shown"]]
+    must = PROGRAMS[name].must if name in PROGRAMS else ""
+    cells = (f"`{name}`", backend, must, found["measured"], shown, f"{found['seconds']:.0f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def _backends(name: str, asked: Any) -> tuple[str, ...]:
+    """Return where a recipe is to run: its own backend if it has one, else what was asked for."""
+    own = find()[name].backend
+    if own is not None:
+        return (own,)
+    return tuple(asked or [(PROGRAMS.get(name) or unknown()).backend])
+
+
+def _run(
+    name: str, backend: str, settings: Settings, directory: Path, minutes: float
+) -> tuple[str, float]:
+    """Run a recipe by the command line; returns what went wrong, if anything, and the seconds."""
+    command = [sys.executable, "-c", "import treadle.cli; treadle.cli.main()", "run", name]
+    command += ["--backend", backend, "--seed", "0", "--directory", str(directory), "--quiet"]
+    command += [part for setting in settings for part in ("--set", setting)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("KERAS_BACKEND", None)  # the option says it
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60 * minutes
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {minutes:g} minutes", 60 * minutes
+    seconds = time.monotonic() - started
+    if done.returncode == 0:
+        return "", seconds
+    print(done.stderr, file=sys.stderr)
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"failed: {lines[-1]}".replace("|", "/"), seconds
+
+
+def _facts(backend: str, shown: bool | None, text: str, seconds: float) -> dict[str, Any]:
+    packages = ("keras", backend)
+    return {
+        "shown": shown,
+        "measured": text,
+        "seconds": round(seconds, 1),
+        "versions": {package: version(package) for package in packages},
+    }
+
+
+def _pictures(name: str, program: Program, run: Run, docs: Path) -> list[dict[str, str]]:
+    """Copy a run's newest pictures into the documentation."""
+    found: list[dict[str, str]] = []
+    for picture in program.pictures:
+        file = f"images/{name}-{picture}.png"
+        (docs / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(run.picture(picture), docs / file)
+        found.append({"name": picture, "file": file})
+    return found

@@ -1,0 +1,184 @@
+"""The benchmark of the recipes: its judgements, its page, and a run."""
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import programs
+from benchmarks.programs_musts import PLAIN, PROGRAMS, Run
+from treadle.images import Image
+from treadle.recipes import find
+
+
+def run_of(folder: Path, epochs: list[dict], steps: list[dict] | None = None) -> Run:
+    """A run whose log says this."""
+    folder.mkdir(exist_ok=True)
+    lines = [{"step": i, **values} for i, values in enumerate(steps or [], start=1)]
+    for number, values in enumerate(epochs, start=1):
+        head = {"kind": "epoch", "epoch": number, "step": 10 * number, "seconds": 1.0}
+        lines.append(head | values)
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Run(folder, 1.0)
+
+
+STARTS = {
+    "wgan-gp": {"wasserstein": 8.0, "slope": 1.3, "penalty": 0.3},
+    "vae": {"val_elbo": -130.0},
+    "activity-regularization": {"regularization": 4.0},
+    "mnist-mlp": {"loss": 17.1, "val_accuracy": 0.8},
+    "mnist-gan": {"d_loss": 1.3, "g_loss": 0.8, "samples": "images/samples-10.png"},
+    "cifar10-cnn": {"loss": 1.6, "accuracy": 0.4, "val_accuracy": 0.5},
+}
+ENDS = [
+    ("digits", {"val_accuracy": 0.97}, {"val_accuracy": 0.96}, "validation accuracy 97.0%"),
+    ("mnist-functional", {"val_accuracy": 0.64}, {"val_accuracy": 0.9}, "accuracy 64.0%"),
+    (
+        "mnist-mlp",
+        {"loss": 0.81, "val_accuracy": 0.925},
+        {"loss": 0.81, "val_accuracy": 0.9},
+        "training loss 17.1 → 0.81, validation accuracy 92.5%",
+    ),
+    (
+        "cifar10-cnn",
+        {"loss": 0.7, "accuracy": 0.75, "val_accuracy": 0.7},
+        {"loss": 0.7, "accuracy": 0.7, "val_accuracy": 0.7},
+        "training accuracy 40.0% → 75.0%, test 70.0%",
+    ),
+    (
+        "activity-regularization",
+        {"regularization": 1.0},
+        {"regularization": 5.0},
+        "regularization 4.00 → 1.00",
+    ),
+    (
+        "mnist-gan",
+        {"d_loss": 1.0, "g_loss": 1.1, "samples": "images/samples-20.png"},
+        {"d_loss": 1.0, "g_loss": 1.1},
+        "d_loss 1.30 → 1.00, g_loss 0.80 → 1.10, 2 grids",
+    ),
+    (
+        "wgan-gp",
+        {"wasserstein": 2.0, "slope": 1.01, "penalty": 0.02},
+        {"wasserstein": 2.0, "slope": 1.3, "penalty": 0.02},
+        "estimate 8.00 → 2.00, mean slope 1.010",
+    ),
+    ("vae", {"val_elbo": -105.0}, {"val_elbo": -140.0}, "-130.0 → -105.0 nats"),
+    (
+        "distillation",
+        {"val_student_accuracy": 0.97, "val_alone_accuracy": 0.96, "val_teacher_accuracy": 0.98},
+        {"val_student_accuracy": 0.96, "val_alone_accuracy": 0.96, "val_teacher_accuracy": 0.98},
+        "student 97.00%, alone 96.00%, teacher 98.00%",
+    ),
+    (
+        "adversarial-training",
+        {
+            "val_robust_attacked": 0.9,
+            "val_plain_attacked": 0.1,
+            "val_robust_clean": 0.97,
+            "val_plain_clean": 0.98,
+        },
+        {
+            "val_robust_attacked": 0.5,
+            "val_plain_attacked": 0.1,
+            "val_robust_clean": 0.97,
+            "val_plain_clean": 0.98,
+        },
+        "attacked: 90.0%, the plain one 10.0%; not attacked: 97.0% and 98.0%",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad", "text"), ENDS, ids=[end[0] for end in ENDS])
+def test_what_was_shown_is_read_off_the_log(name, good, bad, text, tmp_path):
+    begin = STARTS.get(name, {})
+    shown, told = PROGRAMS[name].judge({PLAIN: run_of(tmp_path / "good", [begin, good])})
+    assert shown is True
+    assert text in told
+    assert PROGRAMS[name].judge({PLAIN: run_of(tmp_path / "bad", [begin, bad])})[0] is False
+
+
+def test_teacher_forcing_is_compared_with_its_absence(tmp_path):
+    def runs(**exact):
+        names = {PLAIN: "plain", "no forcing": "none", "forcing to the end": "all"}
+        return {
+            name: run_of(tmp_path / short, [{"val_exact": exact[short]}])
+            for name, short in names.items()
+        }
+
+    program = PROGRAMS["teacher-forcing"]
+    assert set(program.runs) == set(runs(plain=1, none=1, all=1))
+    shown, told = program.judge(runs(plain=0.97, none=0.5, all=0.9))
+    assert shown is True
+    assert told == "exact match 97.0%; no forcing 50.0%; forcing to the end 90.0%"
+    assert program.judge(runs(plain=0.94, none=0.5, all=0.9))[0] is False
+    assert program.judge(runs(plain=0.97, none=0.98, all=0.9))[0] is False
+
+
+def test_every_entry_is_of_a_recipe():
+    assert set(PROGRAMS) <= set(find())
+
+
+def test_a_recipe_is_run_by_the_command_line(tmp_path):
+    backend = keras.config.backend()
+    found = programs.measured("linear", backend, minutes=5, docs=tmp_path)
+    assert found["shown"] is True
+    assert "times its start" in found["measured"]
+    assert found["seconds"] > 0
+    assert set(found["versions"]) == {"keras", backend}
+
+
+def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
+    found = programs.measured("linear", "jax", minutes=0.001, docs=tmp_path)
+    assert (found["shown"], found["measured"]) == (False, "not done after 0.001 minutes")
+    monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
+    found = programs.measured("mnist-mlp", keras.config.backend(), minutes=5, docs=tmp_path)
+    assert found["shown"] is False
+    assert found["measured"].startswith("failed: ")
+    assert "mnist.npz" in found["measured"]
+
+
+def test_the_newest_picture_goes_to_the_documentation(tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for step in (10, 20):
+        picture = Image(np.full((2, 2), step, "uint8"))
+        (images / f"samples-{step}.png").write_bytes(picture.png())
+    epochs = [{"samples": f"images/samples-{step}.png"} for step in (10, 20)]
+    run, docs = run_of(tmp_path, epochs), tmp_path / "docs"
+    docs.mkdir()
+    found = programs._pictures("mnist-gan", PROGRAMS["mnist-gan"], run, docs)
+    assert found == [{"name": "samples", "file": "images/mnist-gan-samples.png"}]
+    newest = (images / "samples-20.png").read_bytes()
+    assert (docs / "images" / "mnist-gan-samples.png").read_bytes() == newest
+
+
+def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():
+    versions = {"keras": "3.15.1", "jax": "0.10.1"}
+    facts = {"shown": True, "measured": "good", "seconds": 12.3, "versions": versions}
+    kept = {
+        "mnist-gan jax": facts
+        | {"pictures": [{"name": "samples", "file": "images/mnist-gan-samples.png"}]},
+        "digits jax": facts | {"shown": False},
+        "whatever-was jax": facts,
+    }
+    page = programs.page(kept)
+    must = PROGRAMS["digits"].must
+    assert f"| `digits` | jax | {must} | good | **no** | 12 |" in page
+    assert "![mnist-gan: samples](images/mnist-gan-samples.png)" in page
+    assert "whatever-was" not in page
+    assert "jax 0.10.1, keras 3.15.1" in page
+
+
+def test_where_a_recipe_runs():
+    assert programs._backends("linear-native", ("jax", "torch")) == ("tensorflow",)
+    assert programs._backends("linear", ("jax", "torch")) == ("jax", "torch")
+    assert programs._backends("linear", None) == (PROGRAMS["linear"].backend,)
+
+
+def test_an_unknown_recipe_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        programs.main(["digit"])
+    assert "there is no recipe digit" in capsys.readouterr().err
