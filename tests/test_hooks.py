@@ -27,18 +27,8 @@ from treadle.watchers import Watchers
 
 NAN, INF = float("nan"), float("inf")
 MODULES = (
-    *(
-        "console",
-        "curves",
-        "display",
-        "final",
-        "images",
-        "lines",
-        "monitor",
-        "nonfinite",
-        "plateau",
-    ),
-    *("stopping", "values"),
+    *("console", "curves", "display", "events", "final", "images", "lines", "monitor"),
+    *("nonfinite", "plateau", "profiler", "stopping", "tensorboard", "values"),
 )
 
 

@@ -133,8 +133,8 @@ class LoopView(Protocol):
 class Hook:
     """Something that watches a run; override what you need.
 
-    A hook may also have `when`, a `treadle.when.When`: windows then end at these moments, so that
-    the state it sees there is exactly of that step.
+    A hook may also have `when`, a `treadle.when.When` or several: windows then end at these
+    moments, so that the state it sees there is exactly of that step.
 
     Example:
         >>> class Loud(Hook):
@@ -145,8 +145,14 @@ class Hook:
     def start(self, loop: LoopView) -> None:
         """Called before the first step of a call that trains."""
 
+    def before(self, loop: LoopView) -> None:
+        """Called before each window; the state is exactly that after `loop.progress.step`."""
+
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Called after each window with every step's values; cheap work only."""
+
+    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Called before each validation, with None, and after it, with its results: `val_…`."""
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Called with each record: the end of an epoch, a validation, or a log of the user's."""

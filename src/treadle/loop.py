@@ -4,7 +4,7 @@ Everything that trains goes through `Loop._windows`, in one order:
 
     plan      how many steps run until somebody looks: an event, the end of the call
     read      that many batches, unless they were read while the window before ran
-    run       them as one compiled call; the state is then that after the last of them
+    run       them as one compiled call, once hooks were told; the state is then that after the last
     account   progress: steps, batches, examples, seconds
     log       every step's values, fetched at once, go to the history and the hooks
     validate  where it is due
@@ -476,6 +476,7 @@ class Loop:
 
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
+        self._watchers.tell("before", self)  # first: what it changes may need another program
         note = self._training.recompiled(window)
         if note:
             self.log({"note": note})
@@ -553,8 +554,12 @@ class Loop:
         """Evaluate the validation sets, unless that was just done."""
         if self._validation is None:
             return {}
-        done = self._validation.results_of(self.progress.step)
-        return done or self._validation.run(self.evaluate, self.progress)
+        results = self._validation.results_of(self.progress.step)
+        if not results:
+            self._watchers.tell("validation", self, None)
+            results = self._validation.run(self.evaluate, self.progress)
+            self._watchers.tell("validation", self, results)
+        return results
 
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
         record = Record(kind, self.progress, dict(values))

@@ -163,14 +163,21 @@ class Watchers:
 
     def events(self) -> list[When]:
         """Return the moments at which some hook looks at the state."""
-        own = [when for hook in self._hooks if (when := getattr(hook, "when", None))]
-        return [scheduled.when for scheduled in self._scheduled] + own
+        events = [scheduled.when for scheduled in self._scheduled]
+        for hook in self._hooks:
+            when: When | Sequence[When] | None = getattr(hook, "when", None)
+            events += [when] if isinstance(when, When) else when or ()
+        return events
 
     def tell(self, what: str, loop: LoopView, *arguments: Any) -> None:
-        """Call a method of every hook."""
+        """Call a method of every hook that has its own."""
+        nothing = getattr(Hook, what)
         for hook in self._hooks:
+            method = getattr(hook, what)
+            if getattr(method, "__func__", None) is nothing:  # of many windows, each costs its time
+                continue
             with self._run(f"{type(hook).__name__}.{what}", loop):
-                getattr(hook, what)(loop, *arguments)
+                method(loop, *arguments)
 
     def say(self, text: str, style: str = "dim") -> None:
         """Show a sentence, if it is one, where progress is shown."""

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from recipe_runs import run
 
+import treadle
 from treadle.errors import BackendError
 from treadle.recipes import find, resolve
 

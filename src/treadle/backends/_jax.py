@@ -6,6 +6,7 @@ Users never see state being passed around.
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.extend.core import Var, jaxpr_as_fun
 
 from ..options import Options
 from . import hints
+from ._jax_trace import tracing
 from ._jax_windows import JaxExecutor, device_batch, keras_random
 from .base import (
     Executor,
@@ -259,6 +261,10 @@ class JaxBackend:
             "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
             "threads": len(os.sched_getaffinity(0)),
         }
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
         """JAX keeps no random state."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ..options import Options
 from . import hints
+from ._tensorflow_trace import tracing
 from ._tensorflow_windows import TensorFlowExecutor, device, tensors
 from .base import (
     Executor,
@@ -190,6 +192,10 @@ class TensorFlowBackend:
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
         return {"devices": devices, "threads": threads or len(os.sched_getaffinity(0))}
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
         """Keras draws from its own seeds alone."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from . import hints
 from ._torch_capture import CaptureExecutor
 from ._torch_proof import device
 from ._torch_recording import current
+from ._torch_trace import tracing
 from .base import (
     Executor,
     Losses,
@@ -150,6 +152,10 @@ class TorchBackend:
         """Return how many devices and threads there are."""
         devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
         return {"devices": devices, "threads": torch.get_num_threads()}
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
         """Put torch's generator back afterwards: unseeded Dropout draws from it."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import keras
@@ -408,6 +409,14 @@ class Backend(Protocol):
 
     def computes_on(self) -> dict[str, Any]:
         """Return what bits depend on beside the program: `devices` and `threads`."""
+        ...
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the framework's profiler watches.
+
+        At its end `directory` holds `trace.json.gz`, which Perfetto opens, and below `plugins` what
+        TensorBoard does, where the framework writes such.
+        """
         ...
 
     def own_random(self) -> AbstractContextManager[Any]:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
+    from .profiler import Profiler
     from .stopping import EarlyStopping
+    from .tensorboard import TensorBoard
     from .watchdog import Watchdog
 
 _PUBLIC = {
@@ -33,6 +35,8 @@ _PUBLIC = {
     "Images": "images",
     "LearningCurve": "curves",
     "ReduceOnPlateau": "plateau",
+    "TensorBoard": "tensorboard",
+    "Profiler": "profiler",
     "Watchdog": "watchdog",
 }
 
@@ -46,7 +50,9 @@ __all__ = [
     "JSONLines",
     "LearningCurve",
     "NonFinite",
+    "Profiler",
     "ReduceOnPlateau",
+    "TensorBoard",
     "Watchdog",
     "defaults",
 ]

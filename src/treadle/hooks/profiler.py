@@ -1,0 +1,162 @@
+"""Where the time of a run goes: the loop's own costs, and the framework's trace of some steps."""
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+
+from ..errors import ConfigurationError
+from ..hook import Hook, LoopView
+from ..logs import StepLogs
+from ..progress import Costs
+from ..when import Span, When
+
+LISTED = 8  # operations in the table
+LONGEST = 48  # characters of an operation's name
+
+
+class Profiler(Hook):
+    """Traces some steps with the framework's profiler, and tells where the time of the run went.
+
+    The trace becomes `trace.json.gz`, which https://ui.perfetto.dev opens. On TensorFlow and JAX
+    there is also what TensorBoard's profile page shows (it needs `pip install xprof`). A profiler
+    slows down the steps that it watches. The first windows compile: begin later.
+
+    At the end a table is logged as `profile`: the seconds spent in steps, compiling, waiting for
+    data, in validations and in everything else (hooks, checkpoints, records), and the operations of
+    the traced steps by the time that each took by itself, all threads together.
+
+    Args:
+        steps: Which, as a slice has it: `"100:110"` are the ten steps after step 100. Windows end
+            at both. Empty traces nothing, and leaves the table.
+        directory: Where the trace goes; `profile` in the run directory if not given.
+
+    Raises:
+        ConfigurationError: `steps` is no such slice. At the start: without a directory in a run
+            that has none.
+
+    Example:
+        >>> import treadle
+        >>> profiler = treadle.hooks.Profiler(steps="100:110", directory="profile")
+        >>> [int(when.span.amount) for when in profiler.when]
+        [100, 110]
+    """
+
+    def __init__(self, steps: str = "100:110", directory: str | Path | None = None) -> None:
+        match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d+)\s*", steps)
+        first, last = (int(match[1] or 0), int(match[2])) if match else (0, 0)
+        if steps and not first < last:
+            raise ConfigurationError(
+                f"Profiler(steps={steps!r}) must be two numbers of steps, the second one larger, "
+                "as '100:110'"
+            )
+        self._first, self._last, self._given = first, last, directory
+        ends = [step for step in (first, last) if step]
+        self.when = tuple(When(Span(step, "step"), repeat=False) for step in ends)
+        self._costs = Costs()
+        self._begin()
+
+    def start(self, loop: LoopView) -> None:
+        """Begin to measure."""
+        self._begin()
+        self._began = loop.progress.seconds
+        if not self._last:
+            return
+        if self._given is None and loop.directory is None:
+            raise ConfigurationError(
+                "Profiler() writes into the run directory, but this run has none: pass "
+                "Profiler(directory='profile'), or a directory to the loop"
+            )
+        own = Path(loop.directory or "") / "profile"
+        self._directory = Path(self._given) if self._given is not None else own
+
+    def before(self, loop: LoopView) -> None:
+        """Begin the trace where it is due."""
+        from ..backends.base import active  # late: it imports Keras
+
+        step = loop.progress.step
+        if self._directory is not None and not self._traced and self._first <= step < self._last:
+            self._trace.enter_context(active().trace(self._directory))
+            self._traced = step, step
+        self._compiling, self._since = loop.costs.compiling, monotonic()
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Account for a window, and end the trace where it is due."""
+        compiling = loop.costs.compiling - self._compiling
+        self._running += monotonic() - self._since - compiling
+        if self._traced and self._traced[1] < self._last:
+            self._traced = self._traced[0], loop.progress.step
+            if loop.progress.step >= self._last:
+                self._trace.close()
+
+    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Account for a validation."""
+        now = monotonic()
+        if results is None:
+            self._since = now
+        else:
+            self._validating += now - self._since
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """End a trace that still runs, and log the table."""
+        self._trace.close()
+        if self._began is None:
+            return
+        costs, before = loop.costs, self._costs
+        self._costs = costs
+        if error is None:
+            seconds = loop.progress.seconds - self._began
+            parts = {
+                "running steps": self._running,
+                "compiling": costs.compiling - before.compiling,
+                "waiting for data": costs.waiting - before.waiting,
+                "validation": self._validating,
+            }
+            parts["hooks, checkpoints, the rest"] = max(0.0, seconds - sum(parts.values()))
+            loop.log({"profile": "\n".join([*_shares(parts, seconds), *self._operations()])})
+        self._began = None
+
+    def _begin(self) -> None:
+        self._trace = ExitStack()
+        self._directory: Path | None = None
+        self._traced: tuple[int, int] | None = None  # after which step it began, and goes on to
+        self._began: float | None = None
+        self._running = self._validating = self._compiling = self._since = 0.0
+
+    def _operations(self) -> list[str]:
+        """Return the lines about the traced steps."""
+        from ..backends.traces import TRACE, own_times, read_trace
+
+        if self._traced is None or self._directory is None:
+            return []
+        first, last = self._traced
+        found = own_times(read_trace(self._directory))
+        longest = sorted(found.items(), key=lambda item: -item[1][0])[:LISTED]
+        head = f"steps {first + 1} to {last}: {self._directory / TRACE} (ui.perfetto.dev opens it)"
+        rows = [
+            f"  {_short(name):<{LONGEST}} {microseconds / 1e3:9.2f} ms {count:6} ×"
+            for name, (microseconds, count) in longest
+        ]
+        return [head, *rows]
+
+
+def _shares(parts: Mapping[str, float], seconds: float) -> list[str]:
+    """Return a line for each part of the time, with its share of the whole.
+
+    Example:
+        >>> for line in _shares({"running steps": 1.5, "compiling": 0.5}, 2.0):
+        ...     print(line)
+        where the time went: 2.00 s
+          running steps                    1.50 s   75 %
+          compiling                        0.50 s   25 %
+    """
+    rows = [
+        f"  {name:<30} {part:6.2f} s  {100 * part / max(seconds, 1e-9):3.0f} %"
+        for name, part in parts.items()
+    ]
+    return [f"where the time went: {seconds:.2f} s", *rows]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
