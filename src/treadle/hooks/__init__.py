@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .curves import LearningCurve
     from .final import FinalModel
     from .images import Images
+    from .keras_callbacks import KerasCallbacks
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
@@ -35,6 +36,7 @@ _PUBLIC = {
     "Images": "images",
     "LearningCurve": "curves",
     "ReduceOnPlateau": "plateau",
+    "KerasCallbacks": "keras_callbacks",
     "TensorBoard": "tensorboard",
     "Profiler": "profiler",
     "Watchdog": "watchdog",
@@ -48,6 +50,7 @@ __all__ = [
     "FinalModel",
     "Images",
     "JSONLines",
+    "KerasCallbacks",
     "LearningCurve",
     "NonFinite",
     "Profiler",

@@ -1,0 +1,352 @@
+"""Keras' own callbacks, and those that users wrote for `fit`, in a loop of Treadle's."""
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigurationError
+from ..hook import Hook, LoopView
+from ..logs import Record, StepLogs
+from ..when import Span, When
+from .stopping import direction_of
+
+BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+NEVER_CALLED = (
+    "on_test_batch_begin",
+    "on_test_batch_end",
+    "on_predict_begin",
+    "on_predict_end",
+    "on_predict_batch_begin",
+    "on_predict_batch_end",
+)
+# Not what a callback counts, but what it is given, or makes of its settings at the first epoch:
+# Keras turns the sign of `min_delta` there.
+SET_UP = frozenset({"params", "model", "_model", "mode", "monitor_op", "min_delta"})
+LONGEST = 1000  # items of a list that a checkpoint takes
+
+
+class KerasCallbacks(Hook):
+    """Runs Keras callbacks as `fit` does: at the same moments, with the same logs.
+
+    They have a working `model`, `params` and `logs`. `model.stop_training = True` ends the run,
+    `model.optimizer` is the optimizer that updates the model, and both are there while callbacks
+    run. Weights and learning rates that they assign are those that training goes on with. What the
+    order of `callbacks` decides under `fit`, it decides here.
+
+    - `on_train_begin` and `on_train_end` are called once in each call that trains;
+      `on_train_end` not where an error ended it.
+    - `on_epoch_begin` comes before the first step of an epoch, `on_epoch_end` after its
+      validation, with its means, metrics and `val_…`. An epoch that a call leaves unfinished has no
+      end, unless a callback stopped it. Epochs count from 0, over all calls of a run.
+    - `on_train_batch_begin` and `on_train_batch_end` come at every step. Where a callback overrides
+      one of them, each step is a compiled call of its own, which is slower; where none does,
+      windows are as long as ever. `ModelCheckpoint(save_freq="epoch")` and
+      `TensorBoard(update_freq="epoch")`, which override them and do nothing there, are not asked.
+    - `on_test_begin` and `on_test_end` come around each validation. Methods for batches of a
+      validation and for predictions are not called: where a callback has some, a warning is logged.
+
+    A run that goes on in another process calls `on_train_begin` again, and then gives each callback
+    the numbers, texts and arrays back that it has changed since it was made: `EarlyStopping` its
+    best weights and how long it has waited, `ReduceLROnPlateau` its best value and its cooldown,
+    `ModelCheckpoint` its best value. Other objects are not kept: open files, functions, lists of
+    more than 1000 items. `CSVLogger` goes on in the same file; rows of epochs after the checkpoint
+    stand there twice.
+
+    Args:
+        callbacks: Of `keras.callbacks.Callback`, in the order in which they are called.
+        model: What they get as `model`; the task's, if it has one only.
+        optimizer: What they get as `model.optimizer`; the one that updates the model, if there is
+            only one.
+
+    Raises:
+        ConfigurationError: Something is no callback, or is `BackupAndRestore`. At the start: the
+            task has no model, or several.
+
+    Example:
+        >>> import keras, treadle
+        >>> stopping = keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True)
+        >>> hook = treadle.hooks.KerasCallbacks([stopping])
+        >>> hook.when is None  # nothing here looks at every step
+        True
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any = None, optimizer: Any = None) -> None:
+        self._callbacks = [_checked(callback) for callback in callbacks]
+        self._given = model, optimizer
+        every_step = any(_looks_at_batches(callback) for callback in self._callbacks)
+        self.when = When(Span(1, "step")) if every_step else None
+        self._made = [_copied(vars(callback)) for callback in self._callbacks]
+        self._kept: Mapping[str, Any] | None = None
+        self._model: Any = None
+        self._lent: dict[str, Any] = {}
+        self._begin()
+
+    def start(self, loop: LoopView) -> None:
+        """Hand the callbacks their model, and begin."""
+        model, optimizer = self._given
+        self._model = model if model is not None else _only_model(loop.task)
+        kept, self._kept = self._kept, None
+        self._begin()
+        # `train_function` is what Keras' TensorBoard looks for a graph in.
+        self._lent = {"stop_training": False, "train_function": None}
+        optimizer = optimizer if optimizer is not None else _optimizer_of(loop, self._model)
+        if optimizer is not None:
+            self._lent["optimizer"] = optimizer
+        _warn_of_methods_never_called(loop, self._callbacks)
+        params = {"verbose": 1, "epochs": loop.epochs_planned, "steps": loop.steps_per_epoch}
+        metrics = loop.state.metrics
+        with self._as_in_fit():
+            for callback in self._callbacks:
+                _set_direction(callback, metrics)
+                if loop.progress.step:
+                    _append(callback)
+                callback.set_model(self._model)
+                callback.set_params(dict(params))
+            for callback in self._callbacks:
+                callback.on_train_begin({})
+        if kept is not None:
+            self._epoch = kept["epoch"]
+            for name, callback in self._named():
+                for attribute, value in kept["callbacks"].get(name, {}).items():
+                    setattr(callback, attribute, value)
+
+    def before(self, loop: LoopView) -> None:
+        """Begin an epoch, and a batch where callbacks look at each."""
+        at = loop.progress
+        if self._epoch != at.epoch:
+            self._epoch = at.epoch
+            self._call(loop, "on_epoch_begin", at.epoch, {})
+        if self.when is not None:
+            self._call(loop, "on_train_batch_begin", at.batch, logs={})
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """End a batch, where callbacks look at each."""
+        if self.when is not None:
+            means = dict(loop.metrics())
+            self._call(loop, "on_train_batch_end", loop.progress.batch - 1, logs=means)
+
+    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Begin or end a validation."""
+        if results is None:
+            self._call(loop, "on_test_begin", {})
+        else:
+            logs = {name.removeprefix("val_"): value for name, value in results.items()}
+            self._call(loop, "on_test_end", logs)
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """End an epoch; also one in the midst of which a callback has stopped the run."""
+        stopped = bool(self._stopped_by) and record.kind == "validation"
+        if record.kind == "epoch" or stopped:
+            self._logs = dict(record.values)
+            self._call(loop, "on_epoch_end", record.progress.epoch, dict(self._logs))
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """End training, unless it failed."""
+        if self._model is not None and error is None:
+            self._call(loop, "on_train_end", self._logs)
+        for callback in self._callbacks:
+            _close(callback)
+        self._model, self._lent = None, {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what each callback has changed of its numbers, texts and arrays."""
+        found = {
+            name: _changed(callback, made)
+            for (name, callback), made in zip(self._named(), self._made, strict=True)
+        }
+        return {"epoch": self._epoch, "callbacks": found}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned, once training begins."""
+        self._kept = state
+
+    def _begin(self) -> None:
+        self._epoch = -1
+        self._logs: dict[str, Any] = {}  # of the last epoch
+        self._stopped_by = ""
+
+    def _call(self, loop: LoopView, method: str, *arguments: Any, **named: Any) -> None:
+        """Call a method of each; all get the same logs, in which some leave what others read."""
+        if self._model is None:  # a validation before the first step
+            return
+        with self._as_in_fit():
+            for callback in self._callbacks:
+                getattr(callback, method)(*arguments, **named)
+                if self._model.stop_training and not self._stopped_by:
+                    self._stopped_by = type(callback).__name__
+                    loop.stop(f"{self._stopped_by} set model.stop_training")
+
+    @contextmanager
+    def _as_in_fit(self) -> Generator[None]:
+        """Give the model the attributes that `compile` and `fit` give it, for the time being.
+
+        Not for good: they would be part of the task's state, under other names than without.
+        """
+        attributes = vars(self._model)
+        own = {name: attributes[name] for name in self._lent if name in attributes}
+        attributes.update(self._lent)
+        try:
+            yield
+        finally:
+            self._lent["stop_training"] = attributes.get("stop_training", False)
+            for name in self._lent:
+                attributes.pop(name, None)
+            attributes.update(own)
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        counts: Counter[str] = Counter()
+        for callback in self._callbacks:
+            name = type(callback).__name__
+            counts[name] += 1
+            yield f"{name}-{counts[name]}", callback
+
+
+def _checked(callback: Any) -> Any:
+    import keras  # late: it fixes the backend, which nobody may have chosen at import
+
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise ConfigurationError(
+            f"KerasCallbacks takes a list of objects of keras.callbacks.Callback, and found "
+            f"{callback!r}: a function of the loop is a hook by itself, with treadle.every"
+        )
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ConfigurationError(
+            "KerasCallbacks cannot run BackupAndRestore, which would put its own weights over "
+            "those of the run's checkpoints: give the loop a directory, and it goes on by itself"
+        )
+    return callback
+
+
+def _looks_at_batches(callback: Any) -> bool:
+    """Say whether a callback does something at every batch, as far as its class tells."""
+    import keras
+
+    kinds = keras.callbacks
+    if type(callback) is kinds.ModelCheckpoint and callback.save_freq == "epoch":
+        return False
+    if type(callback) is kinds.TensorBoard:
+        per_batch = callback.update_freq != "epoch" or callback.write_steps_per_second
+        return bool(per_batch or callback._should_trace)
+    return any(_overrides(callback, method) for method in BATCH_METHODS)
+
+
+def _overrides(callback: Any, method: str) -> bool:
+    """Say whether a method is another one than Keras' own, which does nothing and is marked."""
+    return not getattr(getattr(callback, method), "_is_default", False)
+
+
+def _warn_of_methods_never_called(loop: LoopView, callbacks: Sequence[Any]) -> None:
+    for callback in callbacks:
+        of_keras = type(callback).__module__.startswith("keras.")
+        missed = [
+            method
+            for method in NEVER_CALLED
+            if _overrides(callback, method) and (not of_keras or method in vars(callback))
+        ]
+        if missed:
+            loop.log(
+                {
+                    "warning": f"{type(callback).__name__}.{missed[0]} is never called: a loop "
+                    "evaluates many batches in one call, and predictions have no callbacks"
+                }
+            )
+
+
+def _only_model(task: Any) -> Any:
+    import keras
+
+    if isinstance(task, keras.Model):
+        return task
+    found = {name: value for name, value in vars(task).items() if isinstance(value, keras.Model)}
+    if len(found) != 1:
+        names = ", ".join(found) or "none as an attribute"
+        example = next(iter(found), "model")
+        raise ConfigurationError(
+            f"KerasCallbacks needs the one model that callbacks get, and {type(task).__name__} has "
+            f"{names}: say which, as KerasCallbacks([...], model=task.{example})"
+        )
+    return next(iter(found.values()))
+
+
+def _optimizer_of(loop: LoopView, model: Any) -> Any:
+    """Return the optimizer of a model's weights; None where that is not one alone."""
+    if getattr(model, "optimizer", None) is not None:
+        return model.optimizer
+    optimizers = list(loop.state.optimizers.values())
+    weights = {id(variable) for variable in model.variables}
+    own = [o for o in optimizers if any(id(v) in weights for v in o._trainable_variables)]
+    found = own or optimizers
+    return found[0] if len(found) == 1 else None
+
+
+def _set_direction(callback: Any, metrics: Mapping[str, Any]) -> None:
+    """Say of what a callback monitors whether less is better, as `compile` lets Keras know."""
+    monitor = getattr(callback, "monitor", None)
+    if not isinstance(monitor, str) or getattr(callback, "mode", None) != "auto":
+        return
+    metric = metrics.get(monitor.removeprefix("val_"))
+    direction = getattr(metric, "_direction", None)
+    if direction is not None:
+        callback.mode = "max" if direction == "up" else "min"
+        return
+    try:
+        callback.mode = direction_of(monitor, None)
+    except ConfigurationError:
+        return  # Keras asks for the mode, at the first epoch
+
+
+def _append(callback: Any) -> None:
+    """Let a log go on in its file: Keras' own begins it anew."""
+    import keras
+
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        callback.append = True
+
+
+def _close(callback: Any) -> None:
+    """Close a file that `on_train_end` would have closed, had no error come before it."""
+    import keras
+
+    if isinstance(callback, keras.callbacks.CSVLogger) and callback.csv_file is not None:
+        callback.csv_file.close()
+
+
+def _changed(callback: Any, made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain attributes of a callback that are not as they were when it was made."""
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in SET_UP and _is_plain(value) and not _is_same(value, made.get(name, ...))
+    }
+
+
+def _copied(value: Any) -> Any:
+    """Return lists and dicts as they are now; what they hold is not copied."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if type(value) is list else value
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    if type(value) is not type(before):
+        return False
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(before) and all(map(_is_same, value, before))
+    if isinstance(value, dict):
+        return value.keys() == before.keys() and all(_is_same(value[k], before[k]) for k in value)
+    return value is before if isinstance(value, np.ndarray) else bool(value == before)
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether a checkpoint can hold it."""
+    if isinstance(value, (list, tuple)):
+        return len(value) <= LONGEST and all(_is_plain(part) for part in value)
+    if isinstance(value, dict):
+        named = all(isinstance(key, str) for key in value)
+        return named and len(value) <= LONGEST and all(map(_is_plain, value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_))
