@@ -93,6 +93,9 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, backend, found) for (name, backend), found in present.items()),
     ]
+    missing = [name for name in find() if name not in {name for name, _ in present}]
+    if missing:
+        lines += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}."]
     for (name, _), found in present.items():
         for picture in found.get("pictures", ()):
             lines += ["", f"## {name}", "", f"![{name}: {picture['name']}]({picture['file']})"]

@@ -169,6 +169,9 @@ def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():
     assert f"| `digits` | jax | {must} | good | **no** | 12 |" in page
     assert "![mnist-gan: samples](images/mnist-gan-samples.png)" in page
     assert "whatever-was" not in page
+    (missing,) = [line for line in page.splitlines() if line.startswith("Not measured yet: ")]
+    assert "`linear`" in missing
+    assert "`digits`" not in missing
     assert "jax 0.10.1, keras 3.15.1" in page
 
 
