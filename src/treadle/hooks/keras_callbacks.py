@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
 from ..when import Span, When
-from .stopping import direction_of
+from .monitor import direction_of
 
 BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 NEVER_CALLED = (
