@@ -51,13 +51,6 @@ class Classify(treadle.Task):
         return {"loss": self.loss(y, self.model(x))}
 
 
-class Picture:
-    shape = (2, 3, 1)
-
-    def png(self) -> bytes:
-        return b"a picture"
-
-
 class Telling(treadle.Hook):
     def record(self, loop: Any, record: Any) -> None:
         if record.kind == "epoch":
@@ -168,12 +161,13 @@ def test_texts_pictures_histograms_and_hyper_parameters(tmp_path: Path) -> None:
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    from treadle.hooks.tensorboard import _value
-
-    value = _value("samples", Picture())
-    assert (value.image.height, value.image.width, value.image.colorspace) == (2, 3, 1)
-    assert value.image.encoded_image_string == b"a picture"
-    assert _value("weights", np.zeros(3)) is None
+    picture = treadle.Image(np.eye(3)[:2])
+    showing = treadle.at("1 epoch", lambda loop: {"samples": picture})
+    train(tmp_path, [TensorBoard(), showing], epochs=1)
+    values = [v for e in events(tmp_path / "tensorboard" / "train") for v in e.summary.value]
+    (image,) = [value.image for value in values if value.tag == "samples"]
+    assert (image.height, image.width, image.colorspace) == (2, 3, 1)
+    assert image.encoded_image_string == picture.png()
 
 
 @pytest.mark.parametrize("at", [3, 8, 12])

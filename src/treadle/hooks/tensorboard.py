@@ -13,6 +13,7 @@ from ..directory import RUN, read_run
 from ..errors import ConfigurationError
 from ..hook import Hook, LoopView
 from ..identity import identity
+from ..images import Image
 from ..logs import Array, Record, StepLogs
 from ..when import Span, When
 from .events import PATTERN, EventFile
@@ -34,7 +35,7 @@ class TensorBoard(Hook):
     - `steps/loss`: what every step returned;
     - `learning_rate`, or `learning_rate/<optimizer>` where there are several, about once a second
       and at each record;
-    - what `loop.log` and hooks log: numbers, texts, and pictures (what has a method `png`);
+    - what `loop.log` and hooks log: numbers, texts, and pictures;
     - histograms of all weights, where they are asked for: each look reads them from the device;
     - hyper-parameters: the task's settings, the backend, the seed, the precision.
 
@@ -282,7 +283,7 @@ def _value(name: str, value: Any) -> Any:
     """Return a number, a text or a picture as TensorBoard has it; None for anything else."""
     from tensorboard.compat.proto import summary_pb2
 
-    if callable(getattr(value, "png", None)):
+    if isinstance(value, Image):
         height, width, channels = value.shape
         picture = summary_pb2.Summary.Image(
             height=height,
