@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -136,6 +137,8 @@ def _run(
     seconds = time.monotonic() - started
     if done.returncode == 0:
         return "", seconds
+    if done.returncode < 0:
+        return f"killed by {signal.Signals(-done.returncode).name}", seconds
     print(done.stderr, file=sys.stderr)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return f"failed: {lines[-1]}".replace("|", "/"), seconds

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -138,6 +139,13 @@ def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
     assert found["shown"] is False
     assert found["measured"].startswith("failed: ")
     assert "mnist.npz" in found["measured"]
+
+
+def test_a_run_that_was_killed_is_told(tmp_path, monkeypatch):
+    done = SimpleNamespace(returncode=-9, stderr="the last words were about something else")
+    monkeypatch.setattr(programs.subprocess, "run", lambda *arguments, **options: done)
+    found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
+    assert (found["shown"], found["measured"]) == (False, "killed by SIGKILL")
 
 
 def test_the_newest_picture_goes_to_the_documentation(tmp_path):
