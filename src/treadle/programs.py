@@ -36,10 +36,14 @@ class Prepared:
         self, task: Any, step: Callable[[Any], Any], batch: Any, options: Options, name: str
     ) -> None:
         names: list[list[str]] = []
+        known: list[int] = []
 
         def function(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             values, weights = step_outputs(step(batch), name)
-            if context().build is not None:  # a name may be a path, and these are still being found
+            found = len(context().variables)
+            if context().build is not None and found not in known:
+                # A name may be a path, and the variables are still being found.
+                known[:] = [found]
                 names.clear()
             _same_names(names, list(values), name)
             return values, weights
