@@ -120,6 +120,15 @@ UNCHANGED = {
         "random/keras",
         "model/layers/1/cell/seed_generator/state",  # for dropout, of which it has none
     },
+    "accumulator": {"random/keras", *ACCURACY},
+    "gradient-toolkit": {  # whose first layer is frozen
+        "optimizer/learning_rate",
+        "random/keras",
+        "model/layers/0/kernel",
+        "model/layers/0/bias",
+        *ACCURACY,
+    },
+    "critic-steps": {*RATES, *CRITIC_BIAS, "random/keras"},
     "two-models": {*RATES, *CRITIC_BIAS, "random/keras"},
     "one-forward-pass": {*RATES, "random/keras"},
     "gradient-penalty": {*RATES, "optimizers/generator/iterations", "random/keras"},
