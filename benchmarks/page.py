@@ -86,12 +86,11 @@ def _why() -> list[str]:
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
         "long as Treadle.",
-        "- **`cifar10-cnn` and the GAN on JAX.** Single steps, since XLA convolves slower in a "
-        "loop on\n  a CPU: each pays 0.2 to 0.4 ms for\n  its own call, its batch and its values.",
-        "- **Streaming.** Pipeline and step want both cores at once, so what is read while a "
-        "window runs is taken from that window's time.",
-        "- **Ten times the parameters, on JAX.** Steps of single matrices take what memory gives; "
-        "turns differ by more than what is missing.",
+        "- **`cifar10-cnn` and the GAN on JAX.** Their epochs have ten and twenty steps here: what "
+        "an epoch costs beside its steps is\n  spread over few. What it consists of was not measured.",
+        "- **Streaming.** These figures are older than a mend: an exhausted iterator was let go "
+        "of while the next epoch's filled its\n  buffers, 0.2 to 0.5 s an epoch. They are to be "
+        "measured again.",
         "",
     ]
 

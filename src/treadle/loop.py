@@ -3,7 +3,8 @@
 Everything that trains goes through `Loop._windows`, in one order:
 
     plan      how many steps run until somebody looks: an event, the end of the call
-    read      that many batches, unless they were read while the window before ran
+    read      that many batches, unless they were read while the window before ran; one that the
+              run went back because of is passed over
     run       them as one compiled call, once hooks were told; the state is then that after the last
     account   progress: steps, batches, examples, seconds
     log       every step's values, fetched at once, go to the history and the hooks
@@ -17,7 +18,8 @@ At the end of an epoch come validation, hooks due by epochs, the epoch's record,
 in this order.
 
 Calls that train are counted: the same script run again does nothing in those that an earlier
-process has done, and goes on in the midst of the one that it was in (see `resuming`).
+process has done, and goes on in the midst of the one that it was in (see `resuming`). `fit` may
+also go back to a checkpoint within one process, which is the same (see `hooks.nonfinite`).
 """
 
 import importlib
