@@ -82,12 +82,13 @@ def _why() -> list[str]:
         "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
         "compiled. For `cifar10-cnn` the same way is\n  more than twice as slow as a graph. No "
         "rule that could be written down tells the two apart, so neither is made slow: the plan "
-        'stays a\n  graph, and `Options(execution="measure")` finds out.',
+        'stays a\n  graph; `Options(execution="measure")` tries single steps of XLA, but not such a loop.',
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
         "long as Treadle.",
         "- **`cifar10-cnn` and the GAN on JAX.** Their epochs have ten and twenty steps here: what "
-        "an epoch costs beside its steps is\n  spread over few. What it consists of was not measured.",
+        "an epoch costs beside its steps is\n  spread over few. What it consists of was not "
+        "measured.",
         "- **Streaming.** These figures are older than a mend: an exhausted iterator was let go "
         "of while the next epoch's filled its\n  buffers, 0.2 to 0.5 s an epoch. They are to be "
         "measured again.",
