@@ -82,7 +82,7 @@ def _why() -> list[str]:
         "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
         "compiled. For `cifar10-cnn` the same way is\n  more than twice as slow as a graph. No "
         "rule that could be written down tells the two apart, so neither is made slow: the plan "
-        'stays a\n  graph; `Options(execution="measure")` tries single steps of XLA, but not such a '
+        'stays a\n  graph; `Options(execution="measure")` tries single steps of XLA, not such a '
         "loop.",
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
