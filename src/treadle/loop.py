@@ -22,40 +22,32 @@ process has done, and goes on in the midst of the one that it was in (see `resum
 also go back to a checkpoint within one process, which is the same (see `hooks.nonfinite`).
 """
 
-import importlib
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from .arguments import checked_count, checked_hooks, checked_options, checked_task
+from .arguments import checked_count
 from .backends.window import Window
 from .call import Call
-from .checkpoint import Checkpoint
 from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError, RolledBack, noting
-from .evaluation import Evaluation, Validation
+from .evaluation import Validation
 from .explaining import explaining
-from .feed import Feed
-from .hook import Hook
-from .hooks.run_record import RunRecord
 from .identity import source_facts
-from .logs import History, Logs, Record, loggable
-from .options import Options
+from .logs import History, Logs
 from .plan import check_end
-from .progress import Costs, Progress
-from .resuming import Resuming, about_call, circumstances, lost_guarantee
+from .progress import Progress
+from .resuming import Resuming, lost_guarantee
+from .run import Run
 from .signals import deaf, noted
-from .state import State
 from .tracebacks import shortened
-from .training import Training, stacked
-from .watchers import Watchers
-from .when import Scheduled, Span, When
+from .training import stacked
+from .when import Span, When
 
 
-class Loop:
+class Loop(Run):
     """Trains a task.
 
     Args:
@@ -93,43 +85,9 @@ class Loop:
         (2, 4)
     """
 
-    def __init__(
-        self,
-        task: Any,
-        directory: str | Path | None = None,
-        hooks: Sequence[Hook | Scheduled] = (),
-        options: Options | None = None,
-        configuration: Mapping[str, Any] | None = None,
-        fresh: bool = False,
-        override: bool | Collection[str] = False,
-        console: bool = True,
-    ) -> None:
-        self.task = checked_task(task)
-        self.options = checked_options(options)
-        self.progress = Progress()
-        self.history = History()
-        self.steps_per_epoch: int | None = None
-        self.directory = Path(directory) if directory is not None else None
-        self._run_record = record = (
-            RunRecord(self.directory, task, configuration or {}, fresh, override)
-            if self.directory is not None
-            else None
-        )
-        self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
-        skip = self._watchers.skip_nonfinite
-        self._training = Training(task, replace(self.options, skip_nonfinite=skip))
-        self._passed = record.passed_over() if record is not None else {}
-        self._evaluation = Evaluation(task, self.options)
-        self._feed = Feed()
-        self._looked = self.progress
-        self._validation: Validation | None = None
-        self._call = Call(self.progress, self.progress)
-        self._depth = self._recorded = 0
-        self._epoch_ended = self._in_epochs = self._entered = self._watched = False
-        self._resuming, self._before = Resuming(None), None
-        if record is not None and record.from_before:
-            self._resuming = Resuming(self._watchers.newest_checkpoint())
-            self._stand(record, at_end=record.finished)
+    _depth = 0  # of calls that train, inside one another
+    _epoch_ended = _in_epochs = _entered = _watched = False
+    _before: Mapping[str, Any] | None = None  # what the run's bits depended on, until it is told
 
     def __enter__(self) -> "Loop":
         """Return the loop."""
@@ -141,41 +99,6 @@ class Loop:
         self._entered = False
         self._feed.close()
         self._end_hooks(error)
-
-    @property
-    def state(self) -> State:
-        """All variables of the task by path."""
-        return State.discover(self.task)
-
-    @property
-    def plan(self) -> str:
-        """How steps are executed, in one line; empty before the first step."""
-        return self._training.prepared.told_plan() if self._training.prepared else ""
-
-    @property
-    def reason(self) -> str | None:
-        """Why the call was asked to stop, or None."""
-        return self._call.reason
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
-        return self._call.unfinished
-
-    @property
-    def epochs_planned(self) -> int | None:
-        """How many epochs the run will have had when this call is over; None if not known."""
-        return self._call.epochs
-
-    @property
-    def steps_planned(self) -> int | None:
-        """The step at which this call ends, or None if not known."""
-        return self._call.steps
-
-    @property
-    def costs(self) -> Costs:
-        """What the run has spent its time on beside training."""
-        return replace(self._training.costs(), waiting=self._feed.waited)
 
     def fit(
         self,
@@ -308,56 +231,6 @@ class Loop:
             self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
         return Logs(self._training.look(), self.progress, self.metrics)
 
-    def evaluate(self, source: Any) -> dict[str, float]:
-        """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
-        self._resuming.refuse_unbuilt(self.state)
-        with shortened(), noting("evaluation", self.progress), explaining():
-            return self._evaluation.evaluate(source, self)
-
-    def predict(self, source: Any) -> Any:
-        """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
-        self._resuming.refuse_unbuilt(self.state)
-        with shortened(), explaining():
-            return self._evaluation.predict(source, self)
-
-    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
-
-        Arrays and floats are tensors inside; whole numbers, flags and texts are constants. It draws
-        from a random stream of its own, another one in each call. What was compiled is kept for the
-        16 functions and constants that were called last.
-        """
-        with shortened(), explaining():
-            return self._evaluation.call(function, *inputs)
-
-    def find_learning_rate(self, train: Any, **how: Any) -> Any:
-        """Make a learning-rate range test, and change nothing by it; see `treadle.doctor`.
-
-        Args:
-            train: A source of batches.
-            how: What `treadle.doctor.find_learning_rate` takes: `optimizer`, `monitor`, `begin`,
-                `end`, `steps`.
-
-        Returns:
-            A `treadle.doctor.RangeTest`: its `suggestion`, and `draw("rates.png")`.
-        """
-        self._watchers.refuse_training("find_learning_rate")
-        # By name: the doctor stands above the loop, which needs it for nothing else.
-        doctor = importlib.import_module("treadle.doctor")
-        return doctor.find_learning_rate(self.task, train, **{"options": self.options, **how})
-
-    def metrics(self) -> dict[str, float]:
-        """Return training means and metric results since they were last reset."""
-        return self._training.metrics()
-
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the user's own at this moment: scalars of any library, texts, images.
-
-        Raises:
-            ConfigurationError: A value is none of these; nothing was recorded.
-        """
-        self._record("log", loggable(values, "loop.log"))
-
     def save(self) -> None:
         """Save a checkpoint now; returns when it is on the disk.
 
@@ -367,44 +240,6 @@ class Loop:
         """
         self._watchers.require_checkpoints()
         self._watchers.save(self)
-
-    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
-        """Return all that the run is at this boundary."""
-        state, prepared = self.state, self._training.prepared
-        written = set(prepared.written if prepared is not None else state.variables)
-        return Checkpoint(
-            progress=self.progress,
-            state=state.stage(buffers),
-            fixed=frozenset(path for path in state.variables if path not in written),
-            loop={
-                **about_call(self._resuming),
-                "means": self._training.sums(),
-                "looked": asdict(self._looked),
-                "recorded": self._recorded,
-                "validation": self._validation.last if self._validation else None,
-                "calls": self._evaluation.calls,
-                "reason": self._call.ended_by,
-            },
-            source=self._feed.position(),
-            hooks=self._watchers.states(),
-            about={**circumstances(), "plan": self.plan, "score": score},
-        )
-
-    def stop(self, why: str) -> None:
-        """End training at this boundary."""
-        self._call.stop(why)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of every variable's value, for `restore`."""
-        return self.state.keep()
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Set every variable to what it was when `snapshot` was taken."""
-        self.state.put_back(snapshot)
-
-    def batch_at(self, step: int) -> Any:
-        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
-        return self._training.batch_at(step)
 
     def prepare(self, source: Any) -> None:
         """Build and check `train_step` with the first batch of a source, without training."""
@@ -563,13 +398,6 @@ class Loop:
             self._watchers.tell("validation", self, results)
         return results
 
-    def _record(self, kind: str, values: Mapping[str, Any]) -> None:
-        record = Record(kind, self.progress, dict(values))
-        self.history.add(record)
-        if kind != "log":
-            self._recorded = self.progress.step
-        self._watchers.tell("record", self, record)
-
     def _refuse(self, method: str) -> None:
         """Refuse to train by a method that a hook calls, or that cannot be taken back.
 
@@ -681,28 +509,3 @@ class Loop:
             self.progress = self.progress.after_seconds(seconds)
             return True
         return False
-
-    def _stand(self, record: RunRecord, at_end: bool) -> None:
-        """Be where an earlier process was, as far as no variable is concerned.
-
-        Args:
-            record: Of the run.
-            at_end: Where it finished, and not at its last checkpoint.
-        """
-        found = self._resuming.found
-        if at_end:
-            self._resuming.end_with(record.final_state())
-            self.progress, self.history = record.progress, self._watchers.history(record.path)
-            self._looked = self.progress
-            self._evaluation.calls = found.loop["calls"] if found is not None else 0
-        elif found is not None:
-            self._go_on_from(found, record.path)
-
-    def _go_on_from(self, found: Checkpoint, directory: Path) -> None:
-        """Be where the run in a directory was when this was saved."""
-        self._resuming.show(found.state)
-        self.progress, self._recorded = found.progress, found.loop["recorded"]
-        self._looked = Progress(**found.loop["looked"])
-        self._evaluation.calls = found.loop["calls"]
-        self.history = self._watchers.history(directory, found.progress.step, found.hooks)
-        self._watchers.restore(found.hooks)

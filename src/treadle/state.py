@@ -25,6 +25,7 @@ BOOKKEEPING = frozenset(
     _compile_loss _losses
     """.split()  # noqa: SIM905 - a list of strings would take a page
 )
+PLAIN = (bool, int, float, str, NoneType)
 
 
 class State:
@@ -195,7 +196,7 @@ class State:
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
             again = partial(getattr, holder, name, None)
-            if isinstance(value, (bool, int, float, str)) or value is None:
+            if isinstance(value, PLAIN):
                 self._constants[inner] = lambda again=again: mark(again())
             else:
                 self._walk(value, inner, again)
@@ -229,7 +230,8 @@ class State:
             for i, part in enumerate(layer.layers):
                 self._walk(part, f"{path}/layers/{i}")
         for name, value in attributes.items():
-            self._walk(value, f"{path}/{name}")
+            if not isinstance(value, PLAIN):  # as most are: the walk is taken once an epoch
+                self._walk(value, f"{path}/{name}")
         for kind in ("_layers", "_metrics", "_seed_generators"):  # whatever has no attribute
             for i, part in enumerate(getattr(layer, kind)):
                 self._walk(part, f"{path}/{kind.strip('_')}/{i}")
@@ -240,7 +242,7 @@ class State:
     def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
         """Take note of the numbers, flags and texts that a layer or an optimizer goes by."""
         for name in names:
-            plain = isinstance(getattr(thing, name, ()), (bool, int, float, str, NoneType))
+            plain = isinstance(getattr(thing, name, ()), PLAIN)
             if plain and not name.startswith("_") and name not in ("name", "built"):
                 again = partial(getattr, thing, name, None)
                 self._constants.setdefault(f"{path}/{name}", lambda again=again: mark(again()))
