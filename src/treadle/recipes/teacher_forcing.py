@@ -43,7 +43,7 @@ class TeacherForcing(treadle.Task):
         batch_size: Numbers in a step.
     """
 
-    epochs = 12
+    epochs = 3
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TeacherForcing(treadle.Task):
         truth_begins: float = 1.0,
         truth_ends: float = 0.0,
         decay_steps: int = 2000,
-        learning_rate: float = 2e-3,
+        learning_rate: float = 1e-3,
         batch_size: int = 128,
     ) -> None:
         self.digit_vectors = layers.Embedding(10, 32)
