@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .options import Options as Options
     from .options import setup as setup
     from .progress import Progress as Progress
+    from .ranges import Choice as Choice
+    from .ranges import Range as Range
     from .stepping import blend as blend
     from .stepping import frozen_copy as frozen_copy
     from .stepping import phase as phase
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from .transforms import scaled_by as scaled_by
     from .transforms import trainable as trainable
     from .transforms import with_noise as with_noise
+    from .tuning import tune as tune
     from .warm import warm_start as warm_start
     from .when import after as after
     from .when import at as at
@@ -69,10 +72,12 @@ _NAMES = {
     "loss_scale": "LossScale",
     "options": "Options setup",
     "progress": "Progress",
+    "ranges": "Choice Range",
     "stepping": "blend frozen_copy phase step weighted",
     "tasks": "Datasets Supervised Task task",
     "transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "
     "gradient_norms scaled_by trainable with_noise",
+    "tuning": "tune",
     "warm": "warm_start",
     "when": "after at every",
 }

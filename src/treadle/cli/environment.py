@@ -43,23 +43,44 @@ def prepare(
         DataError: There is no such folder.
     """
     if data_dir is not None:
-        if not data_dir.is_dir():
-            raise DataError(f"--data-dir {data_dir}: there is no such folder")
-        os.environ["TREADLE_DATA"] = str(data_dir.absolute())
+        os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
+    chosen, note = choose(backend, only)
+    choose_backend(chosen)
+    with _quiet_start():
+        setup(seed=seed or 0, precision=precision)
+    return note
+
+
+def checked_folder(data_dir: Path) -> Path:
+    """Return the whole path of a folder with data sets.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+    if not data_dir.is_dir():
+        raise DataError(f"--data-dir {data_dir}: there is no such folder")
+    return data_dir.absolute()
+
+
+def choose(backend: str | None, only: str | None) -> tuple[str, str | None]:
+    """Return the backend to run on, and a sentence where it is another than the configured one.
+
+    Args:
+        backend: What was asked for, or None.
+        only: The one backend that the task can run on, or None.
+
+    Raises:
+        BackendError: None is installed, or another one was asked for than the task runs on.
+    """
     asked = backend or os.environ.get("KERAS_BACKEND")
     if only and asked and asked != only:
         origin = "--backend" if backend else "KERAS_BACKEND"
         raise BackendError(
             f"this task runs on {only} only, and {origin} says {asked}: use --backend {only}"
         )
-    chosen = asked or only
-    note = None
-    if chosen is None:
-        chosen, note = _installed(_configured())
-    choose_backend(chosen)
-    with _quiet_start():
-        setup(seed=seed or 0, precision=precision)
-    return note
+    if asked or only:
+        return asked or only or "", None
+    return _installed(_configured())
 
 
 def _configured() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, did_you_mean
-from ._settings import Parameter, parameters_of, read_settings
+from ._settings import Parameter, parameters_of, read_given, read_settings
 
 if TYPE_CHECKING:  # importing it would import Keras
     from ._loading import Made
@@ -60,6 +60,14 @@ class Recipe:
                 needed is missing.
         """
         return read_settings(given, self.parameters, self.name)
+
+    def given(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that are given as `name=value`, and no others.
+
+        Raises:
+            ConfigurationError: One is unknown or of another type.
+        """
+        return read_given(texts, self.parameters, self.name)
 
     def make(self, settings: Mapping[str, Any]) -> "Made":
         """Run the file and make the task; this imports Keras.

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
+from ..ranges import Choice, Range, Space, fitted
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NONE = ("none", "null")
+SPACES: dict[str, Any] = {"Range": Range, "Choice": Choice}
 UNKNOWN = object()
 """A default that is computed: known only once the file has run."""
 
@@ -25,6 +27,7 @@ class Parameter:
             as text.
         default: Its default; `UNKNOWN` for one that is computed.
         required: It has no default.
+        annotated: The `Range` or `Choice` in its annotation, or None.
     """
 
     name: str
@@ -32,6 +35,31 @@ class Parameter:
     accepts: tuple[Any, ...]
     default: Any = UNKNOWN
     required: bool = False
+    annotated: Space | None = None
+
+    @property
+    def has_default(self) -> bool:
+        """Whether its default is known."""
+        return not self.required and self.default is not UNKNOWN
+
+    @property
+    def space(self) -> Space | None:
+        """What is tried where the best value is searched for; None where nothing says so.
+
+        The values of a `Literal`, and True and False, say it themselves.
+
+        Example:
+            >>> print(Parameter("bias", "bool", (bool,), True).space)
+            False,True
+        """
+        if self.annotated is not None:
+            return self.annotated
+        listed = (
+            value for kind in self.accepts for value in ((False, True) if kind is bool else (kind,))
+        )
+        values = tuple(dict.fromkeys(listed))
+        plain = len(values) > 1 and not any(isinstance(value, type) for value in values)
+        return Choice(*values) if plain else None
 
     def __str__(self) -> str:
         """Say it as on the command line: `units=64`."""
@@ -91,35 +119,46 @@ def read_settings(
         >>> read_settings(["units=8"], [Parameter("units", "int", (int,), 64)], "Digits")
         {'units': 8}
     """
+    found = read_given(given, parameters, owner)
+    values: dict[str, Any] = {}
+    for parameter in parameters or ():
+        name = parameter.name
+        if name in found:
+            values[name] = found[name]
+        elif parameter.required:
+            raise ConfigurationError(
+                f"{owner} needs a value for {name!r}, of type {parameter.kind or 'unknown'}: add "
+                f"--set {name}=…"
+            )
+        elif parameter.has_default:
+            values[name] = parameter.default
+    return values
+
+
+def read_given(
+    given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
+) -> dict[str, Any]:
+    """Return the settings that are given as `name=value`, and no others.
+
+    Raises:
+        ConfigurationError: As `read_settings`, missing values apart.
+    """
     texts: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise ConfigurationError(f"cannot read the setting {text!r}: write it as name=value")
         texts[name.strip()] = value.strip()
-    if parameters is None:
-        if texts:
-            raise ConfigurationError(
-                f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
-                "from elsewhere: give it one of its own, with typed parameters"
-            )
-        return {}
-    known = {parameter.name: parameter for parameter in parameters}
+    if parameters is None and texts:
+        raise ConfigurationError(
+            f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
+            "from elsewhere: give it one of its own, with typed parameters"
+        )
+    known = {parameter.name: parameter for parameter in parameters or ()}
     for name in texts:
         if name not in known:
             raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
-    values: dict[str, Any] = {}
-    for name, parameter in known.items():
-        if name in texts:
-            values[name] = parameter.read(texts[name])
-        elif parameter.required:
-            raise ConfigurationError(
-                f"{owner} needs a value for {name!r}, of type {parameter.kind or 'unknown'}: add "
-                f"--set {name}=…"
-            )
-        elif parameter.default is not UNKNOWN:
-            values[name] = parameter.default
-    return values
+    return {name: known[name].read(texts[name]) for name in known if name in texts}
 
 
 def parameters_of(function: ast.FunctionDef, method: bool) -> tuple[Parameter, ...]:
@@ -143,12 +182,52 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
     annotation = argument.annotation
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
+    annotation, marks = _without_marks(annotation)
     if annotation is None:
         kind = type(value).__name__ if type(value) in PLAIN.values() else ""
         accepts: tuple[Any, ...] | None = (PLAIN[kind],) if kind else ()
     else:
         kind, accepts = ast.unparse(annotation), _accepts(annotation)
-    return Parameter(argument.arg, kind, accepts or (), value, required=default is None)
+    space = next((found for mark in marks if (found := _space(argument.arg, mark))), None)
+    if space is not None:
+        space = fitted(argument.arg, space, accepts or (), kind)
+    return Parameter(argument.arg, kind, accepts or (), value, default is None, space)
+
+
+def _without_marks(annotation: ast.expr | None) -> tuple[ast.expr | None, Sequence[ast.expr]]:
+    """Return the type in an `Annotated[type, …]`, and what else stands there."""
+    match annotation:
+        case ast.Subscript(
+            value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
+            slice=ast.Tuple(elts=[inner, *marks]),
+        ):
+            return inner, marks
+        case _:
+            return annotation, ()
+
+
+def _space(name: str, mark: ast.expr) -> Space | None:
+    """Return the `Range(…)` or `Choice(…)` that is written here; None where it is something else.
+
+    Raises:
+        ConfigurationError: Its arguments are computed, or do not fit.
+    """
+    match mark:
+        case ast.Call(func=ast.Name(id=kind) | ast.Attribute(attr=kind)) if kind in SPACES:
+            try:
+                arguments = [ast.literal_eval(argument) for argument in mark.args]
+                named = {word.arg or "": ast.literal_eval(word.value) for word in mark.keywords}
+                return SPACES[kind](*arguments, **named)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}: {error}") from error
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"{name}: cannot read {ast.unparse(mark)}, since its file is read without "
+                    "running it: write plain values there, as Range(64, 512, log=True) or "
+                    "Choice('relu', 'gelu')"
+                ) from error
+        case _:
+            return None
 
 
 def _accepts(annotation: ast.expr) -> tuple[Any, ...] | None:

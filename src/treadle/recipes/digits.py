@@ -3,7 +3,7 @@
 It reaches more than 96 % on held-out digits within seconds.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 
@@ -22,7 +22,12 @@ class Digits(treadle.Task):
 
     epochs = 20
 
-    def __init__(self, units: int = 64, learning_rate: float = 1e-2, batch_size: int = 64) -> None:
+    def __init__(
+        self,
+        units: Annotated[int, treadle.Range(16, 512, log=True)] = 64,
+        learning_rate: Annotated[float, treadle.Range(1e-3, 1e-1, log=True)] = 1e-2,
+        batch_size: Annotated[int, treadle.Choice(16, 32, 64, 128)] = 64,
+    ) -> None:
         self.model = keras.Sequential(
             [
                 keras.Input((8, 8)),

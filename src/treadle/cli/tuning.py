@@ -1,0 +1,194 @@
+"""`treadle tune`: a search for the best settings of a task."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import treadle
+
+from ..recipes import resolve
+from ..tuning import Trial, Tuned
+from ..tuning.space import chosen, read
+from . import environment, output
+from .commands import EPILOG, app, refuse_extra
+from .output import told
+from .parameters import (
+    HOW,
+    WHERE,
+    Backend,
+    DataDir,
+    Epochs,
+    Json,
+    Precision,
+    Quiet,
+    Seed,
+    Settings,
+    Steps,
+    TaskName,
+)
+
+SHOWN = 10
+"""Trials in the table; the others are counted."""
+
+
+@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
+def tune(
+    context: typer.Context,
+    task: TaskName,
+    trials: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many in all, earlier calls included.")
+    ] = 20,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'NAME=LOW..HIGH'",
+            help="What to try, beside or in place of what the task says: 'units=64..512 log', "
+            "'units=64..512 step 64', 'activation=relu,gelu'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Settings = None,
+    monitor: Annotated[
+        str, typer.Option(metavar="NAME", help="The logged value that trials are judged by.")
+    ] = "val_loss",
+    direction: Annotated[
+        str | None,
+        typer.Option(
+            metavar="min|max",
+            help="What is better; default: it follows from the name.",
+            show_default=False,
+        ),
+    ] = None,
+    no_pruning: Annotated[
+        bool, typer.Option("--no-pruning", help="Train all trials to their end.")
+    ] = False,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="P",
+            help="Trials at the same time, each in a process.",
+            rich_help_panel=HOW,
+        ),
+    ] = 1,
+    backend: Backend = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The database and the runs go here; default: runs/NAME-tune.",
+            show_default=False,
+            rich_help_panel=WHERE,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Remove an earlier search in this directory.", rich_help_panel=WHERE
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Search for the settings with which a task becomes best.
+
+    What is tried stands in the task's signature, as
+    units: Annotated[int, treadle.Range(64, 512)], or behind --search.
+    The same command again goes on where the search was, whatever ended
+    it, until there are N trials in all.
+    """
+    with told():
+        refuse_extra(context.args)
+        recipe = resolve(task)
+        fixed, parameters = recipe.given(set_ or []), recipe.parameters or ()
+        spaces = chosen(parameters, read(search or [], parameters, recipe.name), fixed, recipe.name)
+        folder = environment.checked_folder(data_dir) if data_dir is not None else None
+        name, note = environment.choose(backend, recipe.backend)
+        silent = quiet or json
+        if note:
+            output.note(note)
+        if not silent:
+            output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
+        found = treadle.tune(
+            task,
+            trials=trials,
+            search=spaces,
+            fixed=fixed,
+            epochs=epochs,
+            steps=steps,
+            monitor=monitor,
+            direction=direction,
+            directory=directory,
+            workers=workers,
+            backend=name,
+            precision=precision,
+            seed=seed,
+            data_dir=folder,
+            pruning=not no_pruning,
+            fresh=fresh,
+            told=None if silent else lambda trial: output.say(_line(trial, trials, monitor)),
+        )
+        if json:
+            output.print_json(found.facts())
+        else:
+            _print(found)
+        if found.best is None:
+            raise typer.Exit(output.TRAINING)
+
+
+def _line(trial: Trial, trials: int, monitor: str) -> str:
+    """Return one trial as a line."""
+    number = f"{trial.number + 1}/{trials}"
+    values = " ".join(f"{name}={_short(value)}" for name, value in trial.parameters.items())
+    return f"trial {number:<7}{_came_to(trial, monitor)}  {values}"
+
+
+def _came_to(trial: Trial, monitor: str) -> str:
+    if trial.ended == "complete":
+        return f"{monitor} {_short(trial.value)}"
+    if trial.ended == "failed":
+        return f"failed: {trial.error}"
+    return f"{trial.ended} after {trial.reports}"
+
+
+def _short(value: object) -> str:
+    from ..hooks.values import short  # late, as is all that imports NumPy
+
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def _print(found: Tuned) -> None:
+    """Print the best trials as a table, how the others ended, and what trains the best again."""
+    from rich.console import Console  # late: it takes a tenth of a second
+    from rich.table import Table
+
+    if found.before:
+        count = len(found.trials)
+        output.say(f"{found.directory} holds {count} trials already; nothing was done")
+    if found.best is not None:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("trial", justify="right")
+        for name in (found.monitor, *found.best.parameters, "seconds"):
+            table.add_column(name, justify="right")
+        for trial in found.ranked[:SHOWN]:
+            seconds = f"{trial.seconds:.1f}" if trial.seconds is not None else ""
+            values = map(_short, (trial.value, *trial.parameters.values()))
+            table.add_row(str(trial.number + 1), *values, seconds)
+        Console(highlight=False).print(table)
+    others = len(found.ranked[SHOWN:])
+    ended = Counter(trial.ended for trial in found.trials if trial.ended != "complete")
+    counted = {"more, worse": others, **ended} if others else dict(ended)
+    if counted:
+        output.say(f"beside: {', '.join(f'{count} {how}' for how, count in counted.items())}")
+    if found.command is not None:
+        output.say(f"runs and database: {found.directory}")
+        output.say(f"the best again: {found.command}")
+    else:
+        output.note("no trial came to its end")

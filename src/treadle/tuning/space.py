@@ -1,0 +1,152 @@
+"""What is tried: the spaces of a task's parameters, from its signature or from texts."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError, did_you_mean
+from ..ranges import Choice, Range, Space, fitted
+from ..recipes import Parameter
+
+HOW = "'units=64..512 log', 'units=64..512 step 64' or 'activation=relu,gelu'"
+
+
+def read(texts: Sequence[str], parameters: Sequence[Parameter], owner: str) -> dict[str, Space]:
+    """Return what texts say is to be tried, by name.
+
+    Args:
+        texts: As `units=64..512 log`, `units=64..512 step 64` or `activation=relu,gelu`.
+        parameters: What the task takes: they say how values are read.
+        owner: The task's name, for messages.
+
+    Raises:
+        ConfigurationError: A text that cannot be read, an unknown name, or values that the
+            parameter does not take.
+
+    Example:
+        >>> read(["rate=0.01..1 log"], [Parameter("rate", "float", (float,), 0.1)], "Line")
+        {'rate': Range(low=0.01, high=1.0, log=True, step=None)}
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    found: dict[str, Space] = {}
+    for text in texts:
+        name, _, said = (part.strip() for part in text.partition("="))
+        if not name or not said:
+            raise ConfigurationError(f"cannot read the search {text!r}: write it as {HOW}")
+        if name not in known:
+            raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
+        found[name] = _range(text, said) if ".." in said else _choice(known[name], said)
+    return found
+
+
+def chosen(
+    parameters: Sequence[Parameter],
+    search: Mapping[str, Space],
+    fixed: Mapping[str, Any],
+    owner: str,
+) -> dict[str, Space]:
+    """Return what is tried, by name in the order of the signature.
+
+    That is what `search` names, and what the signature has a space for and `fixed` has no value.
+
+    Raises:
+        ConfigurationError: A name that the task does not take, one in both, a space that does not
+            fit its parameter, or nothing to be tried.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    for name in (*search, *fixed):
+        if name not in known:
+            raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
+        if name in search and name in fixed:
+            raise ConfigurationError(
+                f"{name} is both searched ({search[name]}) and fixed ({fixed[name]!r}): leave one "
+                "of the two out"
+            )
+    spaces: dict[str, Space] = {}
+    for name, parameter in known.items():
+        space = search.get(name, None if name in fixed else parameter.space)
+        if space is None:
+            continue
+        if type(space) not in (Range, Choice):
+            raise ConfigurationError(
+                f"{name} is to be searched in {space!r}, which is neither a treadle.Range nor a "
+                "treadle.Choice"
+            )
+        spaces[name] = fitted(name, space, parameter.accepts, parameter.kind)
+    if not spaces:
+        raise ConfigurationError(
+            f"nothing says what to search in {owner}: annotate a setting, as `units: "
+            "Annotated[int, treadle.Range(64, 512, log=True)] = 64`, or add --search 'units="
+            f"64..512 log'. Settings that are not fixed: "
+            f"{', '.join(name for name in known if name not in fixed) or 'none'}"
+        )
+    return spaces
+
+
+def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return what a class or function takes by name, with the spaces in its annotations.
+
+    Example:
+        >>> def line(slope: typing.Annotated[int, Range(1, 3)] = 2): ...
+        >>> [(parameter.name, str(parameter.space)) for parameter in parameters_of(line)]
+        [('slope', '1..3')]
+    """
+    annotated = make.__init__ if isinstance(make, type) else make
+    hints = typing.get_type_hints(annotated, include_extras=True)
+    found: list[Parameter] = []
+    for name, parameter in inspect.signature(make).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        hint, marks = hints.get(name), ()
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *marks = typing.get_args(hint)
+        if hint is None and not required:
+            hint = type(parameter.default)
+        accepts = _accepts(hint)
+        kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        space = next((mark for mark in marks if isinstance(mark, (Range, Choice))), None)
+        if space is not None:
+            space = fitted(name, space, accepts, kind)
+        default = None if required else parameter.default
+        found.append(Parameter(name, kind, accepts, default, required, space))
+    return tuple(found)
+
+
+def _accepts(hint: Any) -> tuple[Any, ...]:
+    """Return the types and values that an annotation allows; nothing where it says nothing."""
+    if hint in (int, float, bool, str):
+        return (hint,)
+    if hint in (None, type(None)):
+        return (None,)
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [_accepts(part) for part in typing.get_args(hint)]
+        return tuple(value for part in parts for value in part) if all(parts) else ()
+    return ()
+
+
+def _range(text: str, said: str) -> Range:
+    bounds, *more = said.split()
+    low, _, high = bounds.partition("..")
+    try:
+        if more not in (["log"], []) and (len(more) != 2 or more[0] != "step"):
+            raise ValueError
+        step = _number(more[1]) if len(more) == 2 else None
+        return Range(_number(low), _number(high), more == ["log"], step)
+    except ValueError as error:
+        raise ConfigurationError(f"cannot read the search {text!r}: write it as {HOW}") from error
+
+
+def _choice(parameter: Parameter, said: str) -> Choice:
+    return Choice(*(parameter.read(part.strip()) for part in said.split(",")))
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -1,0 +1,387 @@
+"""What was tried and what is tried next: Optuna's study, in a database of its own.
+
+A search that is interrupted suggests, when it goes on, what it would have suggested anyway: the
+sampler of each trial is made anew, seeded by the number of the trial, and knows nothing but the
+trials before. (Parallel trials end in an order that is different each time.)
+"""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import errors
+from ..directory import differences
+from ..errors import ConfigurationError, DirectoryError, TreadleError
+from ..lock import Lock
+from ..ranges import Choice, Space
+from .orders import Order, Outcome
+from .results import Ended, Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+DATABASE, TRIALS, NAME = "study.db", "trials", "treadle"
+STARTUP = 10
+"""Trials with random settings before others are suggested; Optuna's default."""
+UNPRUNED, WARM_UP = 5, 2
+"""So many trials come to their end before any is pruned, and so many reports are passed over."""
+HOPELESS = 3
+"""So many trials fail, and no other ended, before the search is given up."""
+
+
+def require_optuna() -> None:
+    """Refuse to go on without Optuna.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    if find_spec("optuna") is None:
+        raise ConfigurationError(
+            "searching for settings needs Optuna, which is not installed: pip install "
+            "'treadle[tune]'"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is; another one does not go on with its database.
+
+    Attributes:
+        task: The recipe, `file.py:Task`, or the name of what makes the task.
+        spaces: What is tried, by name.
+        fixed: All other settings.
+        defaults: What the task has in place of what is tried, where that is known and within the
+            spaces: the first trial. Nothing otherwise.
+        lasts: Epochs or steps; nothing means the task's own.
+        monitor: The value that trials are judged by.
+        direction: Whether a smaller or a larger one is better.
+        pruning: Whether a trial ends early where others were better by then.
+        seed: Of the runs and of the suggestions; None means the file's own, else 0.
+        options: More about how a trial is run: of an order.
+        data: What is known of the data, where it is not the task's own.
+    """
+
+    task: str
+    spaces: Mapping[str, Space]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    lasts: Mapping[str, int]
+    monitor: str
+    direction: Literal["min", "max"]
+    pruning: bool
+    seed: int | None
+    options: Mapping[str, Any]
+    data: Mapping[str, Any]
+
+    def configuration(self) -> dict[str, Any]:
+        """Return all that makes it another search, in JSON's types."""
+        return {
+            "task": self.task,
+            "search": {name: str(space) for name, space in self.spaces.items()},
+            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            **self.lasts,
+            "monitor": self.monitor,
+            "direction": self.direction,
+            "pruning": self.pruning,
+            "seed": self.seed,
+            **self.options,
+            **self.data,
+        }
+
+
+class Study:
+    """Hands out trials, and takes what came of them.
+
+    Args:
+        wanted: What is searched for.
+        trials: How many in all.
+        directory: Where the database and the run directories are; None keeps all in memory.
+        fresh: Remove what an earlier search left there.
+
+    Attributes:
+        total: How many in all.
+
+    Raises:
+        ConfigurationError: Optuna is not installed.
+        DirectoryError: The directory cannot be used, another process searches there, or it holds
+            another search, in which some trial came to its end.
+    """
+
+    def __init__(self, wanted: Wanted, trials: int, directory: Path | None, fresh: bool) -> None:
+        require_optuna()
+        self.total, self._wanted, self._directory = trials, wanted, directory
+        self._lock = Lock(directory) if directory is not None else None
+        self._storage: optuna.storages.RDBStorage | None = None
+        self._begun: dict[int, optuna.Trial] = {}
+        if directory is not None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DirectoryError(
+                    f"cannot make the directory {directory}: {error.strerror or error}"
+                ) from error
+        if self._lock is not None:
+            self._lock.acquire()
+        try:
+            if fresh:
+                self._remove()
+            self._open()
+            self._refuse_another()
+            self._interrupted = [self._again(trial) for trial in self._trials("RUNNING")]
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the database and the directory."""
+        self._close_database()
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def finished(self) -> bool:
+        """Whether as many trials as are wanted have ended."""
+        ended = len(self._trials("COMPLETE", "PRUNED", "FAIL"))
+        return ended >= self.total and not self._interrupted
+
+    def next(self) -> Order | None:
+        """Return what is to be tried next, interrupted trials first; None where that is all."""
+        while self._interrupted:
+            trial = self._interrupted.pop(0)
+            self._begun[trial.number] = trial
+            if not (self._wanted.pruning and trial.should_prune()):
+                return self._order(trial)
+            # This had been the answer already, when the process was killed.
+            self.end(trial.number, Outcome("pruned"))
+        queued = self._trials("WAITING")
+        if not queued and len(self._trials()) >= self.total:
+            return None
+        if not queued:
+            self._queue()
+        trial = self._study.ask()
+        self._suggest(trial)
+        self._begun[trial.number] = trial
+        return self._order(trial)
+
+    def report(self, number: int, at: int, value: float) -> bool:
+        """Take a value that a trial has reached; say whether it is to end here.
+
+        Args:
+            number: The trial.
+            at: How many values it has reported before.
+            value: A finite number.
+        """
+        trial = self._begun[number]
+        known = self._frozen(number).intermediate_values
+        if at not in known:  # a trial that goes on tells some again
+            trial.report(value, at)
+        # What is known of later ones had not been pruned here.
+        return self._wanted.pruning and at >= max(known, default=0) and trial.should_prune()
+
+    def end(self, number: int, outcome: Outcome) -> Trial:
+        """Take what came of a trial.
+
+        Raises:
+            TreadleError: No settings would do better; the trial is tried again the next time. Or
+                the first trials have all failed.
+        """
+        from optuna.trial import TrialState
+
+        if outcome.stops:
+            kind = getattr(errors, outcome.stops, ConfigurationError)
+            raise kind((outcome.error or "").removeprefix(f"{outcome.stops}: "))
+        trial = self._begun[number]
+        trial.set_user_attr("ended", outcome.ended)
+        trial.set_user_attr("seconds", outcome.seconds)
+        trial.set_user_attr("seed", outcome.seed)
+        if outcome.error is not None:
+            trial.set_user_attr("error", outcome.error)
+        # One that diverged is worse than any that was pruned, and suggestions keep away from it.
+        bad = outcome.ended in ("pruned", "diverged")
+        state = TrialState.PRUNED if bad else TrialState.FAIL
+        if outcome.ended == "complete":
+            self._study.tell(trial, outcome.value)
+        else:
+            self._study.tell(trial, state=state)
+        del self._begun[number]
+        self._give_up(outcome)
+        return self._result(self._frozen(number))
+
+    def results(self) -> tuple[Trial, ...]:
+        """Return all that was tried."""
+        return tuple(
+            self._result(trial) for trial in self._trials() if trial.state.name != "WAITING"
+        )
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed that the run of a trial had."""
+        return self._frozen(number).user_attrs["seed"]
+
+    def _open(self) -> None:
+        import optuna
+
+        direction = "minimize" if self._wanted.direction == "min" else "maximize"
+        pruner = optuna.pruners.MedianPruner(UNPRUNED, WARM_UP)
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            if self._directory is not None:
+                # Optuna takes the address for a template.
+                path = str((self._directory / DATABASE).absolute())
+                url = f"sqlite:///{path.replace('{', '{{').replace('}', '}}')}"
+                self._storage = optuna.storages.RDBStorage(url)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name=NAME,
+                pruner=pruner,
+                sampler=optuna.samplers.RandomSampler(seed=0),  # it is never asked: see `_queue`
+                direction=direction,
+                load_if_exists=True,
+            )
+        except Exception as error:  # SQLite's, SQLAlchemy's or Optuna's own, by what is wrong
+            raise DirectoryError(
+                f"cannot use {self._directory}/{DATABASE} as the database of a search: "
+                f"{type(error).__name__}: {error}. Choose another directory, or begin anew there "
+                "with fresh=True (--fresh)"
+            ) from error
+        finally:
+            optuna.logging.set_verbosity(before)
+
+    def _refuse_another(self) -> None:
+        """Go on with the search in the directory, if it is this one.
+
+        Raises:
+            DirectoryError: It is another one, and some trial of it came to its end.
+        """
+        wanted = self._wanted.configuration()
+        before = self._study.user_attrs.get("configuration")
+        found = differences(before, wanted) if before is not None else []
+        if found and self._trials("COMPLETE", "PRUNED"):
+            raise DirectoryError(
+                f"{self._directory} holds another search: {'; '.join(found)}. Choose another "
+                "directory, or begin anew there with fresh=True (--fresh)"
+            )
+        if found:  # nothing is lost
+            self._close_database()
+            self._remove()
+            self._open()
+        self._study.set_user_attr("configuration", wanted)
+
+    def _close_database(self) -> None:
+        if self._storage is not None:
+            self._storage.remove_session()
+            self._storage.engine.dispose()
+
+    def _remove(self) -> None:
+        assert self._directory is not None
+        for file in self._directory.glob(f"{DATABASE}*"):
+            file.unlink()
+        shutil.rmtree(self._directory / TRIALS, ignore_errors=True)
+
+    def _queue(self) -> None:
+        """Put into the database, in one go, what is tried next.
+
+        It is asked for of a copy of the study in memory: in the database, a trial would get one
+        setting after another, and a process may be killed in between.
+        """
+        import optuna
+
+        trials = self._trials()
+        parameters = dict(self._wanted.defaults) if not trials else {}
+        if not parameters:
+            text = f"{self._wanted.seed or 0}/{len(trials)}"
+            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+            )
+            before = optuna.logging.get_verbosity()
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            copy = optuna.create_study(direction=self._study.direction, sampler=sampler)
+            optuna.logging.set_verbosity(before)
+            copy.add_trials(trials)
+            asked = copy.ask()
+            self._suggest(asked)
+            parameters = asked.params
+        self._study.enqueue_trial(parameters, user_attrs={"parameters": parameters})
+
+    def _suggest(self, trial: "optuna.Trial") -> None:
+        for name, space in self._wanted.spaces.items():
+            if isinstance(space, Choice):
+                trial.suggest_categorical(name, space.values)
+            elif space.whole:
+                low, high, step = int(space.low), int(space.high), int(space.step or 1)
+                trial.suggest_int(name, low, high, step=step, log=space.log)
+            else:
+                trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
+
+    def _again(self, frozen: "optuna.trial.FrozenTrial") -> "optuna.Trial":
+        """Return a trial that another process began."""
+        import optuna
+
+        trial = optuna.Trial(self._study, frozen._trial_id)  # pyright: ignore[reportPrivateUsage]
+        self._suggest(trial)
+        return trial
+
+    def _order(self, trial: "optuna.Trial") -> Order:
+        wanted = self._wanted
+        return Order(
+            number=trial.number,
+            task=wanted.task,
+            settings={**wanted.fixed, **trial.user_attrs["parameters"]},
+            lasts=wanted.lasts,
+            monitor=wanted.monitor,
+            direction=wanted.direction,
+            directory=self._place(trial.number),
+            seed=wanted.seed,
+            **wanted.options,
+        )
+
+    def _place(self, number: int) -> str | None:
+        return str(self._directory / TRIALS / f"{number:04}") if self._directory else None
+
+    def _trials(self, *states: str) -> Sequence["optuna.trial.FrozenTrial"]:
+        found = self._study.get_trials(deepcopy=False)
+        return [trial for trial in found if not states or trial.state.name in states]
+
+    def _frozen(self, number: int) -> "optuna.trial.FrozenTrial":
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _result(self, trial: "optuna.trial.FrozenTrial") -> Trial:
+        ended: Ended = trial.user_attrs.get("ended", "unfinished")
+        if trial.state.name == "RUNNING":
+            ended = "unfinished"
+        value = trial.value if ended in ("complete", "pruned") else None
+        return Trial(
+            number=trial.number,
+            ended=ended,
+            value=value,
+            parameters=trial.user_attrs["parameters"],
+            reports=len(trial.intermediate_values),
+            seconds=trial.user_attrs.get("seconds"),
+            error=trial.user_attrs.get("error"),
+            directory=self._place(trial.number),
+        )
+
+    def _give_up(self, outcome: Outcome) -> None:
+        """Stop where the first trials have failed, and nothing else was there.
+
+        Raises:
+            TreadleError: So it is.
+        """
+        failed, others = len(self._trials("FAIL")), len(self._trials("COMPLETE", "PRUNED"))
+        if outcome.ended == "failed" and failed >= HOPELESS and not others:
+            output = f"; see {self._place(0)}/output.txt" if self._directory else ""
+            raise TreadleError(
+                f"the first {failed} trials have failed, the last with {outcome.error}{output}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)

@@ -1,0 +1,99 @@
+"""A process that tries settings, one after another: `python -m treadle.tuning.worker`.
+
+Its first line of input is a list of folders to import from. Each further one is an order, in JSON;
+while a trial runs, each is the answer to the report before. What it writes to its output is
+`{"report": [at, value]}` and `{"outcome": …}`. What tasks print goes into `output.txt` beside their
+runs. It ends where its input does: nobody is there to take what it would find.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from .orders import OUTPUT, Order, Outcome
+
+
+def main() -> None:
+    """Do what comes, until nothing more does."""
+    answers = os.fdopen(os.dup(1), "w")
+    lines: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    sys.path[:0] = [folder for folder in lines.get() if folder not in sys.path]
+    while True:
+        order = lines.get()
+        _redirect(Path(order["directory"]))
+        outcome = _tried(order, lines, answers)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _say(answers, {"outcome": outcome})
+
+
+def _read(lines: "SimpleQueue[Any]") -> None:
+    # Not sys.stdin, which Python could not close at its end while this waits for a line.
+    for line in os.fdopen(os.dup(0)):
+        lines.put(json.loads(line))
+    os._exit(0)  # whoever asked is gone: the directory is to be free for the next one
+
+
+def _redirect(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    opened = os.open(directory / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(opened, target)
+    os.close(opened)
+
+
+def _say(answers: IO[str], what: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(what) + "\n")
+    answers.flush()
+
+
+def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
+    """Try what is asked for; the first one chooses the backend and imports Keras."""
+    from ..errors import TreadleError
+    from ..options import backend_name, choose_backend, overriding, precision_name, run_seed, setup
+    from ..recipes import resolve
+
+    order = Order(**asked)
+    try:
+        recipe = resolve(order.task)
+        if order.backend is not None:
+            choose_backend(order.backend)
+    except TreadleError as error:
+        kind = type(error).__name__
+        return asdict(Outcome("failed", error=f"{kind}: {error}", stops=kind))
+    import keras
+
+    from .trial import Subject, tried
+
+    def make() -> Subject:
+        keras.backend.clear_session()  # of the trial before; layers are numbered from 1 again
+        setup(seed=order.seed or 0, precision=order.precision)
+        with overriding(order.seed, order.precision, order.backend):
+            made = recipe.make(order.settings)
+        configuration = {
+            "recipe": recipe.source,
+            "settings": dict(order.settings),
+            "seed": run_seed(),
+            "backend": backend_name(),
+            "precision": precision_name(),
+            "execution": "auto",
+            "data_dir": order.data_dir,
+        }
+        return Subject(made, configuration=configuration)
+
+    def report(at: int, value: float) -> bool:
+        _say(answers, {"report": [at, value]})
+        return lines.get()
+
+    return asdict(tried(order, make, report))
+
+
+if __name__ == "__main__":
+    main()
