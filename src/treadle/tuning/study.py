@@ -8,6 +8,7 @@ trials before. (Parallel trials end in an order that is different each time.)
 import hashlib
 import math
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -118,6 +119,7 @@ class Study:
         self._lock = Lock(directory) if directory is not None else None
         self._storage: optuna.storages.RDBStorage | None = None
         self._begun: dict[int, optuna.Trial] = {}
+        self._reports: Counter[int] = Counter()
         if directory is not None:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -154,6 +156,7 @@ class Study:
         while self._interrupted:
             trial = self._interrupted.pop(0)
             self._begun[trial.number] = trial
+            self._reports[trial.number] = len(self._frozen(trial.number).intermediate_values)
             if not (self._wanted.pruning and trial.should_prune()):
                 return self._order(trial)
             # This had been the answer already, when the process was killed.
@@ -176,12 +179,12 @@ class Study:
             at: How many values it has reported before.
             value: A finite number.
         """
-        trial = self._begun[number]
-        known = self._frozen(number).intermediate_values
-        if at not in known:  # a trial that goes on tells some again
-            trial.report(value, at)
-        # What is known of later ones had not been pruned here.
-        return self._wanted.pruning and at >= max(known, default=0) and trial.should_prune()
+        trial, known = self._begun[number], self._reports[number]
+        if at < known:  # a trial that goes on tells some again
+            return False
+        trial.report(value, at)
+        self._reports[number] = at + 1
+        return self._wanted.pruning and trial.should_prune()
 
     def end(self, number: int, outcome: Outcome) -> Trial:
         """Take what came of a trial.
