@@ -3,7 +3,16 @@
 import sys
 from importlib import import_module
 
-NAMES = ("parity", "backends", "startup", "speed", "checkpoints", "reliability", "programs")
+NAMES = (
+    "parity",
+    "backends",
+    "startup",
+    "speed",
+    "checkpoints",
+    "reliability",
+    "programs",
+    "tuning",
+)
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:

@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from treadle import cli, ranges
 from treadle.errors import ConfigurationError, DirectoryError, TreadleError
 from treadle.ranges import Choice, Range, fitted
 from treadle.recipes import Parameter, resolve
-from treadle.tuning import Trial, Tuned, orders, results, search, space, study, workers
+from treadle.tuning import Tuned, results, search, space, study
 from treadle.tuning.orders import Order, Outcome
 from treadle.tuning.study import Study, Wanted
 
@@ -61,7 +60,10 @@ def apart(tmp_path, monkeypatch):
         (lambda: Range(1, 9, step=0), "a range needs a step > 0"),
         (lambda: Range(1, float("inf")), "inf is no finite number"),
         (lambda: Range("1", 2), "'1' is no finite number"),
-        (lambda: Choice("relu"), "Choice('relu'): a choice is between two or more different values"),
+        (
+            lambda: Choice("relu"),
+            "Choice('relu'): a choice is between two or more different values",
+        ),
         (lambda: Choice(1, 1), "two or more different values"),
         (lambda: Choice([1], 2), "[1] is neither a number nor a text"),
         (lambda: fitted("units", Range(0.5, 2), (int,), "int"), "its range 0.5..2 needs whole"),
@@ -125,7 +127,11 @@ def test_what_is_searched_is_what_is_not_fixed():
 @pytest.mark.parametrize(
     ("wanted", "fixed", "message"),
     [
-        ({}, {"bias": True}, "nothing says what to search in Mine: annotate a setting, as `units: "),
+        (
+            {},
+            {"bias": True},
+            "nothing says what to search in Mine: annotate a setting, as `units: ",
+        ),
         ({}, {"bias": True}, "Settings that are not fixed: units, rate, kind"),
         ({"unit": Range(1, 2)}, {}, "Mine has no setting 'unit'. Did you mean 'units'?"),
         ({}, {"rates": 1}, "Mine has no setting 'rates'. Did you mean 'rate'?"),
@@ -245,7 +251,9 @@ def wanted(**more):
 def values(order):
     """Six values that fall, to a height that follows from the settings."""
     settings = order.settings
-    height = np.log10(settings["rate"] / 0.01) ** 2 + settings["units"] / 64 + (settings["kind"] == "a")
+    height = (
+        np.log10(settings["rate"] / 0.01) ** 2 + settings["units"] / 64 + (settings["kind"] == "a")
+    )
     return [float(height + 1 / (at + 1)) for at in range(6)]
 
 
@@ -264,6 +272,7 @@ def go_through(trials, folder=None, kill=None, **more):
             ended, value = "complete", None
             for at, value in enumerate(values(order)):
                 stop = found.report(order.number, at, value)
+                assert type(stop) is bool  # it is sent as JSON
                 if order.number == number and at == at_last:
                     raise Killed
                 if stop:
@@ -417,3 +426,377 @@ def test_the_database_is_plain(tmp_path):
                     if name.endswith("_json"):
                         json.loads(value)
     opened.close()
+
+
+# Trials, in this process
+
+
+class Line(treadle.Task):
+    """A slope that is to become 2."""
+
+    epochs = 3
+
+    def __init__(
+        self,
+        rate: Annotated[float, Range(0.01, 0.5, log=True)] = 0.01,
+        fails: Literal["", "made", "nan"] = "",
+    ) -> None:
+        if fails == "made":
+            raise KeyError("my own mistake")
+        self.slope = keras.Variable(0.0)
+        self.optimizer = keras.optimizers.SGD(np.nan if fails == "nan" else rate)
+
+    def _loss(self, batch):
+        x, y = batch
+        return ops.mean((self.slope * x - y) ** 2)
+
+    def train_step(self, batch):
+        loss = treadle.minimize(lambda: self._loss(batch), [self.slope], self.optimizer)
+        return {"loss": loss}
+
+    def eval_step(self, batch):
+        return {"loss": self._loss(batch)}
+
+    def datasets(self):
+        x = np.linspace(-1, 1, 32, dtype="float32")
+        train = treadle.data.from_arrays(x, 2 * x, batch_size=8)
+        held_out = treadle.data.from_arrays(x[::3], 2 * x[::3], batch_size=11, shuffle=False)
+        return treadle.Datasets(train=train, validation=held_out)
+
+
+def log_of(directory):
+    lines = (Path(directory) / "log.jsonl").read_text().splitlines()
+    return [found for line in lines if "kind" in (found := json.loads(line))]
+
+
+def test_tune_finds_better_settings_and_goes_on(tmp_path):
+    told = []
+    found = treadle.tune(Line, trials=3, fixed={"fails": ""}, directory="there", told=told.append)
+    assert tuple(told) == found.trials and len(told) == 3 and not found.before
+    first = found.trials[0]
+    assert first.parameters == {"rate": 0.01} and first.ended == "complete" and first.reports == 3
+    assert found.value == min(trial.value for trial in told) < first.value
+    assert found.parameters == dict(found.best.parameters) and found.command is None
+    # A trial is a run: its value is the last that its log holds.
+    [*_, last] = log_of(found.best.directory)
+    assert last["val_loss"] == found.value and last["epoch"] == 3
+    again = treadle.tune(Line, trials=3, fixed={"fails": ""}, directory="there", told=told.append)
+    assert again.before and again.trials == found.trials and len(told) == 3
+    more = treadle.tune(Line, trials=4, fixed={"fails": ""}, directory="there", told=told.append)
+    assert not more.before and more.trials[:3] == found.trials and len(told) == 4
+    assert json.loads(json.dumps(more.facts()))["best"]["value"] == more.value
+
+
+def test_equal_seeds_give_equal_trials():
+    asked = {"trials": 2, "fixed": {"fails": ""}, "epochs": 1, "monitor": "loss"}
+    one, two = (treadle.tune(Line, seed=3, **asked) for _ in range(2))
+    assert [t.value for t in one.trials] == [t.value for t in two.trials]
+    assert [t.parameters for t in one.trials] == [t.parameters for t in two.trials]
+    assert one.direction == "min" and one.directory is None
+
+
+def test_a_trial_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    class Cut(BaseException):
+        pass
+
+    def asked():
+        return treadle.tune(Line, trials=2, fixed={"fails": ""}, directory="there", epochs=4)
+
+    report = Study.report
+    with monkeypatch.context() as patched:
+
+        def cut(self, number, at, value):
+            if (number, at) == (1, 2):
+                raise Cut
+            return report(self, number, at, value)
+
+        patched.setattr(Study, "report", cut)
+        with pytest.raises(Cut):
+            asked()
+    assert [line["epoch"] for line in log_of("there/trials/0001")][-1] == 3
+    found = asked()
+    monkeypatch.chdir(tmp_path.parent)
+    alone = treadle.tune(Line, trials=2, fixed={"fails": ""}, epochs=4)
+    assert [(t.value, t.reports, t.ended) for t in found.trials] == [
+        (t.value, t.reports, t.ended) for t in alone.trials
+    ]
+
+
+def test_errors_and_nan_are_results():
+    kinds = {"fails": Choice("", "made", "nan"), "rate": Range(0.1, 0.2)}
+    found = treadle.tune(Line, trials=6, search=kinds, epochs=1, seed=2)
+    ended = {trial.parameters["fails"]: trial for trial in found.trials}
+    assert ended[""].ended == "complete" and ended[""].error is None
+    assert (ended["made"].ended, ended["made"].value) == ("failed", None)
+    assert ended["made"].error == "KeyError: 'my own mistake'"
+    assert (ended["nan"].ended, ended["nan"].value) == ("diverged", None)
+    assert found.parameters["fails"] == ""
+
+
+def order(directory, **more):
+    asked = {"settings": {}, "lasts": {}, "monitor": "val_loss", "direction": "min", **more}
+    return Order(number=0, task="Line", directory=str(directory), **asked)
+
+
+def made(**settings):
+    from treadle.recipes._loading import Made
+    from treadle.tuning.trial import Subject
+
+    keras.backend.clear_session()
+    treadle.setup(seed=0)
+    return Subject(Made(Line(**settings), None))
+
+
+def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
+    from treadle.tuning.trial import tried
+
+    reports = []
+
+    def report(at, value):
+        reports.append((at, value))
+        return at == 1
+
+    outcome = tried(order(tmp_path, lasts={"epochs": 5}), made, report)
+    assert (outcome.ended, outcome.seed, outcome.error) == ("pruned", 0, None)
+    assert [at for at, _ in reports] == [0, 1] and outcome.value == reports[1][1]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["progress"]["epoch"] == 2 and run["finished"]
+    assert run["reason"] == f"pruned: val_loss was {outcome.value:.6g}, and others were better"
+    # Where nobody was told of that any more, it is found in the directory.
+    outcome = tried(order(tmp_path, lasts={"epochs": 5}), made, pytest.fail)
+    assert outcome.ended == "pruned"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"monitor": "val_los", "direction": "min"},
+            "tune cannot find 'val_los'. Did you mean 'val_loss'? Known: loss, val_loss.",
+        ),
+        ({"monitor": "error"}, "tune cannot find 'error'. Known: loss, val_loss."),
+        (
+            {"monitor": "quality"},
+            "whether a smaller or a larger 'quality' is better does not follow",
+        ),
+        ({"direction": "down"}, "unknown direction 'down'. Known: min, max."),
+        ({"trials": 0}, "trials must be at least 1, not 0"),
+        ({"workers": 0}, "workers must be at least 1, not 0"),
+        ({"workers": 2}, "a class or function is tried in this process, one trial after another"),
+        (
+            {"backend": "jax"},
+            "a class or function is tried in this process, one trial after another",
+        ),
+        ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),
+        ({"fixed": {"rat": 1}}, "Line has no setting 'rat'. Did you mean 'rate'?"),
+    ],
+)
+def test_what_cannot_be_meant(asked, message):
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.tune(Line, **{"trials": 2, **asked})
+    assert message in str(caught.value)
+
+
+def test_a_value_of_validation_where_there_is_none():
+    source = Line().datasets().train
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.tune(Line, source, fixed={"fails": ""}, directory="there")
+    assert str(caught.value) == (
+        "tune cannot find 'val_loss' in what the task logs. Did you mean 'loss'? Known: loss."
+    )
+    # Nothing came of it, so that it may be asked in another way.
+    asked = {"fixed": {"fails": ""}, "trials": 1, "monitor": "loss"}
+    assert treadle.tune(Line, source, directory="there", **asked).value > 0
+
+
+def test_a_task_that_does_not_say_how_long():
+    class Endless(Line):
+        epochs = None
+
+    with pytest.raises(ConfigurationError, match="Endless does not say how long it trains: add"):
+        treadle.tune(Endless, trials=1)
+
+
+def test_a_setting_that_is_needed():
+    def make(rate: float): ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.tune(make, search={"rate": Range(1, 2)}, fixed={"rate": 3})
+    assert "rate is both searched (1..2) and fixed (3)" in str(caught.value)
+
+    def two(rate: float, units: int): ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.tune(two, search={"rate": Range(1, 2)})
+    assert str(caught.value).endswith(
+        "needs a value for 'units', of type int: fix it, as fixed={'units': …} or --set units=…, "
+        "or search it"
+    )
+
+
+def test_data_beside_a_name():
+    with pytest.raises(ConfigurationError, match="digits is tried in other processes, on its own"):
+        treadle.tune("digits", [1, 2])
+
+
+@pytest.mark.parametrize("module", [ranges, space, results, search])
+def test_examples_in_docstrings_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
+
+
+# The command, whose trials are processes
+
+FILE = """
+    import os, signal, time
+    from pathlib import Path
+    from typing import Annotated
+    import keras
+    import numpy as np
+    import treadle
+    from keras import ops
+
+    class Line(treadle.Task):
+        epochs = 3
+
+        def __init__(
+            self,
+            rate: Annotated[float, treadle.Range(0.01, 0.5, log=True)] = 0.01,
+            faults: str = "",
+        ):
+            self.slope = keras.Variable(0.0)
+            self.optimizer = keras.optimizers.SGD(rate)
+            self.fault = None
+            if faults:
+                with open(faults, "a+") as file:
+                    file.write("x")
+                    self.fault = {2: "kill", 3: "kill", 4: "raise"}.get(file.tell())
+            print("a line of the task's own")
+            if self.fault == "raise":
+                raise KeyError("my own mistake")
+
+        def hooks(self):
+            def pause(loop):
+                if self.fault == "kill" and loop.progress.epoch == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.05)
+            return [treadle.every("1 epoch", pause)]
+
+        def loss(self, batch):
+            x, y = batch
+            return ops.mean((self.slope * x - y) ** 2)
+
+        def train_step(self, batch):
+            return treadle.minimize(lambda: self.loss(batch), [self.slope], self.optimizer)
+
+        def eval_step(self, batch):
+            return self.loss(batch)
+
+        def datasets(self):
+            x = np.linspace(-1, 1, 32, dtype="float32")
+            train = treadle.data.from_arrays(x, 2 * x, batch_size=8)
+            return treadle.Datasets(train=train, validation=[(x[::3], 2 * x[::3])])
+"""
+
+
+@pytest.fixture
+def mine():
+    Path("mine.py").write_text(textwrap.dedent(FILE))
+
+
+def command(*arguments, code=0):
+    keras.backend.clear_session()
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.mark.faults
+def test_trials_that_raise_or_are_killed_are_results(mine):
+    """The second is killed, and killed again where it went on; the third raises."""
+    asked = ("tune", "mine.py:Line", "--set", "faults=made", "--trials", 4, "--directory", "there")
+    lines = command(*asked).stdout.splitlines()
+    assert lines[0] == "searching rate 0.01..0.5 log"
+    assert lines[1].startswith("trial 1/4    val_loss ") and lines[1].endswith("  rate=0.01")
+    killed = "was killed by SIGKILL, as it is where memory runs out"
+    assert lines[2].startswith(
+        f"trial 2/4    failed: its process {killed}, and another one {killed}; see "
+        "there/trials/0001/output.txt  rate="
+    )
+    assert lines[3].startswith("trial 3/4    failed: KeyError: 'my own mistake'  rate=")
+    assert lines[4].startswith("trial 4/4    val_loss ")
+    assert lines[5].split() == ["trial", "val_loss", "rate", "seconds"]
+    assert {lines[6].split()[0], lines[7].split()[0]} == {"1", "4"}
+    assert lines[8:10] == ["beside: 2 failed", "runs and database: there"]
+    assert len(Path("made").read_text()) == 5
+    printed = Path("there/trials/0002/output.txt").read_text()
+    assert printed.startswith("a line of the task's own\n") and "KeyError: 'my own" in printed
+
+    found = json.loads(command(*asked, "--json").stdout)
+    assert found["before"] and [t["ended"] for t in found["trials"]] == [
+        "complete",
+        "failed",
+        "failed",
+        "complete",
+    ]
+    # What is printed trains the best again, to the same value.
+    assert lines[10] == f"the best again: {found['command']}"
+    again = found["command"].replace("faults=made", "faults=")
+    run = json.loads(command(*again.split()[1:], "--json").stdout)
+    assert run["last"]["val_loss"] == found["best"]["value"]
+    assert "nothing was done" in command(*asked).stdout.splitlines()[1]
+
+
+def started(*arguments):
+    code = "from treadle.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True)
+
+
+def wait_for(path, process):
+    end = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < end, path
+        time.sleep(0.02)
+
+
+@pytest.mark.faults
+def test_a_search_survives_an_interrupt_and_a_kill(mine):
+    asked = ("tune", "mine.py", "--trials", 6, "--epochs", 5, "--directory")
+    folder = Path("there")
+    for number, sent, code in ((1, signal.SIGINT, 130), (3, signal.SIGKILL, -signal.SIGKILL)):
+        process = started(*asked, folder)
+        wait_for(folder / "trials" / f"{number:04}" / "run.json", process)
+        process.send_signal(sent)
+        assert process.wait(60) == code
+        assert not json.loads((folder / "trials" / f"{number:04}" / "run.json").read_text())[
+            "finished"
+        ]
+    found = json.loads(command(*asked, folder, "--json").stdout)
+    straight = json.loads(command(*asked, "other", "--json").stdout)
+    for name in ("number", "ended", "value", "parameters", "reports", "error"):
+        assert [t[name] for t in found["trials"]] == [t[name] for t in straight["trials"]], name
+    assert len(found["trials"]) == 6 and found["command"] == straight["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["linear"], "nothing says what to search in linear: annotate a setting"),
+        (["digit"], "Did you mean 'digits'?"),
+        (["digits", "--set", "unit=3"], "digits has no setting 'unit'. Did you mean 'units'?"),
+        (
+            ["digits", "--search", "unit=3..4"],
+            "digits has no setting 'unit'. Did you mean 'units'?",
+        ),
+        (["digits", "--search", "units=9..3"], "9 is not less than 3"),
+        (["digits", "--search", "units=3..9", "--set", "units=4"], "units is both searched (3..9)"),
+        (["digits", "--monitor", "quality"], "whether a smaller or a larger 'quality' is better"),
+        (["digits", "--data-dir", "nowhere"], "--data-dir nowhere: there is no such folder"),
+        (["digits", "units=3"], "repeat --set for each setting, as --set units=3"),
+        (["linear-native", "--backend", "jax"], "nothing says what to search in linear-native"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_red_line(arguments, message):
+    result = command("tune", *arguments, code=2)
+    assert message in result.stderr and result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output

@@ -26,8 +26,8 @@ def read(texts: Sequence[str], parameters: Sequence[Parameter], owner: str) -> d
             parameter does not take.
 
     Example:
-        >>> read(["rate=0.01..1 log"], [Parameter("rate", "float", (float,), 0.1)], "Line")
-        {'rate': Range(low=0.01, high=1.0, log=True, step=None)}
+        >>> read(["units=8..64 log"], [Parameter("units", "int", (int,), 16)], "Line")
+        {'units': Range(low=8, high=64, log=True, step=None)}
     """
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, Space] = {}

@@ -184,7 +184,7 @@ class Study:
             return False
         trial.report(value, at)
         self._reports[number] = at + 1
-        return self._wanted.pruning and trial.should_prune()
+        return self._wanted.pruning and bool(trial.should_prune())  # it may be NumPy's
 
     def end(self, number: int, outcome: Outcome) -> Trial:
         """Take what came of a trial.

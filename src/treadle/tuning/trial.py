@@ -118,10 +118,10 @@ def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
     except NonFiniteError as error:
         outcome = Outcome("diverged", error=_told(error))
     except Exception as error:  # the user's own: a trial that fails is one of the results
-        traceback.print_exception(error)
-        concerns_all = isinstance(error, (BackendError, DataError, Unfit))
-        kind = next(kind for kind in type(error).__mro__ if kind is not Unfit).__name__
-        outcome = Outcome("failed", error=_told(error), stops=kind if concerns_all else None)
+        stops = isinstance(error, (BackendError, DataError, Unfit))
+        if not stops:
+            traceback.print_exception(error)
+        outcome = Outcome("failed", error=_told(error), stops=_kind(error) if stops else None)
     outcome.seconds, outcome.seed = time.monotonic() - began, seed
     return outcome
 
@@ -174,4 +174,8 @@ def _last(history: History, name: str) -> float | None:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{_kind(error)}: {error}".rstrip(": ")
+
+
+def _kind(error: Exception) -> str:
+    return next(kind for kind in type(error).__mro__ if kind is not Unfit).__name__
