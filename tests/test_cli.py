@@ -111,6 +111,7 @@ def run_tiny(*arguments, code=0, task="mine.py:Tiny"):
 def test_help_names_the_commands_and_exit_codes():
     text = treadle("--help").output
     commands = ("recipes", "run", "resume", "evaluate", "replay", "certify", "find-lr", "schedule")
+    commands += ("tune",)
     for word in (*commands, "Exit codes"):
         assert word in text
     assert treadle("--version").output == f"treadle {__version__}\n"

@@ -231,6 +231,8 @@ def test_nothing_is_imported_before_a_command_is_understood():
                           ["certify", "--help"], ["certify", "digit"],
                           ["certify", "digits", "--set", "unit=3"],
                           ["find-lr", "--help"], ["find-lr", "digits", "--plot", "rate.gif"],
+                          ["tune", "--help"], ["tune", "digit"], ["tune", "linear"],
+                          ["tune", "digits", "--search", "units=9..3"],
                           ["schedule", "--help"], ["schedule", "digit"],
                           ["schedule", "cyclic(1,,)"]):
             CliRunner().invoke(app, arguments)

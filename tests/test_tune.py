@@ -22,7 +22,7 @@ from treadle import cli, ranges
 from treadle.errors import ConfigurationError, DirectoryError, TreadleError
 from treadle.ranges import Choice, Range, fitted
 from treadle.recipes import Parameter, resolve
-from treadle.tuning import Tuned, results, search, space, study
+from treadle.tuning import Tuned, results, search, space, study, workers
 from treadle.tuning.orders import Order, Outcome
 from treadle.tuning.study import Study, Wanted
 
@@ -778,6 +778,74 @@ def test_a_search_survives_an_interrupt_and_a_kill(mine):
     assert len(found["trials"]) == 6 and found["command"] == straight["command"]
 
 
+# Processes, by a program that trains nothing
+
+PROGRAM = """
+    import json, os, sys
+    from pathlib import Path
+
+    json.loads(sys.stdin.readline())
+    trials = 0
+    for line in sys.stdin:
+        order = json.loads(line)
+        trials += 1
+        Path("pids").open("a").write(f"{order['number']} {os.getpid()} {trials}\\n")
+        stopped = False
+        for at in range(3):
+            print(json.dumps({"report": [at, 1.0 + order["number"]]}), flush=True)
+            stopped = stopped or json.loads(sys.stdin.readline())
+            fatal = Path(f"kill-{order['number']}")
+            if at == 1 and fatal.exists():
+                if fatal.read_text() == "once":
+                    fatal.unlink()
+                os._exit(3)
+        outcome = {"ended": "complete", "value": 1.0 + order["number"], "seed": 0}
+        print(json.dumps({"outcome": outcome}), flush=True)
+"""
+
+
+def through_processes(monkeypatch, trials, count):
+    Path("program.py").write_text(textwrap.dedent(PROGRAM))
+    monkeypatch.setattr(workers, "PROGRAM", ("program.py",))
+    found = Study(wanted(pruning=False), trials, Path("there"), fresh=False)
+    told = []
+    try:
+        workers.run(found, count, {}, told.append)
+        assert sorted(told, key=lambda trial: trial.number) == list(found.results())
+    finally:
+        found.close()
+    begun = [tuple(map(int, line.split())) for line in Path("pids").read_text().splitlines()]
+    return found.results(), begun
+
+
+def test_processes_are_replaced_where_they_die(monkeypatch):
+    Path("kill-1").write_text("once")
+    Path("kill-2").write_text("always")
+    trials, begun = through_processes(monkeypatch, 5, 1)
+    assert [trial.ended for trial in trials] == ["complete"] * 2 + ["failed"] + ["complete"] * 2
+    assert [trial.reports for trial in trials] == [3, 3, 2, 3, 3]
+    assert trials[2].error == (
+        "its process ended with code 3, and another one ended with code 3; see "
+        "there/trials/0002/output.txt"
+    )
+    assert [number for number, *_ in begun] == [0, 1, 1, 2, 2, 3, 4]
+    assert len({pid for _, pid, _ in begun}) == 4
+
+
+def test_processes_are_renewed(monkeypatch):
+    monkeypatch.setattr(workers, "RENEWED", 2)
+    trials, begun = through_processes(monkeypatch, 5, 1)
+    assert [trial.ended for trial in trials] == ["complete"] * 5
+    assert [count for *_, count in begun] == [1, 2, 1, 2, 1]
+
+
+def test_several_processes_share_the_trials(monkeypatch):
+    trials, begun = through_processes(monkeypatch, 7, 3)
+    assert [trial.value for trial in trials] == [1.0 + number for number in range(7)]
+    assert sorted(number for number, *_ in begun) == list(range(7))
+    assert len({pid for _, pid, _ in begun}) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -793,7 +861,6 @@ def test_a_search_survives_an_interrupt_and_a_kill(mine):
         (["digits", "--monitor", "quality"], "whether a smaller or a larger 'quality' is better"),
         (["digits", "--data-dir", "nowhere"], "--data-dir nowhere: there is no such folder"),
         (["digits", "units=3"], "repeat --set for each setting, as --set units=3"),
-        (["linear-native", "--backend", "jax"], "nothing says what to search in linear-native"),
     ],
 )
 def test_what_cannot_be_meant_is_one_red_line(arguments, message):

@@ -6,7 +6,7 @@ leads to the worst point nearby, and another one, taken there, is followed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 from keras import layers, ops
@@ -63,9 +63,9 @@ class CustomOptimizer(treadle.Task):
 
     def __init__(
         self,
-        learning_rate: float = 3e-4,
-        weight_decay: float = 0.1,
-        rho: float = 0.05,
+        learning_rate: Annotated[float, treadle.Range(3e-5, 3e-3, log=True)] = 3e-4,
+        weight_decay: Annotated[float, treadle.Range(0.0, 0.5)] = 0.1,
+        rho: Annotated[float, treadle.Range(0.0, 0.2)] = 0.05,
         batch_size: int = 32,
     ) -> None:
         self.model = keras.Sequential(

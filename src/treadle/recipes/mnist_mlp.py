@@ -4,7 +4,7 @@ Such a start is far too wide, so the loss begins at about 17 and ends, after 10 
 0.8. `mnist-mlp-native` is the same program in TensorFlow's own words, and draws the same start.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import keras
 import numpy as np
@@ -25,7 +25,10 @@ class MnistMLP(treadle.Task):
     epochs = 10
 
     def __init__(
-        self, units: int = 128, learning_rate: float = 1e-3, batch_size: int = 128
+        self,
+        units: Annotated[int, treadle.Range(32, 512, log=True)] = 128,
+        learning_rate: Annotated[float, treadle.Range(1e-4, 1e-1, log=True)] = 1e-3,
+        batch_size: int = 128,
     ) -> None:
         self.model = keras.Sequential(
             [

@@ -6,7 +6,6 @@ trials before. (Parallel trials end in an order that is different each time.)
 """
 
 import hashlib
-import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import errors
 from ..directory import differences
 from ..errors import ConfigurationError, DirectoryError, TreadleError
+from ..identity import described
 from ..lock import Lock
 from ..ranges import Choice, Space
 from .orders import Order, Outcome
@@ -84,7 +84,7 @@ class Wanted:
         return {
             "task": self.task,
             "search": {name: str(space) for name, space in self.spaces.items()},
-            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "fixed": {name: described(value) for name, value in self.fixed.items()},
             **self.lasts,
             "monitor": self.monitor,
             "direction": self.direction,
@@ -382,9 +382,3 @@ class Study:
             raise TreadleError(
                 f"the first {failed} trials have failed, the last with {outcome.error}{output}"
             )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)

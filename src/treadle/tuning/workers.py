@@ -17,6 +17,7 @@ from .orders import OUTPUT, Order, Outcome
 from .results import Trial
 from .study import Study
 
+PROGRAM = ("-m", "treadle.tuning.worker")
 RENEWED = 20
 """Trials that one process makes. On TensorFlow each leaves some 200 memory mappings behind, of at
 most 65,530; a new process costs 2 to 5 seconds."""
@@ -38,7 +39,7 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / OUTPUT).open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "treadle.tuning.worker"],
+                [sys.executable, *PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
