@@ -79,6 +79,8 @@ def test_spaces_that_cannot_be_meant(make, message):
 
 def test_what_a_space_holds():
     assert 8 in Range(8, 64) and 64 in Range(8, 64) and 65 not in Range(8, 64)
+    assert Range(8, 64, step=10).last == 58 and Range(0.0, 1.0, step=0.1).last == 1.0
+    assert 18 in Range(8, 64, step=10) and 20 not in Range(8, 64, step=10)
     assert True not in Range(0, 2) and "8" not in Range(8, 64)
     assert 1 in Choice(1, 2) and True not in Choice(1, 2)
     assert fitted("rate", Range(1, 8, step=2), (float, None), "float | None").step == 2.0
@@ -393,10 +395,13 @@ def test_a_search_whose_first_trials_all_fail_is_given_up(tmp_path):
     found = Study(wanted(), 9, tmp_path, fresh=False)
     for _ in range(2):
         found.end(found.next().number, Outcome("failed", error="ValueError: no"))
+    last = found.next()
+    Path(last.directory).mkdir(parents=True)
+    Path(last.directory, "output.txt").touch()
     with pytest.raises(TreadleError) as caught:
-        found.end(found.next().number, Outcome("failed", error="ValueError: no"))
+        found.end(last.number, Outcome("failed", error="ValueError: no"))
     assert str(caught.value) == (
-        f"the first 3 trials have failed, the last with ValueError: no; see {tmp_path}/trials/0000/"
+        f"the first 3 trials have failed, the last with ValueError: no; see {tmp_path}/trials/0002/"
         "output.txt"
     )
     found.close()
@@ -572,9 +577,13 @@ def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
     [
         (
             {"monitor": "val_los", "direction": "min"},
-            "tune cannot find 'val_los'. Did you mean 'val_loss'? Known: loss, val_loss.",
+            "tune cannot find 'val_los' in what epochs and validations log. Did you mean "
+            "'val_loss'? Known: loss, val_loss.",
         ),
-        ({"monitor": "error"}, "tune cannot find 'error'. Known: loss, val_loss."),
+        (
+            {"monitor": "error"},
+            "tune cannot find 'error' in what epochs and validations log. Known: loss, val_loss.",
+        ),
         (
             {"monitor": "quality"},
             "whether a smaller or a larger 'quality' is better does not follow",
@@ -602,7 +611,8 @@ def test_a_value_of_validation_where_there_is_none():
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune(Line, source, fixed={"fails": ""}, directory="there")
     assert str(caught.value) == (
-        "tune cannot find 'val_loss' in what the task logs. Did you mean 'loss'? Known: loss."
+        "tune cannot find 'val_loss' in what epochs and validations log. Did you mean 'loss'? "
+        "Known: loss."
     )
     # Nothing came of it, so that it may be asked in another way.
     asked = {"fixed": {"fails": ""}, "trials": 1, "monitor": "loss"}
@@ -730,7 +740,7 @@ def test_trials_that_raise_or_are_killed_are_results(mine):
     assert lines[8:10] == ["beside: 2 failed", "runs and database: there"]
     assert len(Path("made").read_text()) == 5
     printed = Path("there/trials/0002/output.txt").read_text()
-    assert printed.startswith("a line of the task's own\n") and "KeyError: 'my own" in printed
+    assert "a line of the task's own\n" in printed and "KeyError: 'my own" in printed
 
     found = json.loads(command(*asked, "--json").stdout)
     assert found["before"] and [t["ended"] for t in found["trials"]] == [

@@ -6,6 +6,7 @@ They say what `treadle tune` tries; `treadle run` takes any other value too.
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 from .errors import ConfigurationError
 
@@ -62,11 +63,25 @@ class Range:
         """Whether only whole numbers are meant."""
         return all(isinstance(number, int) for number in (self.low, self.high, self.step or 1))
 
+    @property
+    def last(self) -> float:
+        """The greatest that is meant: with a step, the last that it comes to.
+
+        Example:
+            >>> Range(0.0, 1.0, step=0.3).last
+            0.9
+        """
+        if self.step is None:
+            return self.high
+        last = Decimal(str(self.high)) - _over(self.high, self.low, self.step)
+        return int(last) if self.whole else float(last)
+
     def __contains__(self, value: object) -> bool:
-        """Say whether a value lies within the bounds."""
+        """Say whether a value is one of those that are meant."""
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return False
-        return self.low <= value <= self.high
+        on_grid = self.step is None or not _over(value, self.low, self.step)
+        return self.low <= value <= self.high and on_grid
 
     def __str__(self) -> str:
         """Say it as on the command line."""
@@ -115,6 +130,11 @@ class Choice:
 
 
 Space = Range | Choice
+
+
+def _over(value: float, low: float, step: float) -> Decimal:
+    """Return by how much a value lies above the last step; as it is written, not in binary."""
+    return (Decimal(str(value)) - Decimal(str(low))) % Decimal(str(step))
 
 
 def fitted(name: str, space: Space, accepts: tuple[object, ...], kind: str) -> Space:

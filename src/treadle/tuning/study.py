@@ -8,7 +8,8 @@ trials before. (Parallel trials end in an order that is different each time.)
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..errors import ConfigurationError, DirectoryError, TreadleError
 from ..identity import described
 from ..lock import Lock
 from ..ranges import Choice, Space
-from .orders import Order, Outcome
+from .orders import OUTPUT, Order, Outcome
 from .results import Ended, Trial
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Study:
         else:
             self._study.tell(trial, state=state)
         del self._begun[number]
-        self._give_up(outcome)
+        self._give_up(number, outcome)
         return self._result(self._frozen(number))
 
     def results(self) -> tuple[Trial, ...]:
@@ -230,30 +231,27 @@ class Study:
 
         direction = "minimize" if self._wanted.direction == "min" else "maximize"
         pruner = optuna.pruners.MedianPruner(UNPRUNED, WARM_UP)
-        before = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             if self._directory is not None:
                 # Optuna takes the address for a template.
                 path = str((self._directory / DATABASE).absolute())
                 url = f"sqlite:///{path.replace('{', '{{').replace('}', '}}')}"
                 self._storage = optuna.storages.RDBStorage(url)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name=NAME,
-                pruner=pruner,
-                sampler=optuna.samplers.RandomSampler(seed=0),  # it is never asked: see `_queue`
-                direction=direction,
-                load_if_exists=True,
-            )
+            with _quiet():
+                self._study = optuna.create_study(
+                    storage=self._storage,
+                    study_name=NAME,
+                    pruner=pruner,
+                    sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: see `_queue`
+                    direction=direction,
+                    load_if_exists=True,
+                )
         except Exception as error:  # SQLite's, SQLAlchemy's or Optuna's own, by what is wrong
             raise DirectoryError(
                 f"cannot use {self._directory}/{DATABASE} as the database of a search: "
                 f"{type(error).__name__}: {error}. Choose another directory, or begin anew there "
                 "with fresh=True (--fresh)"
             ) from error
-        finally:
-            optuna.logging.set_verbosity(before)
 
     def _refuse_another(self) -> None:
         """Go on with the search in the directory, if it is this one.
@@ -281,7 +279,8 @@ class Study:
             self._storage.engine.dispose()
 
     def _remove(self) -> None:
-        assert self._directory is not None
+        if self._directory is None:
+            return
         for file in self._directory.glob(f"{DATABASE}*"):
             file.unlink()
         shutil.rmtree(self._directory / TRIALS, ignore_errors=True)
@@ -302,10 +301,8 @@ class Study:
             sampler = optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
             )
-            before = optuna.logging.get_verbosity()
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            copy = optuna.create_study(direction=self._study.direction, sampler=sampler)
-            optuna.logging.set_verbosity(before)
+            with _quiet():
+                copy = optuna.create_study(direction=self._study.direction, sampler=sampler)
             copy.add_trials(trials)
             asked = copy.ask()
             self._suggest(asked)
@@ -317,10 +314,10 @@ class Study:
             if isinstance(space, Choice):
                 trial.suggest_categorical(name, space.values)
             elif space.whole:
-                low, high, step = int(space.low), int(space.high), int(space.step or 1)
+                low, high, step = int(space.low), int(space.last), int(space.step or 1)
                 trial.suggest_int(name, low, high, step=step, log=space.log)
             else:
-                trial.suggest_float(name, space.low, space.high, step=space.step, log=space.log)
+                trial.suggest_float(name, space.low, space.last, step=space.step, log=space.log)
 
     def _again(self, frozen: "optuna.trial.FrozenTrial") -> "optuna.Trial":
         """Return a trial that another process began."""
@@ -370,7 +367,7 @@ class Study:
             directory=self._place(trial.number),
         )
 
-    def _give_up(self, outcome: Outcome) -> None:
+    def _give_up(self, number: int, outcome: Outcome) -> None:
         """Stop where the first trials have failed, and nothing else was there.
 
         Raises:
@@ -378,7 +375,21 @@ class Study:
         """
         failed, others = len(self._trials("FAIL")), len(self._trials("COMPLETE", "PRUNED"))
         if outcome.ended == "failed" and failed >= HOPELESS and not others:
-            output = f"; see {self._place(0)}/output.txt" if self._directory else ""
+            output = Path(self._place(number) or "", OUTPUT)
             raise TreadleError(
-                f"the first {failed} trials have failed, the last with {outcome.error}{output}"
+                f"the first {failed} trials have failed, the last with {outcome.error}"
+                f"{f'; see {output}' if output.exists() else ''}"
             )
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep Optuna from telling that it made a study."""
+    from optuna import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

@@ -76,7 +76,7 @@ class Reporting(Hook):
         try:
             improved = self._monitor.improved(record)
         except ConfigurationError as error:
-            raise Unfit(*error.args) from error
+            raise missing(self._monitor.name, record.values) from error
         if record.kind == "epoch" and not self._monitor.seen:
             raise missing(self._monitor.name, record.values)
         if improved is None:
@@ -128,7 +128,9 @@ def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
 
 def missing(name: str, known: Mapping[str, Any]) -> Unfit:
     """Return the error that a value is not among those that a task logs."""
-    return Unfit(f"tune cannot find {name!r} in what the task logs.{did_you_mean(name, known)}")
+    return Unfit(
+        f"tune cannot find {name!r} in what epochs and validations log.{did_you_mean(name, known)}"
+    )
 
 
 def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float | None]:
@@ -158,19 +160,21 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
         # It may have ended before, in a process that could not tell of it any more.
         reason = str(read_run(Path(order.directory)).get("reason") or "").partition(":")[0]
         reporting.ended = reason if reason in (DIVERGED, PRUNED) else None
-    value = _last(history, order.monitor)
-    if value is None:
-        raise missing(order.monitor, history.last)
+    logged = _logged(history)
+    if order.monitor not in logged:
+        raise missing(order.monitor, logged)
+    value = float(logged[order.monitor])
     ended = reporting.ended or ("complete" if math.isfinite(value) else "diverged")
     return ended, value if math.isfinite(value) else None
 
 
-def _last(history: History, name: str) -> float | None:
-    """Return the last value of this name that an epoch or a validation had."""
-    kinds = "epoch", "validation"
-    records = [record for record in history.records if record.kind in kinds]
-    found = (record.values[name] for record in reversed(records) if name in record.values)
-    return next(map(float, found), None)
+def _logged(history: History) -> dict[str, Any]:
+    """Return the last value of each name that epochs and validations had."""
+    found: dict[str, Any] = {}
+    for record in history.records:
+        if record.kind in ("epoch", "validation"):
+            found |= record.values
+    return found
 
 
 def _told(error: Exception) -> str:

@@ -1,7 +1,8 @@
 """A process that tries settings, one after another: `python -m treadle.tuning.worker`.
 
 Its first line of input is a list of folders to import from. Each further one is an order, in JSON;
-while a trial runs, each is the answer to the report before. What it writes to its output is
+while a trial runs, each is the answer to the report before: whether to end, or null
+where the value was not taken. What it writes to its output is
 `{"report": [at, value]}` and `{"outcome": …}`. What tasks print goes into `output.txt` beside their
 runs. It ends where its input does: nobody is there to take what it would find.
 """
@@ -56,7 +57,7 @@ def _say(answers: IO[str], what: Mapping[str, Any]) -> None:
 
 def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
     """Try what is asked for; the first one chooses the backend and imports Keras."""
-    from ..errors import TreadleError
+    from ..errors import Terminated, TreadleError
     from ..options import backend_name, choose_backend, overriding, precision_name, run_seed, setup
     from ..recipes import resolve
 
@@ -90,7 +91,10 @@ def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]
 
     def report(at: int, value: float) -> bool:
         _say(answers, {"report": [at, value]})
-        return lines.get()
+        answer = lines.get()
+        if answer is None:  # nobody took the value: it is to be told again, by who goes on
+            raise Terminated
+        return answer
 
     return asdict(tried(order, make, report))
 

@@ -83,7 +83,7 @@ class Worker:
         """Let its run save, and end."""
         if not self.gone:
             self._process.terminate()
-        self.send(False)  # it may be waiting for an answer
+        self.send(None)  # it may be waiting for an answer
 
     def end(self, patience: float = 0.0) -> int:
         """End it, if it has not ended by then; returns its exit code.
