@@ -1,10 +1,10 @@
 """A process that tries settings, one after another: `python -m treadle.tuning.worker`.
 
 Its first line of input is a list of folders to import from. Each further one is an order, in JSON;
-while a trial runs, each is the answer to the report before: whether to end, or null
-where the value was not taken. What it writes to its output is
-`{"report": [at, value]}` and `{"outcome": …}`. What tasks print goes into `output.txt` beside their
-runs. It ends where its input does: nobody is there to take what it would find.
+while a trial runs, each is the answer to the report before: whether to end, or null where the value
+was not taken. What it writes to its output is `{"report": [at, value]}` and `{"outcome": …}`. What
+tasks print goes into `output.txt` beside their runs. It ends where its input does: nobody is there
+to take what it would find.
 """
 
 import json
