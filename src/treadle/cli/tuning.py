@@ -12,7 +12,7 @@ from ..recipes import resolve
 from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output
-from .commands import EPILOG, app, refuse_extra
+from .commands import app, refuse_extra
 from .output import told
 from .parameters import (
     HOW,
@@ -33,7 +33,11 @@ SHOWN = 10
 """Trials in the table; the others are counted."""
 
 
-@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command(
+    epilog="Exit codes: 0 done or finished before, 1 no trial came to its end, 2 wrong usage, "
+    "configuration, backend, data or directory, 130 interrupted, 143 terminated: it can go on.",
+    context_settings={"allow_extra_args": True},
+)
 def tune(
     context: typer.Context,
     task: TaskName,
@@ -99,10 +103,10 @@ def tune(
 ) -> None:
     """Search for the settings with which a task becomes best.
 
-    What is tried stands in the task's signature, as
-    units: Annotated[int, treadle.Range(64, 512)], or behind --search.
-    The same command again goes on where the search was, whatever ended
-    it, until there are N trials in all.
+    What is tried stands in the task's signature, as a treadle.Range or a
+    treadle.Choice, or behind --search. The same command again goes on
+    where the search was, whatever ended it, until there are N trials in
+    all.
     """
     with told():
         refuse_extra(context.args)
