@@ -69,13 +69,43 @@ def test_digits_rows_are_in_the_documented_order():
     assert original[:30].tolist() == list(range(10)) * 3
 
 
+def test_wines_have_the_published_grades():
+    wines = datasets.wine()
+    assert wines.x_train.shape == (3169, 11) and wines.x_test.shape == (792, 11)
+    assert wines.x_train.dtype == wines.x_test.dtype == np.float32
+    assert wines.y_train.dtype == wines.y_test.dtype == np.int64
+    assert len(wines.columns) == 11
+    x, y = (
+        np.concatenate(parts)
+        for parts in ((wines.x_test, wines.x_train), (wines.y_test, wines.y_train))
+    )
+    # Those of the source without rows that repeat an earlier one.
+    assert np.bincount(y).tolist() == [0, 0, 0, 20, 153, 1175, 1788, 689, 131, 5]
+    assert len(np.unique(np.column_stack([x, y]), axis=0)) == 3961
+    original = np.empty_like(x)
+    original[np.random.RandomState(0).permutation(3961)] = x
+    first = [7, 0.27, 0.36, 20.7, 0.045, 45, 170, 1.001, 3, 0.45, 8.8]
+    np.testing.assert_allclose(original[0], first, rtol=1e-6)
+
+
+def test_the_book_is_whole_and_plain():
+    book = datasets.alice()
+    assert book.isascii() and len(book) == 148_425
+    assert book.split("\n", 1)[0].strip() == "ALICE'S ADVENTURES IN WONDERLAND"
+    assert [f"CHAPTER {n}\n" in book for n in ("I", "VI", "XII")] == [True] * 3
+    assert book.endswith("THE END\n")
+    assert "\r" not in book and " \n" not in book
+    assert "EDITION" not in book and "Gutenberg" not in book
+
+
 def test_examples_of_the_docstrings():
     outcome = doctest.testmod(loaders)
     assert outcome.failed == 0 and outcome.attempted > 0
 
 
-def test_digits_imports_no_keras():
-    code = "import sys, treadle.datasets as d; d.digits(); assert 'keras' not in sys.modules"
+@pytest.mark.parametrize("name", ["digits", "wine", "alice"])
+def test_what_is_shipped_imports_no_keras(name):
+    code = f"import sys, treadle.datasets as d; d.{name}(); assert 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,5 +1,5 @@
-"""Small data sets as NumPy arrays: digits (shipped with the package), MNIST and CIFAR-10."""
+"""Small data sets: arrays of digits and wines, a text (all shipped), MNIST and CIFAR-10."""
 
-from .loaders import Arrays, cifar10, digits, mnist
+from .loaders import Arrays, Table, alice, cifar10, digits, mnist, wine
 
-__all__ = ["Arrays", "cifar10", "digits", "mnist"]
+__all__ = ["Arrays", "Table", "alice", "cifar10", "digits", "mnist", "wine"]
