@@ -1,0 +1,117 @@
+"""The character model, shrunken, on the active backend."""
+
+from math import log2
+
+import keras
+import numpy as np
+import pytest
+from recipe_runs import make, run
+
+import treadle
+from treadle.recipes.char_lm import CHARACTERS, decoded, encoded, pairs
+
+SMALL = ("width=16", "depth=2", "heads=2", "length=16", "batch_size=4", "updates=40", "warm_up=4")
+
+
+def test_it_learns_and_writes():
+    made, loop = run("char-lm", *SMALL, "learning_rate=0.01", epochs=1)
+    bits = loop.history.steps("bits_per_character")
+    assert bits[0] == pytest.approx(log2(len(CHARACTERS)), abs=1)
+    assert bits[-20:].mean() < bits[:20].mean() - 1
+    assert loop.history["val_bits_per_character"][-1] < bits[0] - 1
+    # Two batches make an update; a rate stands until the next one.
+    assert int(made.task.optimizer.iterations) == 100
+    rates = loop.history.steps("learning_rate")
+    np.testing.assert_allclose(rates[:8], 0.01 * np.array([0, 1, 1, 2, 2, 3, 3, 4]) / 4, rtol=1e-5)
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
+    norms = loop.history.steps("norm")
+    assert norms[0] == 0
+    assert (norms[1:] > 0).all()
+    assert len(set(norms[1::2])) == 100
+    np.testing.assert_array_equal(norms[1:-1:2], norms[2::2])
+    (sample,) = loop.history["sample"]
+    assert len(sample) == 16
+    assert sample.startswith("Alice ")
+
+
+def test_an_update_is_that_of_the_larger_batch():
+    made = make("char-lm", *SMALL)
+    reader = made.datasets().train.read(0, seed=0)
+    batches = [reader.take(1).batches for _ in range(4)]
+    batches = [tuple(part[0] for part in batch) for batch in batches]
+    treadle.testing.accumulated_equals_large_batch(
+        lambda accumulate: make("char-lm", *SMALL, f"accumulate={accumulate}").task,
+        batches,
+        steps=2,
+    )
+
+
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_activations_that_are_computed_again_give_equal_gradients(execution):
+    found = {}
+    for remat in ("true", "false"):
+        made = make("char-lm", *SMALL, f"remat={remat}", "accumulate=1")
+        options = treadle.Options(execution=execution)
+        with treadle.Loop(made.task, options=options, console=False) as loop:
+            loop.fit(made.datasets().train, steps=4)
+        found[remat] = loop
+    for name in ("bits_per_character", "norm"):
+        ours, theirs = (found[remat].history.steps(name) for remat in ("true", "false"))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    theirs = found["false"].state.arrays()
+    for path, value in found["true"].state.arrays().items():
+        np.testing.assert_allclose(value, theirs[path], atol=2e-5, err_msg=path)
+
+
+@pytest.fixture
+def half_the_precision():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_it_trains_in_half_the_precision(half_the_precision):
+    made, loop = run("char-lm", *SMALL, "learning_rate=0.01", steps=100)
+    bits = loop.history.steps("bits_per_character")
+    assert bits[-10:].mean() < bits[:10].mean() - 1
+    assert made.task.model.layers[-1].compute_dtype == "float32"
+
+
+def test_what_is_written_follows_from_what_was_written():
+    """Where one character always follows another, that is what it writes."""
+    task = make("char-lm", *SMALL).task
+    task.model = Next()
+    with treadle.Loop(task, console=False) as loop:
+        numbers = loop.call(task.write, encoded("ab")[None])[0]
+    begin = CHARACTERS.index("b")
+    assert numbers.tolist()[1:] == [(begin + i) % len(CHARACTERS) for i in range(15)]
+
+
+class Next(keras.Model):
+    """Is sure that each character is followed by the next one of the alphabet."""
+
+    def call(self, texts, training=False):
+        following = (texts + 1) % len(CHARACTERS)
+        return 1e3 * keras.ops.one_hot(following, len(CHARACTERS))
+
+
+def test_the_end_of_the_book_is_not_trained_on():
+    made = make("char-lm", *SMALL)
+    datasets = made.datasets()
+    book = treadle.datasets.alice()
+    seen, following = datasets.validation.arrays
+    held_out = decoded(np.concatenate([seen[:, :1], following], axis=1)[0])
+    end = book.index(held_out)
+    assert end == int(0.9 * len(book))
+    last = decoded(seen[-1])
+    assert book.endswith(book[book.index(last) :])
+    reader = datasets.train.read(0, seed=0)
+    for _ in range(50):
+        window = reader.take(1)
+        for row in window.batches[0][0]:
+            assert decoded(row) in book[:end]
+
+
+def test_what_follows_is_the_next_character():
+    seen, following = pairs(encoded("Alice was")[None])
+    assert (decoded(seen[0]), decoded(following[0])) == ("Alice wa", "lice was")
