@@ -167,6 +167,37 @@ def translated(runs: Mapping[str, Run]) -> Verdict:
     return ours > 0.95 and ours > exact["no forcing"], f"exact match {ours:.1%}; {others}"
 
 
+def bits(runs: Mapping[str, Run]) -> Verdict:
+    trained, found = (runs[PLAIN].each(f"{name}bits_per_character") for name in ("", "val_"))
+    return trained[-1] < trained[0] and found[-1] < found[0] and found[-1] < 3.0, (
+        f"bits per character on the end of the book {found[0]:.2f} → {found[-1]:.2f}, on what it "
+        f"learns from {trained[0]:.2f} → {trained[-1]:.2f}"
+    )
+
+
+def rare(runs: Mapping[str, Run]) -> Verdict:
+    ours = runs[PLAIN]
+    best, final = max(ours.each("val_balanced_accuracy")), ours.each("final_balanced_accuracy")[-1]
+    plain = runs["unweighted"].each("test_balanced_accuracy")[-1]
+    found, recall = (ours.each(f"test_{name}")[-1] for name in ("balanced_accuracy", "recall"))
+    epochs = len(ours.each("val_balanced_accuracy"))
+    return abs(best - final) < 1e-6 and found > plain + 0.1, (
+        f"best validation {best:.1%}, that of the weights left after {epochs} epochs {final:.1%}; "
+        f"test {found:.1%}, recall of the rare {recall:.1%}; unweighted {plain:.1%}, recall "
+        f"{runs['unweighted'].each('test_recall')[-1]:.1%}"
+    )
+
+
+def probes(runs: Mapping[str, Run]) -> Verdict:
+    pixels, untrained, probe = (
+        runs[PLAIN].each(name)[-1] for name in ("pixels", "untrained", "probe")
+    )
+    return probe > pixels + 0.03 and probe > untrained + 0.03, (
+        f"1,000 labels: features {probe:.1%}, raw pixels {pixels:.1%}, features of the untrained "
+        f"encoder {untrained:.1%}"
+    )
+
+
 WIDE = "mean training loss from about 17 to about 0.8, validation accuracy about 92 %"
 LINE = "loss below 0.01 times its start, predictions near 3 and 7"
 
@@ -209,5 +240,17 @@ PROGRAMS: dict[str, Program] = {
             "forcing to the end": ("truth_begins=1", "truth_ends=1"),
         },
         backend="jax",
+    ),
+    "char-lm": Program(
+        "bits per character fall, also on a part of the book that it never saw", bits
+    ),
+    "tabular": Program(
+        "the weights it leaves are the best; balanced accuracy on rare wines far above the "
+        "unweighted model's (here: by 10 points)",
+        rare,
+        others={"unweighted": ("weighted=false",)},
+    ),
+    "self-supervised": Program(
+        "a linear probe on frozen features beats one on raw pixels (here: by 3 points)", probes
     ),
 }

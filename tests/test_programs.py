@@ -32,6 +32,8 @@ STARTS = {
     "mnist-mlp": {"loss": 17.1, "val_accuracy": 0.8},
     "mnist-gan": {"d_loss": 1.3, "g_loss": 0.8, "samples": "images/samples-10.png"},
     "cifar10-cnn": {"loss": 1.6, "accuracy": 0.4, "val_accuracy": 0.5},
+    "char-lm": {"bits_per_character": 4.0, "val_bits_per_character": 3.5},
+    "self-supervised": {"pixels": 0.86, "untrained": 0.8, "probe": 0.8},
 }
 ENDS = [
     ("digits", {"val_accuracy": 0.97}, {"val_accuracy": 0.96}, "validation accuracy 97.0%"),
@@ -89,6 +91,18 @@ ENDS = [
         },
         "attacked: 90.0%, the plain one 10.0%; not attacked: 97.0% and 98.0%",
     ),
+    (
+        "char-lm",
+        {"bits_per_character": 1.6, "val_bits_per_character": 2.1},
+        {"bits_per_character": 1.6, "val_bits_per_character": 3.6},
+        "on the end of the book 3.50 → 2.10, on what it learns from 4.00 → 1.60",
+    ),
+    (
+        "self-supervised",
+        {"probe": 0.91},
+        {"probe": 0.87},
+        "features 91.0%, raw pixels 86.0%, features of the untrained encoder 80.0%",
+    ),
 ]
 
 
@@ -116,6 +130,28 @@ def test_teacher_forcing_is_compared_with_its_absence(tmp_path):
     assert told == "exact match 97.0%; no forcing 50.0%; forcing to the end 90.0%"
     assert program.judge(runs(plain=0.94, none=0.5, all=0.9))[0] is False
     assert program.judge(runs(plain=0.97, none=0.98, all=0.9))[0] is False
+
+
+def test_rare_wines_are_judged_by_the_weights_that_are_left(tmp_path):
+    def runs(final, ours, plain):
+        epochs = [{"val_balanced_accuracy": score} for score in (0.6, 0.75, 0.7)]
+        after = {"final_balanced_accuracy": final, "test_balanced_accuracy": ours}
+        unweighted = {"test_balanced_accuracy": plain, "test_recall": 0.0}
+        return {
+            PLAIN: run_of(tmp_path / "plain", [*epochs, {**after, "test_recall": 0.5}]),
+            "unweighted": run_of(tmp_path / "unweighted", [unweighted]),
+        }
+
+    program = PROGRAMS["tabular"]
+    assert program.others == {"unweighted": ("weighted=false",)}
+    shown, told = program.judge(runs(0.75, 0.7, 0.5))
+    assert shown is True
+    assert told == (
+        "best validation 75.0%, that of the weights left after 3 epochs 75.0%; test 70.0%, recall "
+        "of the rare 50.0%; unweighted 50.0%, recall 0.0%"
+    )
+    assert program.judge(runs(0.7, 0.7, 0.5))[0] is False
+    assert program.judge(runs(0.75, 0.55, 0.5))[0] is False
 
 
 def test_every_entry_is_of_a_recipe():
