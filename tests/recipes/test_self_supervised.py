@@ -92,14 +92,18 @@ def test_a_crop_is_stretched_to_the_whole():
     assert 0.5 <= min(found) < 0.7 < 0.8 < max(found) <= 1
 
 
+def parts_of(rows):
+    return rows[:100], rows[100:]
+
+
 def test_a_probe_learns_what_can_be_told_apart_by_planes():
     random = np.random.default_rng(0)
     middles = 3 * random.normal(size=(10, 20))
     digits = np.arange(300) % 10
     rows = (middles[digits] + random.normal(size=(300, 20))).astype("float32")
-    assert probed(rows[:100], rows[100:], digits[:100], digits[100:]) > 0.95
+    assert probed(parts_of(rows), parts_of(digits)) > 0.95
     noise = random.normal(size=(300, 20)).astype("float32")
-    assert probed(noise[:100], noise[100:], digits[:100], digits[100:]) < 0.3
+    assert probed(parts_of(noise), parts_of(digits)) < 0.3
 
 
 def test_pixels_are_from_0_to_1():

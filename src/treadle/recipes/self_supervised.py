@@ -157,7 +157,7 @@ class Probe(treadle.Hook):
         """Log what to compare with: raw pixels, and an encoder that has learned nothing."""
         if loop.progress.step == 0:
             rows = [images.reshape(len(images), -1) for images in self.images]
-            loop.log({"pixels": probed(*rows, *self.digits), "untrained": self.accuracy(loop)})
+            loop.log({"pixels": probed(rows, self.digits), "untrained": self.accuracy(loop)})
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Log what the encoder is worth after an epoch."""
@@ -166,27 +166,26 @@ class Probe(treadle.Hook):
 
     def accuracy(self, loop: LoopView) -> float:
         """Return the accuracy of a probe on the features as they are now."""
-        return probed(*(loop.call(loop.task.encode, x) for x in self.images), *self.digits)
+        features = [loop.call(loop.task.encode, images) for images in self.images]
+        return probed(features, self.digits)
 
 
-def probed(train: Any, test: Any, digits: Any, truth: Any) -> float:
-    """Return the test accuracy of a logistic regression on what is known of some images.
+def probed(inputs: Any, digits: Any) -> float:
+    """Return the accuracy of a logistic regression on images that it was not trained on.
 
-    Its weight decay is chosen by a fifth of the labelled images, for whatever inputs.
+    Its weight decay is chosen by a fifth of the labelled images, whatever its inputs are.
 
     Args:
-        train: Inputs with known digits, (labels, k).
-        test: Other inputs, (m, k).
-        digits: Those of `train`, (labels,).
-        truth: Those of `test`, (m,).
+        inputs: Of images that it is trained on, (labels, k), and of the others, (m, k).
+        digits: What they show, (labels,) and (m,).
     """
+    (train, test), (known, truth) = inputs, digits
     fifth = len(train) // 5
 
     def held_out(decay: float) -> float:
-        known, others = (train[fifth:], digits[fifth:]), (train[:fifth], digits[:fifth])
-        return regression(*known, *others, decay)
+        return regression(train[fifth:], known[fifth:], train[:fifth], known[:fifth], decay)
 
-    return regression(train, digits, test, truth, max(DECAYS, key=held_out))
+    return regression(train, known, test, truth, max(DECAYS, key=held_out))
 
 
 def regression(train: Any, digits: Any, test: Any, truth: Any, decay: float) -> float:
