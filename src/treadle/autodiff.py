@@ -210,7 +210,7 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
 
     Args:
         variables: A list of variables, or a model: its trainable ones.
-        values: A tensor for each, of the same shape.
+        values: A tensor for each, of the same shape; of a variable, what it holds now.
 
     Raises:
         StepError: As many values as variables, and of their shapes, are needed.
@@ -232,6 +232,8 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
     path_of = context().path_of
     pairs: list[tuple[Variable, Tensor]] = []
     for variable, value in zip(chosen, values, strict=True):
+        if isinstance(value, keras.Variable):  # which may stand in for itself, and be assigned then
+            value = ops.copy(value)
         tensor = ops.convert_to_tensor(value, dtype=variable.dtype)
         if tuple(tensor.shape) != tuple(variable.shape):
             raise StepError(

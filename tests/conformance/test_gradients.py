@@ -249,6 +249,22 @@ def test_substituted_puts_back_what_it_took_and_keeps_the_rest() -> None:
     assert number(count) == 14
 
 
+def test_variables_stand_in_for_one_another_and_for_themselves() -> None:
+    """As the weights do that no inner step of meta-learning has changed yet."""
+    a, b = keras.Variable(2.0), keras.Variable(5.0)
+    with treadle.substituted([a, b], [b, a]):
+        assert (number(a), number(b)) == (5, 2)
+        b.assign(7.0)
+        assert number(a) == 5
+
+    def objective() -> Any:
+        with treadle.substituted([a], [a]):
+            return a * a * b
+
+    loss, (gradient,) = treadle.gradients(objective, [a])
+    assert (number(loss), number(gradient)) == (20, 20)
+
+
 def test_cond_takes_one_branch_and_what_it_changes_survives() -> None:
     a = keras.Variable(1.0)
     taken: list[float] = []
