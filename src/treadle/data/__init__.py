@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from .arrays import from_arrays as from_arrays
     from .combine import groups as groups
     from .combine import zipped as zipped
+    from .environments import Environments as Environments
+    from .environments import Moves as Moves
     from .epochs import limited as limited
     from .foreign import as_source as as_source
     from .functions import closed as closed
     from .functions import from_function as from_function
 
 _MODULE_OF = {
+    "Environments": "environments",
+    "Moves": "environments",
     "as_source": "foreign",
     "closed": "functions",
     "from_arrays": "arrays",

@@ -10,7 +10,7 @@ from ..hook import LoopView
 from .order import hashed
 from .reader import BatchSource, lasting
 from .reading import Reading
-from .states import keeper_of
+from .states import keeper_of, keeper_of_all
 
 PURPOSE = 1
 """Tells these hashes from those of `random_states`, which are of as many numbers."""
@@ -50,21 +50,29 @@ def from_function(
     return BatchSource(lasting(batches, keeper_of(fn)), length, seed=seed)
 
 
-def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSource:
+def closed(
+    fn: Callable[[LoopView], Any], length: int | None = None, keeps: Any = None
+) -> BatchSource:
     """Ask for every batch when it is needed, after the step before it: never ahead.
 
     For environments, replay buffers and curricula, whose next batch depends on what was learned.
     Each step is then a window of its own, since the next batch needs the weights after it.
 
     A resumed run goes on exactly where `fn`, or the object whose method it is, has `state()`, which
-    returns numbers, texts, arrays, and lists, tuples and dicts of them, and `restore(state)`.
+    returns numbers, texts, arrays, and lists, tuples and dicts of them, and `restore(state)`. Or
+    `keeps` names the objects that have them. NumPy's global generator needs no keeping: it is
+    seeded anew for each batch.
 
     Args:
         fn: Given the running loop, returns one batch: any structure of arrays.
         length: Batches in an epoch; None for an epoch without end.
+        keeps: What `fn` changes from one batch to the next: an object with `state()` and
+            `restore(state)`, as `Environments` are, or a list of such. An empty list says that `fn`
+            changes nothing.
 
     Raises:
-        DataError: A length that is no whole number from 1; on reading, that no loop is running.
+        DataError: A length that is no whole number from 1, or something in `keeps` without
+            `state()` and `restore(state)`; on reading, that no loop is running.
 
     Example:
         >>> source = closed(lambda loop: np.array([loop.progress.step]), length=10)
@@ -82,7 +90,7 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
             yield fn(reading.loop)
             index += 1
 
-    keeper = keeper_of(fn)
+    keeper = keeper_of(fn) if keeps is None else keeper_of_all(keeps)
     return BatchSource(
         lasting(batches, keeper, costly=True),
         length,
@@ -90,6 +98,6 @@ def closed(fn: Callable[[LoopView], Any], length: int | None = None) -> BatchSou
         inexact=None
         if keeper is not None
         else "what a closed source gives depends on what its function keeps, which has no state() "
-        "and restore(state) for checkpoints",
+        "and restore(state) for checkpoints: keeps=[…] names what has them",
         closed=True,
     )

@@ -53,6 +53,35 @@ def keeper_of(thing: Any) -> Keeper | None:
     return None
 
 
+def keeper_of_all(things: Any) -> Keeper:
+    """Return what keeps the states of an object or of a list of them, one after another.
+
+    Raises:
+        DataError: One of them has no `state()` and `restore(state)`.
+
+    Example:
+        >>> keeper_of_all([]).state()
+        []
+    """
+    parts: list[Any] = list(things) if isinstance(things, list | tuple) else [things]
+    keepers: list[Keeper] = []
+    for thing in parts:
+        keeper = keeper_of(thing)
+        if keeper is None:
+            raise DataError(
+                f"keeps names a {type(thing).__name__}, which no checkpoint can hold: it needs "
+                "state() and restore(state)"
+            )
+        keepers.append(keeper)
+
+    def restore(states: Any) -> None:
+        for keeper, state in zip(keepers, states, strict=True):
+            keeper.restore(state)
+
+    name = " and ".join(keeper.name for keeper in keepers)
+    return Keeper(name, lambda: [keeper.state() for keeper in keepers], restore)
+
+
 _tallies: Final[dict[int, Counter[str]]] = {}
 
 

@@ -1,0 +1,233 @@
+"""Environments side by side: what they answer, and that a checkpoint can hold them."""
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle.data import Environments, closed
+from treadle.data.states import decoded, encoded
+from treadle.errors import ConfigurationError, DataError
+
+
+class Walk:
+    """An environment that adds the action and some noise, and ends at 3, or after 6 moves."""
+
+    def __init__(self):
+        self.place, self.moved = 0.0, 0
+
+    def reset(self, seed=None):
+        self.random = np.random.default_rng(seed)
+        self.place, self.moved = self.random.random(), 0
+        return np.array([self.place]), {}
+
+    def step(self, action):
+        self.place += float(action) + 0.1 * self.random.random()
+        self.moved += 1
+        return np.array([self.place]), 0.5, self.place > 3, self.moved == 6, {}
+
+
+class Forgetful(Walk):
+    """Draws from a generator that no seed reaches."""
+
+    drawn = 0
+
+    def step(self, action):
+        Forgetful.drawn += 1
+        return super().step(action + Forgetful.drawn)
+
+
+def played(environments, moves, seed=0):
+    """Play so many moves at random; returns what was seen."""
+    random = np.random.default_rng(seed)
+    return [environments.step(random.integers(2, size=environments.count)) for _ in range(moves)]
+
+
+def same(one, other):
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(one, other, strict=True)
+        for name in a.__slots__
+    )
+
+
+def test_a_move_tells_what_was_shown_and_what_came_of_it():
+    environments = Environments(Walk, 3, seed=0)
+    before = environments.observations
+    moves = environments.step([1, 0, 1])
+    assert moves.observations.tolist() == before.tolist()
+    assert moves.actions.tolist() == [1, 0, 1]
+    assert moves.rewards.tolist() == [0.5] * 3 and moves.rewards.dtype == np.float32
+    assert ((moves.following - before).ravel() >= [1, 0, 1]).all()
+    assert not moves.ended.any()
+    assert environments.observations.tolist() == moves.following.tolist()
+
+
+def test_an_episode_that_ends_is_followed_by_another_one():
+    environments = Environments(Walk, 2, seed=0)
+    seen = [environments.step([1, 0]) for _ in range(6)]
+    first = next(i for i, moves in enumerate(seen) if moves.ended[0])
+    assert seen[first].terminated.tolist() == [True, False]
+    assert seen[first].following[0] > 3  # the last sight of the old episode
+    assert seen[first + 1].observations[0] < 1  # the first of the new one
+    assert seen[5].truncated.tolist() == [False, True] and not seen[5].terminated[1]
+    assert environments.recent[0] == 0.5 * (first + 1)
+    assert environments.recent[-1] == 3.0
+
+
+def test_the_returns_of_the_last_hundred_episodes_are_kept():
+    environments = Environments(Walk, 20, seed=0)
+    for _ in range(40):
+        environments.step(np.ones(20))
+    assert len(environments.recent) == 100
+    assert set(environments.recent) <= {1.0, 1.5, 2.0}
+
+
+def test_those_that_do_not_play_stand_still():
+    environments = Environments(Walk, 2, seed=0)
+    before = environments.observations
+    moves = environments.step([1, 1], playing=[True, False])
+    assert moves.rewards.tolist() == [0.5, 0]
+    assert moves.following[1] == before[1] == environments.observations[1]
+    assert moves.following[0] > before[0] + 1
+
+
+def test_restart_begins_new_episodes_where_something_was_played():
+    environments = Environments(Walk, 2, seed=0)
+    environments.step([1, 1], playing=[True, False])
+    shown = environments.observations
+    environments.restart()
+    assert environments.observations[0] != shown[0]
+    assert environments.observations[1] == shown[1]
+    assert environments.recent == []
+
+
+def test_episodes_follow_from_the_seed():
+    seen = {seed: played(Environments(Walk, 3, seed=seed), 20) for seed in (0, 1)}
+    assert same(seen[0], played(Environments(Walk, 3, seed=0), 20))
+    assert not same(seen[0], seen[1])
+    shown = Environments(Walk, 3, seed=0).observations.ravel().tolist()
+    assert len(set(shown)) == 3
+    treadle.setup(seed=1)
+    assert same(seen[1], played(Environments(Walk, 3), 20))
+
+
+@pytest.mark.parametrize("make", [Walk, "CartPole-v1"])
+@pytest.mark.parametrize("moves", [0, 1, 13, 40])
+def test_a_checkpoint_holds_them(make, moves):
+    environments = Environments(make, 3, seed=0)
+    played(environments, moves)
+    kept = encoded(environments.state(), "Environments")
+    expected = played(environments, 30, seed=1)
+    other = Environments(make, 3, seed=0)
+    played(other, 7, seed=2)  # something else, which restore forgets
+    other.restore(decoded(kept))
+    assert same(played(other, 30, seed=1), expected)
+    assert other.recent == environments.recent
+    environments.restore(decoded(kept))  # back, within one process
+    assert same(played(environments, 30, seed=1), expected)
+
+
+def test_an_environment_that_does_not_do_the_same_again_is_named():
+    environments = Environments(Forgetful, 2, seed=0)
+    environments.step([0, 0], playing=[False, True])
+    message = (
+        r"^environment 1 does not do the same again: after reset and the 1 actions of episode 1 it "
+        r"shows something else than when the checkpoint was made\. It must draw from "
+        r"self\.np_random alone, which reset\(seed=…\) sets"
+    )
+    with pytest.raises(DataError, match=message):
+        environments.restore(environments.state())
+
+
+def test_messages(monkeypatch):
+    with pytest.raises(DataError, match=r"^count must be at least 1, not 0$"):
+        Environments(Walk, 0)
+    with pytest.raises(DataError, match=r"^seed must be at least 0, not -1$"):
+        Environments(Walk, 1, seed=-1)
+    environments = Environments(Walk, 2)
+    message = (
+        r"^step takes an action for each of the 2 environments, in the first axis of an array, but "
+        r"got one of shape \(3,\)$"
+    )
+    with pytest.raises(DataError, match=message):
+        environments.step([0, 1, 0])
+    message = (
+        r"^the checkpoint holds 2 environments, and there are 3: they must be as many as when the "
+        r"run began$"
+    )
+    with pytest.raises(DataError, match=message):
+        Environments(Walk, 3).restore(environments.state())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    message = (
+        r"^the environment 'CartPole-v1' cannot be made, because Gymnasium is not installed: pip "
+        r"install 'treadle\[rl\]'$"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        Environments("CartPole-v1", 2)
+    Environments(Walk, 2)  # a function needs no Gymnasium
+
+
+def test_closed_is_exact_where_all_that_it_changes_is_named():
+    environments = Environments(Walk, 2, seed=0)
+    assert closed(print).inexact.endswith("checkpoints: keeps=[…] names what has them")
+    assert closed(print, keeps=[]).inexact is None
+    assert closed(print, keeps=environments).inexact is None
+    message = (
+        r"^keeps names a list, which no checkpoint can hold: it needs state\(\) and "
+        r"restore\(state\)$"
+    )
+    with pytest.raises(DataError, match=message):
+        closed(print, keeps=[environments, []])
+
+
+def test_what_is_kept_goes_on_with_the_source():
+    def source():
+        one, other = Environments(Walk, 2, seed=0), Environments(Walk, 1, seed=1)
+
+        def play(loop):
+            moves = one.step(np.random.randint(2, size=2))
+            return np.concatenate([moves.following, other.step([1]).following])
+
+        return closed(play, length=4, keeps=[one, other])
+
+    loop, whole = object(), source()
+    seen = []
+    for epoch in range(2):
+        reader = whole.read(epoch, loop=loop)
+        while (window := reader.take(1)) is not None:
+            seen.append((epoch, reader.position(), window.batches))
+    for at, (epoch, position, _) in enumerate(seen[:-1]):
+        start = at % 4 + 1
+        reader = source().read(epoch, start, loop=loop, position=position)
+        if start == 4:
+            assert reader.take(1) is None
+            epoch, position = epoch + 1, reader.position()
+            reader = source().read(epoch, loop=loop, position=position)
+        np.testing.assert_array_equal(reader.take(1).batches, seen[at + 1][2])
+
+
+def test_the_state_is_in_the_batch_that_was_trained_on(tmp_path):
+    """A run that ends after some steps, and one that goes on from there, play the same moves."""
+
+    class Watch(treadle.Task):
+        def __init__(self):
+            self.last = keras.Variable(np.zeros((2, 1)), trainable=False)
+
+        def train_step(self, batch):
+            self.last.assign(keras.ops.cast(batch, "float32"))
+            return {"mean": keras.ops.mean(batch)}
+
+    def trained(directory, steps):
+        environments = Environments(Walk, 2, seed=0)
+        source = closed(lambda loop: environments.step([1, 0]).following, keeps=environments)
+        with treadle.Loop(Watch(), directory, console=False) as loop:
+            for count in steps:
+                loop.fit(source, steps=count)
+        return loop.history.steps("mean")
+
+    whole = trained(None, [9])
+    trained(tmp_path, [4])
+    assert trained(tmp_path, [4, 5]).tolist() == whole.tolist()
