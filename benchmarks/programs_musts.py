@@ -198,7 +198,38 @@ def probes(runs: Mapping[str, Run]) -> Verdict:
     )
 
 
+def adapts(runs: Mapping[str, Run]) -> Verdict:
+    """Errors of new curves before any gradient step on them, and after 1, 5 and 10."""
+    errors = {
+        name: [run.each(f"val_error_{steps}")[-1] for steps in (0, 1, 5, 10)]
+        for name, run in runs.items()
+    }
+    before, one, five, ten = errors[PLAIN]
+    alike = errors["trained on all curves alike"]
+    shown = (
+        one < before / 4
+        and ten <= five < one
+        and five < 0.5
+        and one < alike[1] / 3
+        and five < alike[2] / 3
+        and errors["first order"][1] < errors["first order"][0] / 3
+    )
+    lines = {
+        name or "MAML": " → ".join(f"{e:.2f}" for e in found) for name, found in errors.items()
+    }
+    return shown, "error " + "; ".join(f"{name} {line}" for name, line in lines.items())
+
+
+def balanced(runs: Mapping[str, Run]) -> Verdict:
+    """A return is logged as the mean over 100 consecutive episodes."""
+    found = runs[PLAIN].each("return")
+    return max(found) > 195, (
+        f"mean return over 100 episodes {found[0]:.0f} → {found[-1]:.0f}, at most {max(found):.0f}"
+    )
+
+
 WIDE = "mean training loss from about 17 to about 0.8, validation accuracy about 92 %"
+BALANCED = "mean return above 195 over 100 consecutive episodes of CartPole"
 LINE = "loss below 0.01 times its start, predictions near 3 and 7"
 
 PROGRAMS: dict[str, Program] = {
@@ -253,4 +284,18 @@ PROGRAMS: dict[str, Program] = {
     "self-supervised": Program(
         "a linear probe on frozen features beats one on raw pixels (here: by 3 points)", probes
     ),
+    "maml": Program(
+        "error on new curves before, and after 1, 5 and 10 gradient steps: a quarter after the "
+        "first one, as in figure 3 of the paper, and below a third of that of a network trained on "
+        "all curves alike",
+        adapts,
+        others={
+            "first order": ("first_order=true",),
+            "trained on all curves alike": ("inner_steps=0",),
+        },
+        pictures=("curve",),
+    ),
+    "reinforce": Program(BALANCED, balanced),
+    "actor-critic": Program(BALANCED, balanced),
+    "dqn": Program(BALANCED, balanced),
 }

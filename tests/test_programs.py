@@ -103,6 +103,10 @@ ENDS = [
         {"probe": 0.87},
         "features 91.0%, raw pixels 86.0%, features of the untrained encoder 80.0%",
     ),
+    *(
+        (name, {"return": 475.0}, {"return": 194.0}, "mean return over 100 episodes 20 → 475, at")
+        for name in ("reinforce", "actor-critic", "dqn")
+    ),
 ]
 
 
@@ -152,6 +156,37 @@ def test_rare_wines_are_judged_by_the_weights_that_are_left(tmp_path):
     )
     assert program.judge(runs(0.7, 0.7, 0.5))[0] is False
     assert program.judge(runs(0.75, 0.55, 0.5))[0] is False
+
+
+def test_maml_is_compared_with_its_variants(tmp_path):
+    def runs(**errors):
+        names = {PLAIN: "plain", "first order": "first", "trained on all curves alike": "alike"}
+        return {
+            name: run_of(
+                tmp_path / short,
+                [{f"val_error_{n}": e for n, e in zip((0, 1, 5, 10), errors[short], strict=True)}],
+            )
+            for name, short in names.items()
+        }
+
+    good = {"plain": (3, 0.4, 0.2, 0.1), "first": (3, 0.9, 0.5, 0.4), "alike": (3, 2, 1, 1)}
+    program = PROGRAMS["maml"]
+    assert set(program.runs) == set(runs(**good))
+    shown, told = program.judge(runs(**good))
+    assert shown is True
+    assert told == (
+        "error MAML 3.00 → 0.40 → 0.20 → 0.10; first order 3.00 → 0.90 → 0.50 → 0.40; trained on "
+        "all curves alike 3.00 → 2.00 → 1.00 → 1.00"
+    )
+    for bad in (
+        {"plain": (3, 0.8, 0.2, 0.1)},
+        {"plain": (3, 0.4, 0.5, 0.1)},
+        {"plain": (3, 0.4, 0.2, 0.3)},
+        {"alike": (3, 1, 1, 1)},
+        {"alike": (3, 2, 0.5, 0.5)},
+        {"first": (3, 1.5, 0.5, 0.4)},
+    ):
+        assert program.judge(runs(**(good | bad)))[0] is False
 
 
 def test_every_entry_is_of_a_recipe():

@@ -1,0 +1,167 @@
+"""Weights from which a few gradient steps learn a new task: a gradient through gradient steps.
+
+Model-agnostic meta-learning (Finn, Abbeel and Levine 2017, https://arxiv.org/abs/1703.03400), on
+the sinusoids of its section 5.1. Each task is a curve of its own amplitude and phase. The step
+lets the network learn ten points of a curve by one gradient step, in weights that only stand in
+for its own, and then follows the gradient of the error that is left on ten other points, back
+through that step to the weights where it began.
+
+Held-out curves show what that is good for: `val_error_0` is the mean squared error before any
+gradient step on a curve, `val_error_1`, `val_error_5` and `val_error_10` are those after as many.
+Compare with `--set first_order=true`, which takes the inner gradients for constants, and with
+`--set inner_steps=0`, which is a network trained on all curves at once.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle import data
+from treadle.hook import LoopView
+
+LOOKS = (0, 1, 5, 10)  # after so many gradient steps on a held-out curve its error is measured
+COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # of the curve, and of LOOKS
+
+
+class MAML(treadle.Task):
+    """Learn to learn sinusoids from ten points, by a gradient through gradient steps (MAML).
+
+    Args:
+        inner_steps: Gradient steps on a curve while training; 0 trains on all curves alike.
+        inner_rate: Their learning rate, for held-out curves too.
+        first_order: Whether the inner gradients are taken for constants, which saves the gradient
+            of a gradient.
+        learning_rate: Adam's, for the weights where the inner steps begin.
+        tasks: Curves in a step.
+        shots: Points that are known of a curve.
+    """
+
+    epochs = 40
+
+    def __init__(
+        self,
+        inner_steps: int = 1,
+        inner_rate: float = 0.01,
+        first_order: bool = False,
+        learning_rate: float = 1e-3,
+        tasks: int = 25,
+        shots: int = 10,
+    ) -> None:
+        self.model = keras.Sequential(
+            [
+                keras.Input((1,)),
+                layers.Dense(40, activation="relu"),
+                layers.Dense(40, activation="relu"),
+                layers.Dense(1),
+            ]
+        )
+        self.optimizer = keras.optimizers.Adam(learning_rate)
+        self.inner_steps, self.inner_rate, self.first_order = inner_steps, inner_rate, first_order
+        self.tasks, self.shots = tasks, shots
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Follow the mean gradient of the errors that are left once each curve was learned."""
+        variables = self.model.trainable_variables
+
+        def of_one(curve: Any) -> Any:
+            known, asked = curve
+
+            def objective() -> Any:
+                weights = variables
+                for _ in range(self.inner_steps):
+                    weights = self.adapted(weights, known)
+                return self.error(weights, asked)
+
+            return treadle.gradients(objective, variables)
+
+        errors, gradients = treadle.for_each(of_one, batch)
+        self.optimizer.apply([ops.mean(gradient, axis=0) for gradient in gradients], variables)
+        return {"loss": ops.mean(errors)}
+
+    def adapted(self, weights: list[Any], known: Any) -> list[Any]:
+        """Return the weights after one gradient step on points of a curve."""
+        (x, y), variables = known, self.model.trainable_variables
+        with treadle.substituted(variables, weights):
+            _, slopes = treadle.gradients(lambda: squared(self.model(x), y), variables)
+        if self.first_order:
+            slopes = [ops.stop_gradient(slope) for slope in slopes]
+        return [w - self.inner_rate * slope for w, slope in zip(weights, slopes, strict=True)]
+
+    def error(self, weights: list[Any], points: Any) -> Any:
+        """Return the mean squared error with these weights on points of a curve."""
+        x, y = points
+        with treadle.substituted(self.model, weights):
+            return squared(self.model(x), y)
+
+    def eval_step(self, batch: Any) -> dict[str, Any]:
+        """Learn each held-out curve, and measure the error on the way."""
+
+        def of_one(curve: Any) -> Any:
+            known, (x, y) = curve
+            return [squared(found, y) for found in self.learned(known, x)]
+
+        errors = treadle.for_each(of_one, batch)
+        return {f"error_{n}": ops.mean(part) for n, part in zip(LOOKS, errors, strict=True)}
+
+    def learned(self, known: Any, x: Any) -> list[Any]:
+        """Return what is made of `x` after each of `LOOKS` gradient steps on known points."""
+        weights, found = self.model.trainable_variables, []
+        for step in range(max(LOOKS) + 1):
+            if step in LOOKS:
+                with treadle.substituted(self.model, weights):
+                    found.append(self.model(x))
+            weights = self.adapted(weights, known)
+        return found
+
+    def hooks(self) -> list[Any]:
+        """Show how a curve is learned after each epoch."""
+        return [treadle.every("1 epoch", self.shown)]
+
+    def shown(self, loop: LoopView) -> dict[str, Any]:
+        """Return a picture of a curve that is known at ten points, all of them left of the middle.
+
+        The curve is grey; what is made of it is yellow before any gradient step, orange after 1,
+        red after 5 and blue after 10.
+        """
+        x = np.linspace(-5, 5, 400, dtype="float32")[:, None]
+        known = x[15:200:20]
+        found = loop.call(self.learned, (known, 4 * np.sin(known)), x)
+        return {"curve": picture([4 * np.sin(x), *found])}
+
+    def datasets(self) -> treadle.Datasets:
+        """Return curves without end, and 100 others, always the same ones."""
+        return treadle.Datasets(
+            train=data.from_function(lambda random: self.drawn(random, self.shots), length=500),
+            validation=data.from_function(lambda random: self.drawn(random, 100), 4, seed=1),
+        )
+
+    def drawn(self, random: np.random.Generator, asked: int) -> Any:
+        """Return points of `tasks` curves, some known and others asked: `((x, y), (x, y))`."""
+        amplitude = random.uniform(0.1, 5.0, (self.tasks, 1, 1))
+        phase = random.uniform(0.0, np.pi, (self.tasks, 1, 1))
+        x = random.uniform(-5.0, 5.0, (self.tasks, self.shots + asked, 1))
+        y = amplitude * np.sin(x - phase)
+        parts = ((part[:, : self.shots], part[:, self.shots :]) for part in (x, y))
+        known, asked_of = zip(*parts, strict=True)
+        return known, asked_of
+
+
+def squared(found: Any, y: Any) -> Any:
+    """Return the mean squared error."""
+    return ops.mean((found - y) ** 2)
+
+
+def picture(curves: list[Any]) -> treadle.Image:
+    """Draw curves of shape (n, 1) between -5 and 5, one over the other."""
+    heights = np.linspace(5, -5, 240)[:, None]
+    pixels = np.ones((240, len(curves[0]), 3))
+    for color, curve in zip(COLORS, curves, strict=True):
+        line = curve[:, 0]
+        thickness = 0.04 + np.abs(np.gradient(line)) / 2  # where it is steep, it has no gaps
+        pixels[np.abs(heights - line) < thickness] = [
+            int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)
+        ]
+    return treadle.Image(pixels)

@@ -1,0 +1,105 @@
+"""No data at all: whole episodes, played by the policy that the last step left, are the batch.
+
+REINFORCE (Williams 1992, https://doi.org/10.1007/BF00992696) on CartPole, which Gymnasium brings
+(`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. They are of unequal length, and
+the step is compiled for one form: so they are filled up to the longest that there can be, and
+`played` says what counts. Each move is made more or less probable by what came after it: the
+discounted sum of rewards, less the mean of all and divided by their spread.
+
+An epoch is five batches, so that its `return` is the mean over 100 consecutive episodes.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle import data
+from treadle.hook import LoopView
+
+LONGEST = 500  # CartPole-v1 ends an episode then
+
+
+class Reinforce(treadle.Task):
+    """Balance a pole with REINFORCE, whose data are the episodes of its own policy.
+
+    Args:
+        units: Width of the hidden layer.
+        learning_rate: Adam's.
+        discount: Of rewards, for each move that they are away.
+        episodes: How many are played for a step.
+    """
+
+    epochs = 12
+
+    def __init__(
+        self,
+        units: int = 64,
+        learning_rate: float = 1e-2,
+        discount: float = 0.99,
+        episodes: int = 20,
+    ) -> None:
+        self.policy = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(units, activation="relu"), layers.Dense(2)]
+        )
+        self.optimizer = keras.optimizers.Adam(learning_rate)
+        self.environments = data.Environments("CartPole-v1", episodes)
+        self.discount = discount
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Make moves that were followed by more than the mean more probable, and others less."""
+        played, gains = batch["played"], batch["gains"]
+        moves = ops.sum(played)
+        mean = ops.sum(played * gains) / moves
+        spread = ops.sqrt(ops.sum(played * (gains - mean) ** 2) / moves)
+        advantages = played * (gains - mean) / (spread + 1e-6)
+
+        def objective() -> Any:
+            log_probabilities = ops.log_softmax(self.policy(batch["observations"], training=True))
+            chosen = ops.one_hot(batch["actions"], 2) * log_probabilities
+            return -ops.sum(advantages[:, None] * chosen) / moves
+
+        loss = treadle.minimize(objective, self.policy, self.optimizer)
+        return {"loss": loss, "return": moves / self.environments.count}  # each move gives 1
+
+    def play(self, loop: LoopView) -> dict[str, Any]:
+        """Play an episode in each environment; arrays of shape (episodes * LONGEST, …)."""
+        environments = self.environments
+        environments.restart()
+        n = environments.count
+        observations = np.zeros((n, LONGEST, 4), "float32")
+        actions = np.zeros((n, LONGEST), "int32")
+        played = np.zeros((n, LONGEST), "float32")
+        rewards = np.zeros((n, LONGEST), "float32")
+        playing = np.ones(n, "bool")
+        for i in range(LONGEST):
+            chosen = drawn(loop.call(self.policy, environments.observations))
+            moves = environments.step(chosen, playing)
+            observations[:, i], actions[:, i] = moves.observations, chosen
+            played[:, i], rewards[:, i] = playing, moves.rewards
+            playing &= ~moves.ended
+            if not playing.any():
+                break
+        gains = np.zeros((n, LONGEST + 1), "float32")
+        for i in reversed(range(LONGEST)):
+            gains[:, i] = rewards[:, i] + self.discount * gains[:, i + 1]
+        return {
+            "observations": observations.reshape(-1, 4),
+            "actions": actions.ravel(),
+            "played": played.ravel(),
+            "gains": gains[:, :-1].ravel(),
+        }
+
+    def datasets(self) -> treadle.Datasets:
+        """Return the episodes of the policy, as it is when they are asked for."""
+        return treadle.Datasets(train=data.closed(self.play, length=5, keeps=self.environments))
+
+
+def drawn(logits: Any) -> Any:
+    """Return an action for each row of logits, as probable as they say (Gumbel's trick).
+
+    The global generator of NumPy is seeded anew for each batch: equal runs draw alike.
+    """
+    return np.argmax(logits + np.random.gumbel(size=logits.shape), axis=-1)
