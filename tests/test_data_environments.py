@@ -209,25 +209,43 @@ def test_what_is_kept_goes_on_with_the_source():
         np.testing.assert_array_equal(reader.take(1).batches, seen[at + 1][2])
 
 
-def test_the_state_is_in_the_batch_that_was_trained_on(tmp_path):
-    """A run that ends after some steps, and one that goes on from there, play the same moves."""
+class Follow(treadle.Task):
+    """Acts as its weight says, which no batch leaves as it was."""
 
-    class Watch(treadle.Task):
-        def __init__(self):
-            self.last = keras.Variable(np.zeros((2, 1)), trainable=False)
+    def __init__(self):
+        self.weight = keras.Variable(0.0)
+        self.environments = Environments(Walk, 2, seed=0)
 
-        def train_step(self, batch):
-            self.last.assign(keras.ops.cast(batch, "float32"))
-            return {"mean": keras.ops.mean(batch)}
+    def train_step(self, batch):
+        self.weight.assign_add(keras.ops.cast(keras.ops.mean(batch), "float32"))
+        return {"weight": self.weight.value}
 
-    def trained(directory, steps):
-        environments = Environments(Walk, 2, seed=0)
-        source = closed(lambda loop: environments.step([1, 0]).following, keeps=environments)
-        with treadle.Loop(Watch(), directory, console=False) as loop:
-            for count in steps:
-                loop.fit(source, steps=count)
-        return loop.history.steps("mean")
+    def act(self):
+        return keras.ops.sin(10 * self.weight)
 
-    whole = trained(None, [9])
-    trained(tmp_path, [4])
-    assert trained(tmp_path, [4, 5]).tolist() == whole.tolist()
+    def play(self, loop):
+        moves = self.environments.step([loop.call(self.act)] * 2)
+        return moves.following + np.random.random()
+
+
+@pytest.mark.parametrize("length", [None, 3])
+@pytest.mark.parametrize("died", [1, 3, 4])
+def test_the_policy_of_the_first_batch_after_a_resume_is_the_one_that_was_trained(
+    tmp_path, length, died
+):
+    """Also where the checkpoint lies at the end of an epoch."""
+
+    def trained(directory, *hooks):
+        task = Follow()
+        source = closed(task.play, length, keeps=task.environments)
+        with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
+            loop.fit(source, **({"steps": 7} if length is None else {"epochs": 3}))
+        return loop.history.steps("weight").tolist()
+
+    def die(loop):
+        raise KeyboardInterrupt
+
+    whole = trained(None)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, treadle.hooks.Checkpoint("1 step"), treadle.at(f"{died + 1} steps", die))
+    assert trained(tmp_path, treadle.hooks.Checkpoint("1 step")) == whole

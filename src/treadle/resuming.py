@@ -55,6 +55,11 @@ class Resuming:
         self._left = dict(arrays)
 
     @property
+    def waits(self) -> bool:
+        """Whether variables are still to be set to what they were."""
+        return bool(self._left)
+
+    @property
     def over(self) -> bool:
         """Whether the next call was over before the checkpoint."""
         return self.found is not None and self.call + 1 < self.found.loop["call"]

@@ -123,6 +123,9 @@ class Run:
         from a random stream of its own, another one in each call. What was compiled is kept for the
         16 functions and constants that were called last.
         """
+        if self._resuming.waits:  # a source may ask for its first batch before the step is built
+            self._resuming.assign_what_exists(self.state)
+            self._resuming.refuse_unbuilt(self.state)
         with shortened(), explaining():
             return self._evaluation.call(function, *inputs)
 
