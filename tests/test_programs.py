@@ -34,6 +34,7 @@ STARTS = {
     "cifar10-cnn": {"loss": 1.6, "accuracy": 0.4, "val_accuracy": 0.5},
     "char-lm": {"bits_per_character": 4.0, "val_bits_per_character": 3.5},
     "self-supervised": {"pixels": 0.86, "untrained": 0.8, "probe": 0.8},
+    **{name: {"return": 20.0} for name in ("reinforce", "actor-critic", "dqn")},
 }
 ENDS = [
     ("digits", {"val_accuracy": 0.97}, {"val_accuracy": 0.96}, "validation accuracy 97.0%"),
