@@ -335,8 +335,8 @@ class Loop(Run):
         self._watchers.tell("steps", self, logs)
 
     def _open(self, source: Source) -> None:
-        """Open a source where the run stands, with what it may look at as it was then."""
-        if self._resuming.waits:
+        """Open a source where the run stands."""
+        if source.closed and self._resuming.waits:  # it asks what was trained, not a fresh model
             self._resuming.assign_what_exists(self.state)
         position = self._resuming.found.source if self._resuming.found else None
         self._feed.open(source, self.progress, self, position)
