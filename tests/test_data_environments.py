@@ -249,3 +249,91 @@ def test_the_policy_of_the_first_batch_after_a_resume_is_the_one_that_was_traine
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, treadle.hooks.Checkpoint("1 step"), treadle.at(f"{died + 1} steps", die))
     assert trained(tmp_path, treadle.hooks.Checkpoint("1 step")) == whole
+
+
+class Counted:
+    """Batches of what it has counted, and of what the task draws."""
+
+    def __init__(self):
+        self.count = 0
+
+    def state(self):
+        return {"count": self.count}
+
+    def restore(self, state):
+        self.count = int(state["count"])
+
+    def next(self, loop):
+        self.count += 1
+        return np.array([[self.count, loop.call(loop.task.draw)]], "float32")
+
+
+class Drawing(treadle.Task):
+    def __init__(self):
+        self.seeds = keras.random.SeedGenerator(0)
+        self.weight = keras.Variable(0.0)
+
+    def draw(self):
+        return keras.random.uniform((), seed=self.seeds)
+
+    def train_step(self, batch):
+        self.weight.assign_add(keras.ops.sum(batch))
+        return {"count": batch[0, 0], "drawn": batch[0, 1]}
+
+
+def counted(directory, *hooks, length=3, prepared=False, fits=({"epochs": 3},)):
+    """Train; returns what each step saw."""
+    task, source = Drawing(), Counted()
+    with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
+        train = closed(source.next, length, keeps=source)
+        if prepared:
+            loop.prepare(train)
+        for fit in fits:
+            loop.fit(train, **fit)
+    return [loop.history.steps(name).tolist() for name in ("count", "drawn")]
+
+
+def die(loop):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("saved", [0, 2, 3, 4])
+def test_a_closed_source_goes_on_where_its_objects_were(tmp_path, saved, prepared):
+    """Also at the end of an epoch, and where the source is asked before the loop trains."""
+    whole = counted(None)
+    assert whole[0] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert len(set(whole[1])) == 9
+    never = treadle.hooks.Checkpoint("1000 steps")  # but before the first step
+    save = [treadle.at(f"{saved} steps", lambda loop: loop.save())] if saved else []
+    with pytest.raises(KeyboardInterrupt):
+        counted(tmp_path, *save, treadle.at(f"{saved + 1} steps", die), never)
+    assert counted(tmp_path, never, prepared=prepared) == whole
+
+
+def test_a_closed_source_goes_on_in_a_second_call(tmp_path):
+    fits = ({"steps": 2}, {"steps": 3})
+    whole = counted(None, length=None, fits=fits)
+    never = treadle.hooks.Checkpoint("1000 steps")
+    save = treadle.at("2 steps", lambda loop: loop.save())
+    with pytest.raises(KeyboardInterrupt):
+        counted(tmp_path, save, treadle.at("3 steps", die), never, length=None, fits=fits)
+    assert counted(tmp_path, never, length=None, fits=fits) == whole
+
+
+def test_what_is_saved_before_the_first_window_is_that_of_the_step_before(tmp_path):
+    """As where a signal comes while the step is compiled, after a resume."""
+    whole = counted(None)
+    never = treadle.hooks.Checkpoint("1000 steps")
+    with pytest.raises(KeyboardInterrupt):
+        save = treadle.at("2 steps", lambda loop: loop.save())
+        counted(tmp_path, save, treadle.at("3 steps", die), never)
+
+    class Early(treadle.Hook):
+        def start(self, loop):
+            loop.save()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        counted(tmp_path, Early(), never)
+    assert counted(tmp_path, never) == whole

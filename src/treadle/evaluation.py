@@ -10,7 +10,7 @@ import numpy as np
 from .backends.base import active
 from .backends.window import row
 from .building import build
-from .data import as_source
+from .data import as_source, random_states
 from .data.source import Source
 from .errors import ConfigurationError, DataError
 from .feed import Feed
@@ -113,8 +113,11 @@ class Evaluation:
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function compiled and return NumPy arrays; each call draws other random numbers."""
-        self.calls += 1
-        return self._run(function, inputs, self.calls)
+        stream = random_states.stream()
+        if stream is None:  # no source asks, whose batches may be drawn more than once
+            self.calls += 1
+            stream = self.calls
+        return self._run(function, inputs, stream)
 
     def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
         """Compile once per function, shapes and Python arguments (which are constants)."""

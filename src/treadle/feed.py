@@ -151,6 +151,8 @@ class Feed:
     def first(self, progress: Progress) -> Window | None:
         """Return the next batch without taking it away."""
         if self._next is None:
+            if self._open is not None:
+                position_of(self._open[2])  # which keeps it: somebody may save before it is run
             window = self.take(1, progress)
             if window is not None and self._open is not None:
                 self._open[2].put_back(window)

@@ -244,7 +244,7 @@ class Loop(Run):
     def prepare(self, source: Any) -> None:
         """Build and check `train_step` with the first batch of a source, without training."""
         with shortened():
-            self._feed.open(as_source(source), self.progress, self)
+            self._open(as_source(source))
             window = self._feed.first(self.progress)
             if window is not None:
                 self._prepare(window)
@@ -258,10 +258,10 @@ class Loop(Run):
         self._open(source)
         if not self._watched:
             first = self._feed.first(self.progress)
-            if first is None and self._resuming.found:  # it was saved at the end of an epoch
-                first = self._feed.sample(source, self.progress, self)
             if first is not None:
                 self._begin(first)
+            elif self._resuming.found is not None:  # it was saved at the end of an epoch
+                self._begin_with_sample(source, self.progress)
             if source.inexact and self.directory is not None:
                 self._watchers.warn(f"a resume of this run may not be exact: {source.inexact}")
         if self.progress.batch == 0:
@@ -368,9 +368,15 @@ class Loop(Run):
     def _come_to_end(self, source: Source) -> None:
         """Where an earlier process did all steps of this call, but not its end: be there too."""
         if self._resuming.found is not None and not self.unfinished:
-            first = self._feed.sample(source, Progress(), self)
-            if first is not None:
-                self._begin(first)
+            self._begin_with_sample(source, Progress())
+
+    def _begin_with_sample(self, source: Source, progress: Progress) -> None:
+        """Begin with the first batch of an epoch, which is not trained on; put the source back."""
+        found = self._resuming.found
+        first = self._feed.sample(source, progress, self)
+        if first is not None:
+            self._begin(first)
+            self._feed.open(source, self.progress, self, found.source if found else None)
 
     def _prepare(self, window: Window) -> None:
         with noting("train_step", self.progress, running=1), explaining(window):

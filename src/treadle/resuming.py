@@ -89,7 +89,8 @@ class Resuming:
         if left:
             raise ConfigurationError(
                 f"{left[0]} was not yet built, so it could not be taken over from the earlier run: "
-                "call loop.prepare(source) first, or give the model an Input"
+                "give the model an Input, so that it is built at once, or call "
+                "loop.prepare(source) first"
             )
 
     def take_over(self, state: State) -> Checkpoint | None:

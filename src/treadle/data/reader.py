@@ -169,7 +169,7 @@ class BatchReader(CountingReader):
         most = 1 if self._closed else most
         if isinstance(self._iterator, Resumable) and not self._waiting and not self._ended:
             if self._iterator.costly:
-                self._states.clear()
+                self._states = [kept for kept in self._states if kept[0] == self._drawn]
             elif self._iterator.opening is None:
                 self._keep_state(self._iterator)
         with random_states.preserved():
