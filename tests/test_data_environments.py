@@ -53,6 +53,11 @@ def same(one, other):
     )
 
 
+def test_one_environment_takes_one_action():
+    environments = Environments(Walk, 1, seed=0)
+    assert environments.step(1).following[0, 0] > environments.step([0]).observations[0, 0] - 1e-6
+
+
 def test_a_move_tells_what_was_shown_and_what_came_of_it():
     environments = Environments(Walk, 3, seed=0)
     before = environments.observations

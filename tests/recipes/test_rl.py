@@ -8,6 +8,7 @@ from recipe_runs import make, run
 
 import treadle
 from treadle.data import Environments
+from treadle.errors import ConfigurationError
 from treadle.recipes import actor_critic, dqn
 from treadle.recipes.actor_critic import ActorCritic
 from treadle.recipes.dqn import DQN, Buffer
@@ -253,6 +254,13 @@ def small_reinforce():
 
 def small_actor_critic():
     return ActorCritic(environments=2, moves=9)
+
+
+def test_dqn_refuses_a_buffer_that_never_holds_a_batch():
+    with pytest.raises(
+        ConfigurationError, match=r"^capacity=7: the buffer never holds the 8 moves"
+    ):
+        DQN(batch_size=8, capacity=7)
 
 
 def small_dqn():

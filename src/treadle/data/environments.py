@@ -114,8 +114,8 @@ class Environments:
             DataError: Not one action for each environment.
         """
         environments, before = self._all(), self.observations
-        chosen = np.asarray(actions)
-        if len(np.atleast_1d(chosen)) != self.count:
+        chosen = np.atleast_1d(actions)
+        if len(chosen) != self.count:
             raise DataError(
                 f"step takes an action for each of the {self.count} environments, in the first "
                 f"axis of an array, but got one of shape {chosen.shape}"

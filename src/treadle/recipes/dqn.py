@@ -19,6 +19,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data
+from treadle.errors import ConfigurationError
 from treadle.hook import LoopView
 
 SOLVED = 475.0
@@ -64,6 +65,11 @@ class DQN(treadle.Task):
         self.target = treadle.frozen_copy(self.online)
         self.optimizer = keras.optimizers.Adam(learning_rate)
         self.loss = keras.losses.Huber()
+        if batch_size > capacity:
+            raise ConfigurationError(
+                f"capacity={capacity}: the buffer never holds the {batch_size} moves of a batch; "
+                "make it larger, or batch_size smaller"
+            )
         self.environments = data.Environments("CartPole-v1", environments)
         self.buffer = Buffer(capacity)
         self.discount, self.follow, self.batch_size = discount, follow, batch_size
@@ -86,7 +92,7 @@ class DQN(treadle.Task):
 
     def play(self, loop: LoopView) -> dict[str, Any]:
         """Play one move in each environment, and draw a batch of all that were played."""
-        passed = min(loop.progress.step / self.trying_steps, 1.0)
+        passed = min(loop.progress.step / max(self.trying_steps, 1), 1.0)
         trying = 1.0 + (self.trying_ends - 1.0) * passed
         while True:
             actions = np.argmax(loop.call(self.online, self.environments.observations), axis=-1)

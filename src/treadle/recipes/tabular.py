@@ -63,7 +63,7 @@ class RareWines(treadle.Task):
         self.loss = keras.losses.BinaryCrossentropy(from_logits=True)
         self.balanced_accuracy = BalancedAccuracy()
         self.recall = keras.metrics.Recall()
-        self.average_precision = keras.metrics.AUC(curve="PR")
+        self.precision_recall_area = keras.metrics.AUC(curve="PR")
         self.weighted, self.patience, self.batch_size = weighted, patience, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class RareWines(treadle.Task):
         """Measure; the metrics know no weights."""
         x, y, weight = batch
         logits = self.model(x, training=False)
-        for metric in (self.balanced_accuracy, self.recall, self.average_precision):
+        for metric in (self.balanced_accuracy, self.recall, self.precision_recall_area):
             metric.update_state(y, ops.sigmoid(logits))
         return {"loss": self.loss(y, logits, sample_weight=weight)}
 
