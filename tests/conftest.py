@@ -1,5 +1,10 @@
 """Settings of all tests."""
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs beside it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_collection_modifyitems(config, items):
     """Leave out the long form of the fault tests, unless `-m` names it.

@@ -115,6 +115,7 @@ def test_episodes_follow_from_the_seed():
     assert not same(seen[0], seen[1])
     shown = Environments(Walk, 3, seed=0).observations.ravel().tolist()
     assert len(set(shown)) == 3
+    keras.backend.clear_session()  # other tests have made layers
     treadle.setup(seed=1)
     assert same(seen[1], played(Environments(Walk, 3), 20))
 

@@ -1,14 +1,9 @@
 """Settings of this folder's tests."""
 
-import signal
 import tempfile
 from pathlib import Path
 
 import keras
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs beside it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 if keras.config.backend() == "jax":
     import jax
