@@ -70,7 +70,8 @@ def test_an_attack_stays_within_epsilon_and_raises_the_loss():
 
 
 def test_teacher_forcing():
-    _, loop = run("teacher-forcing", "units=16", "batch_size=32", "decay_steps=20", steps=30)
+    settings = ("units=16", "batch_size=32", "decay_steps=20", "learning_rate=0.002")
+    _, loop = run("teacher-forcing", *settings, steps=30)
     truth = loop.history.steps("truth")
     np.testing.assert_allclose(truth, np.maximum(1 - np.arange(30) / 20, 0), atol=1e-6)
     loss = loop.history.steps("loss")
