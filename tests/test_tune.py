@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,14 @@ from typer.testing import CliRunner
 
 import treadle
 from treadle import cli, ranges
-from treadle.errors import ConfigurationError, DirectoryError, TreadleError
+from treadle.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    DirectoryError,
+    TreadleError,
+    TreadleWarning,
+)
 from treadle.ranges import Choice, Range, fitted
 from treadle.recipes import Parameter, resolve
 from treadle.tuning import Tuned, results, search, space, study, workers
@@ -65,6 +74,7 @@ def apart(tmp_path, monkeypatch):
             "Choice('relu'): a choice is between two or more different values",
         ),
         (lambda: Choice(1, 1), "two or more different values"),
+        (lambda: Choice(1, True), "Choice(1, True): a choice is between two or more different"),
         (lambda: Choice([1], 2), "[1] is neither a number nor a text"),
         (lambda: fitted("units", Range(0.5, 2), (int,), "int"), "its range 0.5..2 needs whole"),
         (lambda: fitted("name", Range(1, 2), (str,), "str"), "name is of type str, which has no"),
@@ -122,8 +132,10 @@ def test_a_search_that_cannot_be_read(text, message):
 
 def test_what_is_searched_is_what_is_not_fixed():
     found = space.chosen(PARAMETERS, {"rate": Range(1, 2)}, {}, "Mine")
-    assert found == {"rate": Range(1.0, 2.0), "bias": Choice(False, True)}
-    assert list(space.chosen(PARAMETERS, {"rate": Range(1, 2)}, {"bias": True}, "Mine")) == ["rate"]
+    assert found == {"rate": Range(1.0, 2.0)}  # a bare bool is a switch
+    asked = {"bias": Choice(False, True), "rate": Range(1, 2)}
+    assert list(space.chosen(PARAMETERS, asked, {"units": 3}, "Mine")) == ["rate", "bias"]
+    assert space.read(["bias=no,yes"], PARAMETERS, "Mine") == {"bias": Choice(False, True)}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +173,7 @@ ANNOTATED = """
             kind: Annotated[str, Choice("a", "b")] = "a",
             depth: Literal[1, 2] = 1,
             bias: bool = True,
+            fast: Annotated[bool, Choice(False, True)] = True,
             name: str = "x",
         ): ...
 """
@@ -174,7 +187,8 @@ def test_spaces_are_read_without_running_the_file():
         "rate": "0.0001..1.0",
         "kind": "a,b",
         "depth": "1,2",
-        "bias": "False,True",
+        "bias": None,
+        "fast": "False,True",
         "name": None,
     }
     # A range is what is searched; what is set may lie outside.
@@ -224,9 +238,33 @@ def test_spaces_of_a_function_are_those_of_its_file():
         "64..512 log",
         "0.0001..1.0",
         "1,2",
-        "False,True",
+        "None",
         "None",
     ]
+
+
+def test_annotations_that_cannot_be_looked_up():
+    def line(rate: "Missing" = 1): ...  # noqa: F821
+
+    with pytest.raises(ConfigurationError) as caught:
+        space.parameters_of(line)
+    assert "cannot read the annotations of test_annotations_that_cannot_be_looked_up.<loc" in str(
+        caught.value
+    )
+    assert "name 'Missing' is not defined. Import it outside of `if TYPE_CHECKING`" in str(
+        caught.value
+    )
+
+
+def test_what_is_called_by_a_partial_says_what_is_tried():
+    def line(units: Annotated[int, Range(1, 3)], rate: float): ...
+
+    bound = partial(line, rate=0.5)
+    assert [(p.name, p.required, str(p.space)) for p in space.parameters_of(bound)] == [
+        ("units", True, "1..3"),
+        ("rate", False, "None"),
+    ]
+    assert space.name_of(bound) == line.__qualname__
 
 
 # What comes next: nothing is trained here
@@ -237,6 +275,7 @@ def wanted(**more):
         "task": "mine",
         "spaces": SPACES,
         "fixed": {"name": "x"},
+        "others": {"bias": True},
         "defaults": {"rate": 0.5, "units": 16, "kind": "a"},
         "lasts": {"epochs": 6},
         "monitor": "val_loss",
@@ -338,6 +377,102 @@ def test_another_search_is_refused_with_what_differs(tmp_path):
     begun.close()
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"fixed": {"name": "y"}}, "fixed.name was 'x', now 'y'"),
+        ({"others": {"bias": False}}, "fixed.bias was True, now False"),
+        (
+            {"spaces": {**SPACES, "kind": Choice(1, 2)}},
+            "search.kind was \"Choice('1', '2')\", now 'Choice(1, 2)'",
+        ),
+        (
+            {"data": {"validation": {"validation": {"length": 3}}}},
+            "validation.validation.length was 2, now 3",
+        ),
+    ],
+)
+def test_what_makes_it_another_search(tmp_path, more, message):
+    data = {"validation": {"validation": {"length": 2}}}
+    before = {"spaces": {**SPACES, "kind": Choice("1", "2")}, "defaults": {}, "data": data}
+    begun = Study(wanted(**before), 4, tmp_path, fresh=False)
+    begun.end(begun.next().number, Outcome("complete", 1.0, seed=0))
+    begun.close()
+    with pytest.raises(DirectoryError) as caught:
+        Study(wanted(**{**before, **more}), 4, tmp_path, fresh=False)
+    assert message in str(caught.value)
+
+
+def test_the_facts_of_a_search_are_those_of_all_its_data():
+    x = np.zeros((8, 1), "float32")
+    train, held_out = (treadle.data.from_arrays(x[:count], batch_size=2) for count in (8, 4))
+    found = search._facts(train, {"near": held_out, "far": train})
+    assert found["train"]["length"] == 4
+    assert {name: part["length"] for name, part in found["validation"].items()} == {
+        "near": 2,
+        "far": 4,
+    }
+    assert search._facts(None, None) == {} and list(search._facts(None, held_out)) == ["validation"]
+
+
+def test_no_seed_is_that_of_the_trials(tmp_path):
+    def once(seed, ran_with):
+        found = Study(wanted(seed=seed), 9, tmp_path, fresh=False)
+        try:
+            asked = found.next()
+            found.end(asked.number, Outcome("complete", 1.0, seed=ran_with))
+            return asked.seed
+        finally:
+            found.close()
+
+    assert once(None, 0) is None and once(0, 0) == 0
+    assert once(None, 0) == 0  # all train from one seed
+    Study(wanted(), 4, tmp_path, fresh=True).close()
+    assert once(None, 7) is None and once(None, 7) == 7
+    with pytest.raises(DirectoryError, match="seed was 7, the task's own, now 0"):
+        once(0, 0)
+
+
+def test_checkpoints_of_a_trial_that_runs_do_not_give_way(tmp_path):
+    with pytest.raises(Killed):
+        go_through(4, tmp_path, (0, 1))
+    saved = tmp_path / "trials" / "0000" / "checkpoints" / "step-8"
+    saved.mkdir(parents=True)
+    with pytest.raises(DirectoryError, match="holds another search: seed was 0, now 5"):
+        go_through(4, tmp_path, seed=5)
+    assert saved.is_dir()
+    Study(wanted(seed=5), 4, tmp_path, fresh=True).close()
+    assert not saved.exists()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_that_is_no_search_is_left_as_it_is(tmp_path, fresh):
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "notes.txt").write_text("mine")
+    with pytest.raises(DirectoryError) as caught:
+        Study(wanted(), 4, tmp_path, fresh)
+    assert str(caught.value) == (
+        f"{tmp_path}/trials is there, and no study.db beside it: it is no search's, and is left as "
+        "it is. Choose another directory (--directory), or move it away"
+    )
+    assert (tmp_path / "trials" / "notes.txt").read_text() == "mine"
+
+
+def test_only_the_database_goes_with_a_search(tmp_path):
+    Study(wanted(), 4, tmp_path, fresh=False).close()
+    kept = tmp_path / "study.db.backup"
+    kept.touch()
+    Study(wanted(), 4, tmp_path, fresh=True).close()
+    assert kept.exists()
+
+
+def test_a_directory_whose_name_means_something_in_an_address(tmp_path):
+    folder = tmp_path / "a?b#c%20{d}"
+    Study(wanted(), 4, folder, fresh=False).close()
+    assert (folder / study.DATABASE).is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_a_search_in_which_nothing_ended_gives_way_to_another(tmp_path):
     with pytest.raises(Killed):
         go_through(4, tmp_path, (0, 1))
@@ -388,6 +523,74 @@ def test_trials_that_fail_and_diverge_are_results(tmp_path):
         ("failed", None, "OSError: no"),
     ]
     assert found.finished
+    found.close()
+
+
+def test_data_that_does_not_fit_is_a_result_once_other_settings_did(tmp_path):
+    found = Study(wanted(), 9, tmp_path, fresh=False)
+    first = found.next()
+    nothing = Outcome("failed", error="DataError: no batch", stops="DataError")
+    with pytest.raises(DataError, match=r"^no batch$"):
+        found.end(first.number, nothing)
+    found.end(first.number, Outcome("complete", 1.0))
+    assert found.end(found.next().number, nothing).ended == "failed"
+    full = Outcome("failed", error="CheckpointError: disk full", stops="CheckpointError")
+    with pytest.raises(CheckpointError, match=r"^disk full$"):
+        found.end(found.next().number, full)
+    found.close()
+
+
+def test_suggestions_keep_away_from_what_diverged_late(tmp_path):
+    found = Study(wanted(), 3, tmp_path, fresh=False)
+    pruned, diverged = found.next().number, found.next().number
+    for number, reports in ((pruned, 3), (diverged, 6)):
+        for at in range(reports):
+            found.report(number, at, 1.0)
+    found.end(pruned, Outcome("pruned"))
+    found.end(diverged, Outcome("diverged"))
+    one, other = (study._for_sampler(trial) for trial in found._trials("PRUNED"))
+    # Optuna: (-last step, last value), and (1, 0) where there is none, which is the worst.
+    assert len(one.intermediate_values) == 3 and other.intermediate_values == {}
+    assert found.results()[1].reports == 6
+    found.close()
+
+
+def test_a_search_ends_where_every_combination_was_tried():
+    spaces = {"units": Range(8, 24, step=8), "kind": Choice("a", "b")}
+    found = Study(wanted(spaces=spaces, defaults={"units": 8, "kind": "a"}), 20, None, fresh=False)
+    while (asked := found.next()) is not None:
+        assert not found.finished
+        found.end(asked.number, Outcome("complete", float(asked.settings["units"])))
+    tried = [tuple(trial.parameters.values()) for trial in found.results()]
+    assert len(tried) == len(set(tried)) == 6 and tried[0] == (8, "a")
+    assert found.finished and found.exhausted
+    found.close()
+
+
+def test_other_code_is_told_once(tmp_path):
+    found = Study(wanted(), 9, tmp_path, fresh=False)
+    found.end(found.next().number, Outcome("complete", 1.0, code={"Line.train_step": "1b4f"}))
+    found.end(found.next().number, Outcome("failed", error="no"))
+    assert found.changed == ""
+    with pytest.warns(TreadleWarning) as caught:
+        for _ in range(2):
+            found.end(
+                found.next().number, Outcome("complete", 1.0, code={"Line.train_step": "77c2"})
+            )
+    assert len(caught) == 1 and str(caught[0].message) == found.changed
+    assert found.changed == (
+        "the code of Line.train_step changed since this search began, so its results are those of "
+        "other code: fresh=True (--fresh) trains anew"
+    )
+    found.close()
+
+
+def test_a_search_in_memory_has_no_output_to_look_at():
+    Path("output.txt").touch()  # somebody else's
+    found = Study(wanted(), 9, None, fresh=False)
+    with pytest.raises(TreadleError, match=r"have failed, the last with ValueError: no$"):
+        for _ in range(3):
+            found.end(found.next().number, Outcome("failed", error="ValueError: no"))
     found.close()
 
 
@@ -573,16 +776,60 @@ def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("error", "stops"),
+    [
+        (DirectoryError("locked"), "DirectoryError"),
+        (CheckpointError("disk full"), "CheckpointError"),
+        (DataError("no batch"), "DataError"),
+        (ValueError("no"), None),
+    ],
+)
+def test_which_errors_other_settings_would_meet_as_well(tmp_path, error, stops):
+    from treadle.tuning.trial import tried
+
+    def fail():
+        raise error
+
+    outcome = tried(order(tmp_path), fail, pytest.fail)
+    assert (outcome.ended, outcome.stops) == ("failed", stops)
+    assert outcome.error == f"{type(error).__name__}: {error}"
+
+
+def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
+    from treadle.tuning.trial import Subject, tried
+
+    class Told(Line):
+        def hooks(self):
+            return [treadle.every("2 steps", self.told)]
+
+        def told(self, loop):
+            return {"return": loop.progress.step, "note": "a text"}
+
+    def subject():
+        task = Told()
+        return Subject(replace(made().made, task=task))
+
+    reports = []
+    asked = order(None, monitor="return", direction="max", lasts={"steps": 5})
+    asked = replace(asked, directory=None)
+    outcome = tried(asked, subject, lambda at, value: reports.append((at, value)))
+    assert reports == [(0, 2.0), (1, 4.0)] and outcome.error is None
+    assert (outcome.ended, outcome.value) == ("complete", 4.0)
+    assert "Line.train_step" in " ".join(outcome.code)
+
+
+@pytest.mark.parametrize(
     ("asked", "message"),
     [
         (
             {"monitor": "val_los", "direction": "min"},
-            "tune cannot find 'val_los' in what epochs and validations log. Did you mean "
+            "tune cannot find 'val_los' in what epochs, validations and hooks log. Did you mean "
             "'val_loss'? Known: loss, val_loss.",
         ),
         (
             {"monitor": "error"},
-            "tune cannot find 'error' in what epochs and validations log. Known: loss, val_loss.",
+            "tune cannot find 'error' in what epochs, validations and hooks log. Known: loss, "
+            "val_loss.",
         ),
         (
             {"monitor": "quality"},
@@ -611,8 +858,8 @@ def test_a_value_of_validation_where_there_is_none():
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune(Line, source, fixed={"fails": ""}, directory="there")
     assert str(caught.value) == (
-        "tune cannot find 'val_loss' in what epochs and validations log. Did you mean 'loss'? "
-        "Known: loss."
+        "tune cannot find 'val_loss' in what epochs, validations and hooks log. Did you mean "
+        "'loss'? Known: loss."
     )
     # Nothing came of it, so that it may be asked in another way.
     asked = {"fixed": {"fails": ""}, "trials": 1, "monitor": "loss"}
@@ -644,6 +891,15 @@ def test_a_setting_that_is_needed():
     )
 
 
+def test_settings_that_other_processes_cannot_be_told():
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.tune("digits", fixed={"units": [64]})
+    assert str(caught.value) == (
+        "fixed={'units': …} is to be a number, a text, True, False or None, which other processes "
+        "can be told, not of type list: pass a class or function in place of the task's name"
+    )
+
+
 def test_data_beside_a_name():
     with pytest.raises(ConfigurationError, match="digits is tried in other processes, on its own"):
         treadle.tune("digits", [1, 2])
@@ -658,7 +914,7 @@ def test_examples_in_docstrings_hold(module):
 # The command, whose trials are processes
 
 FILE = """
-    import time
+    import sys, time
     from typing import Annotated
     import keras
     import numpy as np
@@ -672,7 +928,9 @@ FILE = """
             self,
             rate: Annotated[float, treadle.Range(0.01, 0.5, log=True)] = 0.01,
             faults: str = "",
+            shape: object = (b"no JSON", 1),
         ):
+            assert shape == (b"no JSON", 1) and sys.stdin.read() == ""
             self.slope = keras.Variable(0.0)
             self.optimizer = keras.optimizers.SGD(rate)
             print("a line of the task's own")
@@ -718,11 +976,11 @@ def test_the_command_tells_what_came_of_each_trial(mine):
     asked = ("tune", "mine.py:Line", "--set", "faults=made", "--trials", 3, "--directory", "there")
     lines = command(*asked).stdout.splitlines()
     assert lines[0] == "searching rate 0.01..0.5 log"
-    assert lines[1].startswith("trial 1/3    val_loss ") and lines[1].endswith("  rate=0.01")
-    assert lines[2].startswith("trial 2/3    failed: KeyError: 'my own mistake'  rate=")
-    assert lines[3].startswith("trial 3/3    val_loss ")
+    assert lines[1].startswith("trial 0000  val_loss ") and lines[1].endswith("  rate=0.01")
+    assert lines[2].startswith("trial 0001  failed: KeyError: 'my own mistake'  rate=")
+    assert lines[3].startswith("trial 0002  val_loss ")
     assert lines[4].split() == ["trial", "val_loss", "rate", "seconds"]
-    assert {lines[5].split()[0], lines[6].split()[0]} == {"1", "3"}
+    assert {lines[5].split()[0], lines[6].split()[0]} == {"0000", "0002"}
     assert lines[7:9] == ["beside: 1 failed", "runs and database: there"]
     printed = Path("there/trials/0001/output.txt").read_text()
     assert "a line of the task's own\n" in printed and "KeyError: 'my own" in printed

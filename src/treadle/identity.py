@@ -205,8 +205,13 @@ def code_of(task: Any) -> dict[str, str]:
     return {name: "+".join(sorted(hashes)) for name, hashes in sorted(code.found.items())}
 
 
-def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str = "this run") -> str:
     """Return a sentence on what changed between two results of `code_of`; empty if nothing did.
+
+    Args:
+        before: The earlier one.
+        now: The later one.
+        since: What the earlier one is of.
 
     Example:
         >>> changed_code({"M.train_step": "1b4f"}, {"M.train_step": "77c2"})[:51]
@@ -217,7 +222,7 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> str:
         return ""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
-        f"the code of {', '.join(names[:NAMED])}{more} changed since this run, so its results are "
+        f"the code of {', '.join(names[:NAMED])}{more} changed since {since}, so its results are "
         "those of other code: fresh=True (--fresh) trains anew"
     )
 

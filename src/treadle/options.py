@@ -1,6 +1,7 @@
 """What is chosen before a run: `setup` for what layers need to know, `Options` for execution."""
 
 import importlib.util
+import json
 import os
 import random
 import sys
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from .errors import BackendError, ConfigurationError, did_you_mean, whole_number
@@ -174,6 +176,17 @@ def backend_name() -> str:
     import keras
 
     return keras.config.backend()
+
+
+def configured_backend() -> str:
+    """Return the backend in Keras' own configuration file, or Keras' default; imports nothing."""
+    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    try:
+        content = json.loads(Path(home, "keras.json").read_text())
+    except (OSError, ValueError):
+        return "tensorflow"
+    name = content.get("backend") if isinstance(content, dict) else None
+    return name if isinstance(name, str) else "tensorflow"
 
 
 def precision_name() -> str:

@@ -97,7 +97,8 @@ class Choice:
         *values: Numbers, texts, True, False or None; at least two.
 
     Raises:
-        ConfigurationError: Fewer than two, the same one twice, or something else among them.
+        ConfigurationError: Fewer than two, equal ones (as 1, 1.0 and True are), or something else
+            among them.
 
     Example:
         >>> str(Choice("relu", "gelu"))
@@ -113,7 +114,7 @@ class Choice:
                 raise ConfigurationError(
                     f"{self!r}: {value!r} is neither a number nor a text, nor True, False or None"
                 )
-        if len(values) < 2 or len({(type(value), value) for value in values}) < len(values):
+        if len(values) < 2 or len(set(values)) < len(values):  # Optuna tells them by `==`
             raise ConfigurationError(f"{self!r}: a choice is between two or more different values")
 
     def __repr__(self) -> str:

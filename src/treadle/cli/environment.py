@@ -1,6 +1,5 @@
 """Keras made ready: its backend chosen, then imported and set up without chatter."""
 
-import json
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ..errors import BackendError, DataError
-from ..options import BACKENDS, choose_backend, setup
+from ..options import BACKENDS, choose_backend, configured_backend, setup
 
 # What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
@@ -80,18 +79,7 @@ def choose(backend: str | None, only: str | None) -> tuple[str, str | None]:
         )
     if asked or only:
         return asked or only or "", None
-    return _installed(_configured())
-
-
-def _configured() -> str:
-    """Return the backend in Keras' own configuration file, or Keras' default."""
-    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
-    try:
-        content = json.loads(Path(home, "keras.json").read_text())
-    except (OSError, ValueError):
-        return "tensorflow"
-    name = content.get("backend") if isinstance(content, dict) else None
-    return name if isinstance(name, str) else "tensorflow"
+    return _installed(configured_backend())
 
 
 def _installed(wanted: str) -> tuple[str, str | None]:

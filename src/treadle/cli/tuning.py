@@ -1,5 +1,6 @@
 """`treadle tune`: a search for the best settings of a task."""
 
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 
 import treadle
 
+from ..errors import TreadleWarning
 from ..recipes import resolve
 from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
@@ -120,25 +122,29 @@ def tune(
             output.note(note)
         if not silent:
             output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
-        found = treadle.tune(
-            task,
-            trials=trials,
-            search=spaces,
-            fixed=fixed,
-            epochs=epochs,
-            steps=steps,
-            monitor=monitor,
-            direction=direction,
-            directory=directory,
-            workers=workers,
-            backend=name,
-            precision=precision,
-            seed=seed,
-            data_dir=folder,
-            pruning=not no_pruning,
-            fresh=fresh,
-            told=None if silent else lambda trial: output.say(_line(trial, trials, monitor)),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TreadleWarning)  # said below
+            found = treadle.tune(
+                task,
+                trials=trials,
+                search=spaces,
+                fixed=fixed,
+                epochs=epochs,
+                steps=steps,
+                monitor=monitor,
+                direction=direction,
+                directory=directory,
+                workers=workers,
+                backend=name,
+                precision=precision,
+                seed=seed,
+                data_dir=folder,
+                pruning=not no_pruning,
+                fresh=fresh,
+                told=None if silent else lambda trial: output.say(_line(trial, monitor)),
+            )
+        if found.changed:
+            output.note(f"warning: {found.changed}")
         if json:
             output.print_json(found.facts())
         else:
@@ -147,11 +153,10 @@ def tune(
             raise typer.Exit(output.TRAINING)
 
 
-def _line(trial: Trial, trials: int, monitor: str) -> str:
-    """Return one trial as a line."""
-    number = f"{trial.number + 1}/{trials}"
+def _line(trial: Trial, monitor: str) -> str:
+    """Return one trial as a line; it is called as its directory is."""
     values = " ".join(f"{name}={_short(value)}" for name, value in trial.parameters.items())
-    return f"trial {number:<7}{_came_to(trial, monitor)}  {values}"
+    return f"trial {trial.number:04}  {_came_to(trial, monitor)}  {values}"
 
 
 def _came_to(trial: Trial, monitor: str) -> str:
@@ -176,6 +181,8 @@ def _print(found: Tuned) -> None:
     if found.before:
         count = len(found.trials)
         output.say(f"{found.directory} holds {count} trials already; nothing was done")
+    if found.exhausted:
+        output.say("every combination was tried")
     if found.best is not None:
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("trial", justify="right")
@@ -184,7 +191,7 @@ def _print(found: Tuned) -> None:
         for trial in found.ranked[:SHOWN]:
             seconds = f"{trial.seconds:.1f}" if trial.seconds is not None else ""
             values = map(_short, (trial.value, *trial.parameters.values()))
-            table.add_row(str(trial.number + 1), *values, seconds)
+            table.add_row(f"{trial.number:04}", *values, seconds)
         Console(highlight=False).print(table)
     others = len(found.ranked[SHOWN:])
     ended = Counter(trial.ended for trial in found.trials if trial.ended != "complete")

@@ -21,6 +21,7 @@ class Monitor:
         name: The name of the value.
         direction: `"min"` or `"max"`: what is better; None where it follows from the name.
         min_delta: By how much a better value must be better.
+        logged: Look also at the numbers that hooks log.
 
     Attributes:
         name: The name of the value.
@@ -33,9 +34,15 @@ class Monitor:
     """
 
     def __init__(
-        self, owner: str, name: str, direction: Literal["min", "max"] | None, min_delta: float
+        self,
+        owner: str,
+        name: str,
+        direction: Literal["min", "max"] | None,
+        min_delta: float,
+        logged: bool = False,
     ) -> None:
         self._owner, self.name, self._min_delta = owner, name, min_delta
+        self._logged = logged
         self._sign = 1.0 if direction_of(name, direction) == "min" else -1.0
         self.begin()
 
@@ -57,7 +64,9 @@ class Monitor:
             ConfigurationError: It is the first that could hold the value, and does not.
         """
         if record.kind not in ("epoch", "validation"):
-            return None
+            number = isinstance(record.values.get(self.name), (int, float))
+            if not (self._logged and number):
+                return None
         if self.name not in record.values:
             self._refuse_unknown(record)
             return None

@@ -46,18 +46,16 @@ class Parameter:
     def space(self) -> Space | None:
         """What is tried where the best value is searched for; None where nothing says so.
 
-        The values of a `Literal`, and True and False, say it themselves.
+        The values of a `Literal` say it themselves. A bare `bool` does not: many a switch, as one
+        that trades memory for time, makes nothing better or worse.
 
         Example:
-            >>> print(Parameter("bias", "bool", (bool,), True).space)
-            False,True
+            >>> print(Parameter("kind", "Literal['a', 'b']", ("a", "b"), "a").space)
+            a,b
         """
         if self.annotated is not None:
             return self.annotated
-        listed = (
-            value for kind in self.accepts for value in ((False, True) if kind is bool else (kind,))
-        )
-        values = tuple(dict.fromkeys(listed))
+        values = tuple(dict.fromkeys(self.accepts))
         plain = len(values) > 1 and not any(isinstance(value, type) for value in values)
         return Choice(*values) if plain else None
 

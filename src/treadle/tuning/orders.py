@@ -17,7 +17,7 @@ class Order:
     Attributes:
         number: Of the trial, from 0.
         task: The recipe, `file.py:Task`, or the name of what makes the task.
-        settings: All of them by name.
+        settings: Those that are given or searched, by name; the others are the task's defaults.
         lasts: Epochs or steps; nothing means the task's own.
         monitor: The value that it is judged by.
         direction: Whether a smaller or a larger one is better.
@@ -52,11 +52,14 @@ class Outcome:
         stops: The name of the error that is to be raised, where no settings would do better.
         seconds: How long it took.
         seed: Of the run, or None where it did not begin.
+        code: Hashes of the user's own code, as `identity.code_of` returns them; nothing where the
+            task was not made.
     """
 
     ended: str
     value: float | None = None
     error: str | None = None
     stops: str | None = None
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
     seed: int | None = None
+    code: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())

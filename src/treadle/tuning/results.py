@@ -13,7 +13,7 @@ class Trial:
     """One set of settings that was tried.
 
     Attributes:
-        number: From 0.
+        number: From 0; its run directory ends with it.
         ended: `"complete"`; `"pruned"`, because others were better by then; `"diverged"`, because
             a value became NaN or infinite; `"failed"`, with an `error`; `"unfinished"`: it goes on
             when the search does.
@@ -47,6 +47,10 @@ class Tuned:
         command: What trains with the best settings again, and ends with the same value bit for
             bit; None where there is no best one, or the task is no recipe and no file's.
         before: All had been tried before, and nothing ran now.
+        exhausted: Every combination of what is searched was tried, which may be fewer than were
+            asked for.
+        changed: A sentence on what changed in the task's code since the first trials; empty where
+            nothing did, or nothing ran now.
     """
 
     monitor: str
@@ -55,6 +59,8 @@ class Tuned:
     directory: str | None = None
     command: str | None = None
     before: bool = False
+    exhausted: bool = False
+    changed: str = ""
 
     @property
     def ranked(self) -> list[Trial]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, DataError, whole_number
-from ..ranges import Space
+from ..options import backend_name, configured_backend
+from ..ranges import PLAIN, Space
 from ..recipes import Parameter, Recipe, resolve
 from . import space
 from .orders import Order
@@ -47,8 +48,9 @@ def tune(
     The first trial has the task's defaults, where these are within what is searched. Then follow
     random settings, and from the eleventh on those that Optuna's tree-structured Parzen estimator
     suggests (Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization"). All trials train
-    from one seed. A trial is judged by the last value that it logged. One that is worse than the
-    median of the others at the same epoch is ended there.
+    from one seed. A trial is judged by the last value that it logged. One whose best value so far
+    is worse than the median of what complete ones had at the same epoch is ended there. Where
+    every combination was tried, the search is at its end.
 
     The same call again goes on where the search was, whatever ended it, and does nothing where all
     trials have ended. A trial that was interrupted goes on from its last checkpoint.
@@ -59,14 +61,15 @@ def tune(
             another: `keras.backend.clear_session` is called before each.
         train: What to train on, where a class or function is given: a source that can be read again
             and again. None means the task's own data.
-        validation: A source, or a dict of named ones.
+        validation: A source, or a dict of named ones; where both are None, both are the task's own.
         trials: How many in all, earlier calls included.
         search: What is tried, by name: a `treadle.Range` or `treadle.Choice`. It adds to what the
             task's signature says, and takes its place.
         fixed: Settings that are not searched, by name.
         epochs: Passes over the data in each trial; None means the task's own.
         steps: Steps in each trial.
-        monitor: The name of the value that trials are judged by, of epochs or validations.
+        monitor: The name of the value that trials are judged by, of epochs, validations or what
+            hooks log: each time that it is logged is a report.
         direction: `"min"` or `"max"`: what is better; None where it follows from the name.
         directory: Where the database and the runs go. None means `runs/NAME-tune`, or, where a
             class or function is given, memory alone.
@@ -76,14 +79,19 @@ def tune(
         seed: Of the runs, and of the suggestions; None means the file's own, else 0.
         data_dir: The folder with data sets; None means what the environment says.
         pruning: End trials early.
-        fresh: Remove what is in the directory, and begin anew.
+        fresh: Remove the search that is in the directory, its runs included, and begin anew.
         told: Called with each trial that has ended.
 
     Raises:
         ConfigurationError: Optuna is not installed, nothing is to be searched, a name is unknown, a
             space does not fit, no trial logs `monitor`, or what is better does not follow from it.
-        DirectoryError: The directory holds another search, or another process searches there.
+        DirectoryError: The directory holds another search, or another process searches there; or a
+            run cannot be written.
+        DataError: The first trials have no data.
         TreadleError: The first three trials have failed.
+
+    Warns:
+        TreadleWarning: The task's code changed since the first trials.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -117,17 +125,19 @@ def tune(
             )
         name, source, parameters = recipe.name, recipe.source, _parameters(recipe)
         backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
-        options = _options(backend, precision, data_dir)
+        options = _options(backend or configured_backend(), precision, data_dir)
+        _refuse_objects(fixed or {})
     else:
         _refuse_elsewhere(workers, backend, precision, data_dir)
-        name = source = getattr(task, "__qualname__", str(task))
-        parameters, options = space.parameters_of(task), {}
+        name = source = space.name_of(task)
+        parameters, options = space.parameters_of(task), {"backend": backend_name()}
     fixed = dict(fixed or {})
     spaces = space.chosen(parameters, search or {}, fixed, name)
     wanted = Wanted(
         task=source,
         spaces=spaces,
-        fixed=_fixed(parameters, spaces, fixed, name),
+        fixed=fixed,
+        others=_others(parameters, spaces, fixed, name),
         defaults=_defaults(parameters, spaces),
         lasts=lasts,
         monitor=monitor,
@@ -135,7 +145,7 @@ def tune(
         pruning=pruning,
         seed=seed,
         options=options,
-        data=_facts(train),
+        data=_facts(train, validation),
     )
     if isinstance(task, str) and directory is None:
         directory = RUNS / f"{name}-tune"
@@ -148,7 +158,15 @@ def tune(
         else:
             _run_here(study, task, train, validation, watching)
         place = str(directory) if directory is not None else None
-        found = Tuned(monitor, wanted.direction, study.results(), place, before=before)
+        found = Tuned(
+            monitor,
+            wanted.direction,
+            study.results(),
+            place,
+            before=before,
+            exhausted=study.exhausted,
+            changed=study.changed,
+        )
         if not isinstance(task, str) or found.best is None:
             return found
         settings = {**fixed, **found.best.parameters}
@@ -226,13 +244,28 @@ def _refuse_elsewhere(workers: int, *elsewhere: Any) -> None:
         )
 
 
-def _fixed(
+def _refuse_objects(fixed: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot be told to another process.
+
+    Raises:
+        ConfigurationError: One is no plain value.
+    """
+    for name, value in fixed.items():
+        if not isinstance(value, PLAIN):
+            raise ConfigurationError(
+                f"fixed={{{name!r}: …}} is to be a number, a text, True, False or None, which "
+                f"other processes can be told, not of type {type(value).__name__}: pass a class or "
+                "function in place of the task's name"
+            )
+
+
+def _others(
     parameters: Sequence[Parameter],
     spaces: Mapping[str, Space],
     given: Mapping[str, Any],
     owner: str,
 ) -> dict[str, Any]:
-    """Return the settings that all trials have: those that are given, and known defaults.
+    """Return the known defaults of what is neither searched nor given.
 
     Raises:
         ConfigurationError: One without a default is neither given nor searched.
@@ -240,9 +273,7 @@ def _fixed(
     values: dict[str, Any] = {}
     for parameter in parameters:
         name = parameter.name
-        if name in given:
-            values[name] = given[name]
-        elif name in spaces:
+        if name in given or name in spaces:
             continue
         elif parameter.required:
             raise ConfigurationError(
@@ -261,14 +292,18 @@ def _defaults(parameters: Sequence[Parameter], spaces: Mapping[str, Space]) -> d
     return {name: found[name] for name in spaces} if inside else {}
 
 
-def _facts(train: Any) -> dict[str, Any]:
-    """Return what tells the data that trials train on from other data, in JSON's types."""
-    if train is None:
+def _facts(train: Any, validation: Any) -> dict[str, Any]:
+    """Return what tells the data that trials see from other data, in JSON's types."""
+    if train is None and validation is None:
         return {}
     from ..data import as_source
+    from ..evaluation import Validation
     from ..identity import source_facts
 
-    return json.loads(json.dumps({"train": source_facts(as_source(train))}, default=str))
+    found = {"train": source_facts(as_source(train))} if train is not None else {}
+    validating = Validation.of(validation, "1 epoch")
+    found |= {"validation": validating.facts()["validation"]} if validating else {}
+    return json.loads(json.dumps(found, default=str))
 
 
 def _nothing(trial: Trial) -> None:

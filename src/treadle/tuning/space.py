@@ -4,6 +4,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
@@ -88,13 +89,17 @@ def chosen(
 def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
     """Return what a class or function takes by name, with the spaces in its annotations.
 
+    Of a `functools.partial`, those of what it calls.
+
+    Raises:
+        ConfigurationError: An annotation names what is not there when it runs.
+
     Example:
         >>> def line(slope: typing.Annotated[int, Range(1, 3)] = 2): ...
         >>> [(parameter.name, str(parameter.space)) for parameter in parameters_of(line)]
         [('slope', '1..3')]
     """
-    annotated = make.__init__ if isinstance(make, type) else make
-    hints = typing.get_type_hints(annotated, include_extras=True)
+    hints = _hints(make)
     found: list[Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -113,6 +118,42 @@ def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
         default = None if required else parameter.default
         found.append(Parameter(name, kind, accepts, default, required, space))
     return tuple(found)
+
+
+def name_of(make: Callable[..., Any]) -> str:
+    """Return what a class or function is called, the same in each process.
+
+    Example:
+        >>> name_of(partial(int, base=2))
+        'int'
+    """
+    while isinstance(make, partial):
+        make = make.func
+    return getattr(make, "__qualname__", type(make).__qualname__)
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of what a class or function takes, by name.
+
+    Raises:
+        ConfigurationError: One names what is not there when it runs.
+    """
+    while isinstance(make, partial):
+        make = make.func
+    if isinstance(make, type):
+        annotated: Any = make.__init__
+    else:
+        annotated = make if hasattr(make, "__annotations__") else type(make).__call__
+    try:
+        return typing.get_type_hints(annotated, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(
+            f"cannot read the annotations of {name_of(make)}: {error}. Import it outside of `if "
+            "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
+            "read"
+        ) from error
+    except TypeError:  # what is built in has none
+        return {}
 
 
 def _accepts(hint: Any) -> tuple[Any, ...]:

@@ -14,13 +14,16 @@ from typing import Any
 from ..directory import read_run
 from ..errors import (
     BackendError,
+    CheckpointError,
     ConfigurationError,
     DataError,
+    DirectoryError,
     NonFiniteError,
     did_you_mean,
 )
 from ..hook import Hook, LoopView
 from ..hooks.monitor import Monitor
+from ..identity import code_of
 from ..logs import History, Record
 from ..loop import Loop
 from ..options import run_seed
@@ -32,6 +35,11 @@ Report = Callable[[int, float], bool]
 
 class Unfit(ConfigurationError):
     """What was asked for can be done with no settings at all; `treadle.tune` raises its parent."""
+
+
+STOPPING = (BackendError, CheckpointError, DataError, DirectoryError, Unfit)
+"""What other settings would meet as well. Of a `DataError` that is so only until some trial has
+been through: one batch size may leave no batch."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Reporting(Hook):
     """
 
     def __init__(self, order: Order, report: Report) -> None:
-        self._monitor = Monitor("tune", order.monitor, order.direction, 0.0)
+        self._monitor = Monitor("tune", order.monitor, order.direction, 0.0, logged=True)
         self._report, self._reports = report, 0
         self.ended: str | None = None
 
@@ -76,9 +84,9 @@ class Reporting(Hook):
         try:
             improved = self._monitor.improved(record)
         except ConfigurationError as error:
-            raise missing(self._monitor.name, record.values) from error
+            raise missing(self._monitor.name, _logged(loop.history)) from error
         if record.kind == "epoch" and not self._monitor.seen:
-            raise missing(self._monitor.name, record.values)
+            raise missing(self._monitor.name, _logged(loop.history))
         if improved is None:
             return
         value = float(record.values[self._monitor.name])
@@ -110,26 +118,30 @@ def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
     """
     began = time.monotonic()
     seed: int | None = None
+    code: Mapping[str, str] = {}
     try:
         subject = make()
-        seed = run_seed()
+        seed, found = run_seed(), code_of(subject.made.task)
+        # A task that a function defines may hold settings by their names.
+        code = {name: value for name, value in found.items() if name not in order.settings}
         ended, value = _trained(order, subject, report)
         outcome = Outcome(ended, value)
     except NonFiniteError as error:
         outcome = Outcome("diverged", error=_told(error))
     except Exception as error:  # the user's own: a trial that fails is one of the results
-        stops = isinstance(error, (BackendError, DataError, Unfit))
-        if not stops:
+        stops = isinstance(error, STOPPING)
+        if not stops or isinstance(error, DataError):
             traceback.print_exception(error)
         outcome = Outcome("failed", error=_told(error), stops=_kind(error) if stops else None)
-    outcome.seconds, outcome.seed = time.monotonic() - began, seed
+    outcome.seconds, outcome.seed, outcome.code = time.monotonic() - began, seed, code
     return outcome
 
 
 def missing(name: str, known: Mapping[str, Any]) -> Unfit:
     """Return the error that a value is not among those that a task logs."""
     return Unfit(
-        f"tune cannot find {name!r} in what epochs and validations log.{did_you_mean(name, known)}"
+        f"tune cannot find {name!r} in what epochs, validations and hooks log."
+        f"{did_you_mean(name, known)}"
     )
 
 
@@ -143,7 +155,8 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
     train, validation = subject.train, subject.validation
     if train is None:
         data = subject.made.datasets()
-        train, validation = data.train, data.validation
+        train = data.train
+        validation = data.validation if validation is None else validation
     reporting = Reporting(order, report)
     configuration = {**(subject.configuration or {}), **lasts}
     hooks = [*subject.made.hooks(), reporting]
@@ -169,11 +182,10 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
 
 
 def _logged(history: History) -> dict[str, Any]:
-    """Return the last value of each name that epochs and validations had."""
+    """Return the last number of each name that epochs, validations and hooks logged."""
     found: dict[str, Any] = {}
     for record in history.records:
-        if record.kind in ("epoch", "validation"):
-            found |= record.values
+        found |= {k: value for k, value in record.values.items() if isinstance(value, (int, float))}
     return found
 
 

@@ -22,9 +22,12 @@ from .orders import OUTPUT, Order, Outcome
 
 def main() -> None:
     """Do what comes, until nothing more does."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers, orders = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # a task that reads its input must not take an order
+    os.close(nothing)
     lines: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    threading.Thread(target=_read, args=(orders, lines), daemon=True).start()
     sys.path[:0] = [folder for folder in lines.get() if folder not in sys.path]
     while True:
         order = lines.get()
@@ -35,9 +38,8 @@ def main() -> None:
         _say(answers, {"outcome": outcome})
 
 
-def _read(lines: "SimpleQueue[Any]") -> None:
-    # Not sys.stdin, which Python could not close at its end while this waits for a line.
-    for line in os.fdopen(os.dup(0)):
+def _read(orders: IO[str], lines: "SimpleQueue[Any]") -> None:
+    for line in orders:
         lines.put(json.loads(line))
     os._exit(0)  # whoever asked is gone: the directory is to be free for the next one
 
@@ -78,9 +80,11 @@ def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]
         setup(seed=order.seed or 0, precision=order.precision)
         with overriding(order.seed, order.precision, order.backend):
             made = recipe.make(order.settings)
+        parameters = recipe.parameters or ()
+        defaults = {part.name: part.default for part in parameters if part.has_default}
         configuration = {
             "recipe": recipe.source,
-            "settings": dict(order.settings),
+            "settings": {**defaults, **order.settings},
             "seed": run_seed(),
             "backend": backend_name(),
             "precision": precision_name(),

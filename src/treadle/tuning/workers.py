@@ -153,7 +153,9 @@ def run(
         def lost(worker: Worker) -> None:
             order, code = worker.order, drop(worker)
             how = _ending(code)
-            if order.number in died:
+            if study.over(order.number):  # it died before it could take this answer
+                ended(None, order, Outcome("pruned"))
+            elif order.number in died:
                 assert order.directory is not None
                 error = f"its process {died[order.number]}, and another one {how}"
                 ended(
