@@ -900,6 +900,30 @@ def test_settings_that_other_processes_cannot_be_told():
     )
 
 
+def test_nothing_means_what_is_used(tmp_path, monkeypatch):
+    found = []
+
+    def study(wanted, *more):
+        found.append(wanted)
+        raise Killed
+
+    monkeypatch.setattr(search, "Study", study)
+    monkeypatch.delenv("KERAS_BACKEND")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    for asked in ({}, {"seed": 0, "backend": "torch"}, {"backend": "jax"}):
+        with pytest.raises(Killed):
+            treadle.tune("distillation", search={"temperature": Range(1, 16)}, **asked)
+    same, other = (wanted.configuration() for wanted in (found[0], found[2]))
+    assert found[1].configuration() == same and (same["seed"], same["backend"]) == (0, "torch")
+    assert other == {**same, "backend": "jax"}
+    # Defaults are part of what a search is, and stay with the task.
+    assert found[0].fixed == {} and found[0].others and found[0].others == same["fixed"]
+    with pytest.raises(Killed):
+        treadle.tune(Line)
+    assert found[3].configuration()["backend"] == keras.config.backend()
+
+
 def test_data_beside_a_name():
     with pytest.raises(ConfigurationError, match="digits is tried in other processes, on its own"):
         treadle.tune("digits", [1, 2])
@@ -999,6 +1023,16 @@ def test_the_command_tells_what_came_of_each_trial(mine):
     assert "nothing was done" in command(*asked).stdout.splitlines()[1]
 
 
+def test_the_command_tells_that_all_was_tried(capsys):
+    from treadle.cli.tuning import _print
+
+    done = results.Trial(3, "complete", 0.5, {"kind": "a"}, 1, 2.0, None, "there/trials/0003")
+    _print(Tuned("loss", "min", (done,), "there", "treadle run mine", exhausted=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "every combination was tried"
+    assert lines[2].split() == ["0003", "0.5", "a", "2.0"]
+
+
 def started(*arguments):
     code = "from treadle.cli import main; main()"
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True)
@@ -1082,6 +1116,14 @@ def test_processes_are_replaced_where_they_die(monkeypatch):
     )
     assert [number for number, *_ in begun] == [0, 1, 1, 2, 2, 3, 4]
     assert len({pid for _, pid, _ in begun}) == 4
+
+
+def test_a_process_that_dies_before_it_takes_the_answer_is_not_asked_again(monkeypatch):
+    monkeypatch.setattr(Study, "over", lambda self, number: (number, self._reports[1]) == (1, 2))
+    Path("kill-1").write_text("always")
+    trials, begun = through_processes(monkeypatch, 3, 1)
+    assert [trial.ended for trial in trials] == ["complete", "pruned", "complete"]
+    assert trials[1].reports == 2 and [number for number, *_ in begun] == [0, 1, 2]
 
 
 def test_processes_are_renewed(monkeypatch):
