@@ -68,7 +68,7 @@ def searched(task: str, trials: int, folder: Path) -> dict[str, Any]:
             sys.exit("the search ended before it could be killed")
     process.kill()
     process.wait()
-    print(f"killed in trial {trials // 2 + 1}", flush=True)
+    print(f"killed in trial {trials // 2:04}", flush=True)
     subprocess.run(command, check=True)
     print(f"{task}: {trials} trials in {time.monotonic() - began:.0f} s, the kill included")
     found = json.loads(subprocess.check_output([*command, "--json"]))
