@@ -12,7 +12,7 @@ EAGER = treadle.Options(execution="eager")  # some steps of it take less time th
 
 
 def test_it_learns_to_find_the_other_view():
-    small = ("features=32", "projected=16", "batch_size=40", "learning_rate=0.001")
+    small = ("features=32", "projected=16", "batch_size=40", "learning_rate=0.003")
     alike = ("smallest=0.9", "erased=0.1")
     _, loop = run("self-supervised", *small, *alike, epochs=4)
     found = loop.history.steps("found")
