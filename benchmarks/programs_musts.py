@@ -101,7 +101,8 @@ def accuracy(least: float, most: float = 1.0) -> Judge:
 
 def wide_start(runs: Mapping[str, Run]) -> Verdict:
     loss, found = runs[PLAIN].each("loss"), runs[PLAIN].each("val_accuracy")[-1]
-    shown = 14 < loss[0] < 20 and 0.6 < loss[-1] < 1.0 and abs(found - 0.92) < 0.01
+    # Weights from normal(0, 1): where it begins differs by as much from seed to seed.
+    shown = abs(loss[0] - 17) < 17 / 4 and 0.6 < loss[-1] < 1.0 and found > 0.91
     return shown, f"training loss {loss[0]:.1f} → {loss[-1]:.2f}, validation accuracy {found:.1%}"
 
 
