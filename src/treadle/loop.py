@@ -20,6 +20,8 @@ in this order.
 Calls that train are counted: the same script run again does nothing in those that an earlier
 process has done, and goes on in the midst of the one that it was in (see `resuming`). `fit` may
 also go back to a checkpoint within one process, which is the same (see `hooks.nonfinite`).
+
+What a run consists of, what hooks see of it and how it is put down and taken up stands in `run`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -376,7 +378,8 @@ class Loop(Run):
         first = self._feed.sample(source, progress, self)
         if first is not None:
             self._begin(first)
-            self._feed.open(source, self.progress, self, found.source if found else None)
+        if found is not None and found.source is not None:  # the sample has moved what lasts
+            self._feed.open(source, self.progress, self, found.source)
 
     def _prepare(self, window: Window) -> None:
         with noting("train_step", self.progress, running=1), explaining(window):

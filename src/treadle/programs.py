@@ -36,14 +36,15 @@ class Prepared:
         self, task: Any, step: Callable[[Any], Any], batch: Any, options: Options, name: str
     ) -> None:
         names: list[list[str]] = []
-        known: list[int] = []
+        known = 0
 
         def function(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            nonlocal known
             values, weights = step_outputs(step(batch), name)
             found = len(context().variables)
-            if context().build is not None and found not in known:
+            if context().build is not None and found != known:
                 # A name may be a path, and the variables are still being found.
-                known[:] = [found]
+                known = found
                 names.clear()
             _same_names(names, list(values), name)
             return values, weights

@@ -30,7 +30,7 @@ from .when import Scheduled
 
 
 class Run:
-    """A run, as far as it does not train; what it is made of is told by `Loop`."""
+    """A run, as far as it does not train; `Loop` tells what it is given."""
 
     def __init__(
         self,

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from ..errors import ConfigurationError, did_you_mean
 from ._reading import Recipe, choose, read_file
-from ._settings import Parameter
+from ._settings import Parameter, known_parameters
 
-__all__ = ["Parameter", "Recipe", "find", "resolve"]
+__all__ = ["Parameter", "Recipe", "find", "known_parameters", "resolve"]
 
 FOLDER = Path(__file__).parent
 

@@ -133,6 +133,20 @@ def read_settings(
     return values
 
 
+def known_parameters(parameters: Sequence[Parameter] | None, owner: str) -> Sequence[Parameter]:
+    """Return what a task takes.
+
+    Raises:
+        ConfigurationError: Reading its file did not tell.
+    """
+    if parameters is None:
+        raise ConfigurationError(
+            f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
+            "from elsewhere: give it one of its own, with typed parameters"
+        )
+    return parameters
+
+
 def read_given(
     given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
 ) -> dict[str, Any]:
@@ -147,12 +161,7 @@ def read_given(
         if not equals or not name.strip():
             raise ConfigurationError(f"cannot read the setting {text!r}: write it as name=value")
         texts[name.strip()] = value.strip()
-    if parameters is None and texts:
-        raise ConfigurationError(
-            f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
-            "from elsewhere: give it one of its own, with typed parameters"
-        )
-    known = {parameter.name: parameter for parameter in parameters or ()}
+    known = {p.name: p for p in (known_parameters(parameters, owner) if texts else ())}
     for name in texts:
         if name not in known:
             raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigurationError, DataError, whole_number
 from ..options import backend_name, configured_backend
 from ..ranges import PLAIN, Space
-from ..recipes import Parameter, Recipe, resolve
+from ..recipes import Parameter, known_parameters, resolve
 from . import space
 from .orders import Order
 from .results import Trial, Tuned, command_of
@@ -123,7 +123,8 @@ def tune(
                 f"{recipe.name} is tried in other processes, on its own data: leave train and "
                 "validation out, or pass a class or function in place of its name"
             )
-        name, source, parameters = recipe.name, recipe.source, _parameters(recipe)
+        name, source = recipe.name, recipe.source
+        parameters = known_parameters(recipe.parameters, name)
         backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
         options = _options(backend or configured_backend(), precision, data_dir)
         _refuse_objects(fixed or {})
@@ -200,20 +201,6 @@ def _run_here(
     while (order := study.next()) is not None:
         outcome = tried(order, partial(make, order), partial(study.report, order.number))
         told(study.end(order.number, outcome))
-
-
-def _parameters(recipe: Recipe) -> tuple[Parameter, ...]:
-    """Return what a recipe takes.
-
-    Raises:
-        ConfigurationError: Its file does not tell.
-    """
-    if recipe.parameters is None:
-        raise ConfigurationError(
-            f"what {recipe.name} takes cannot be read from its file, since it inherits its "
-            "__init__ from elsewhere: give it one of its own, with typed parameters"
-        )
-    return recipe.parameters
 
 
 def _options(
