@@ -117,6 +117,8 @@ def _how() -> list[str]:
         "runs as `Trainer(barebones=True)`. Ignite has no handlers. These three count nothing but "
         "what the\n  hand-written loop counts.",
         "- The ceiling is the fastest loop driven by hand, whatever it looks like.",
+        "- What the processors spent per step (µs, all cores together) does not count the time in "
+        "which other programs had them.",
         "",
     ]
 
@@ -171,9 +173,9 @@ def times_of(result: Results) -> dict[str, Times]:
 
 def _versus(times: Mapping[str, Times], base: str) -> list[str]:
     rows = [
-        f"| | times the time of {base} | quartiles | µs per step | quartiles | first epoch, s "
-        "| its loss |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| | times the time of {base} | quartiles | µs per step | quartiles | of processors "
+        "| first epoch, s | its loss |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     ran = {name: one for name, one in times.items() if one.per_step}
     against = {name: ratio(one.per_step, ran[base].per_step) for name, one in ran.items()}
@@ -181,12 +183,16 @@ def _versus(times: Mapping[str, Times], base: str) -> list[str]:
         one, own = ran[name], Spread.of(ran[name].per_step)
         values = one.values.get("loss"), one.values.get("g_loss")
         loss = next((f"{value:.3f}" for value in values if value is not None), "")
+        processor = f"{Spread.of(one.processor).median:,.0f}" if one.processor else ""
         rows.append(
             f"| {name} | {against[name].median:.2f} | {_quartiles(against[name], '.2f')} "
-            f"| {own.median:,.0f} | {_quartiles(own, ',.0f')} | {one.first:.1f} | {loss} |"
+            f"| {own.median:,.0f} | {_quartiles(own, ',.0f')} | {processor} "
+            f"| {one.first:.1f} | {loss} |"
         )
     rows += [
-        f"| {name} | failed: {one.failed} | | | | | |" for name, one in times.items() if one.failed
+        f"| {name} | failed: {one.failed} | | | | | | |"
+        for name, one in times.items()
+        if one.failed
     ]
     return rows
 

@@ -46,6 +46,7 @@ class Times:
         steps: Steps in its first epoch.
         values: What its first epoch counted: everybody must have learned the same.
         per_step: Microseconds per step, for each round.
+        processor: Microseconds per step that all processors together spent, for each round.
         about: What else it said of itself.
         failed: Why it could not take part.
     """
@@ -54,6 +55,7 @@ class Times:
     steps: int = 0
     values: dict[str, float] = field(default_factory=lambda: dict[str, float]())
     per_step: list[float] = field(default_factory=lambda: list[float]())
+    processor: list[float] = field(default_factory=lambda: list[float]())
     about: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     failed: str = ""
 
@@ -90,8 +92,11 @@ def take_turns(
         names = [name for name, one in ready.items() if number == 0 or one.pace < slowest]
         for name in rotated(names, number):
             gc.collect()
+            spent = time.process_time()
             turn = ready[name].runner.round(ready[name].epochs)
+            spent = time.process_time() - spent
             times[name].per_step.append(turn.seconds / turn.steps * 1e6)
+            times[name].processor.append(spent / turn.steps * 1e6)
     for name, one in ready.items():
         times[name].about = one.runner.about()
         one.runner.close()
