@@ -110,7 +110,7 @@ def _how() -> list[str]:
         "mean loss of each one's first epoch is in the tables.",
         "- A turn is one or more epochs, 0.3 seconds at least. Making a contestant and its first "
         "epoch, with all compilation, are\n  timed apart; what is more than "
-        "8 times slower than Treadle has one turn.",
+        "8 times slower than Treadle, or needs 4 seconds, has one turn.",
         "- Treadle runs as `Loop(task, directory=…)`: console, JSON lines, CSV, the guard against "
         "NaN, the run's record. `fit` has\n  no progress bar and no callback that sees steps, and "
         "is timed between the ends of two epochs, so that its set-up is\n  not counted. Lightning "

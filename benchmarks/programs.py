@@ -19,6 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from treadle.directory import LOG, read_run
+from treadle.errors import DirectoryError
+from treadle.hooks.lines import read_log
 from treadle.recipes import find
 
 from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
@@ -26,6 +29,7 @@ from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
 BACKENDS = ("tensorflow", "jax", "torch")
 RESULTS = Path(__file__).with_name("programs.json")
 DOCS = Path(__file__).parent.parent / "docs"
+TOO_SLOW = "not done after"
 Results = dict[str, dict[str, Any]]
 
 
@@ -61,7 +65,8 @@ def measured(name: str, backend: str, minutes: float, docs: Path = DOCS) -> dict
             fault, seconds = _run(name, backend, settings, directory, minutes)
             if fault:
                 about = f" ({label})" if label else ""
-                return _facts(backend, False, f"{fault}{about}", seconds)
+                shown = None if fault.startswith(TOO_SLOW) else False
+                return _facts(backend, shown, f"{fault}{about}", seconds)
             runs[label] = Run(directory, seconds)
         shown, text = program.judge(runs)
         found = _facts(backend, shown, text, runs[PLAIN].seconds)
@@ -83,7 +88,8 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "# What the recipes show",
         "",
         "Each recipe on the real data, as `treadle run NAME --seed 0` runs it, beside what it must "
-        "show. Written by\n`scripts/bench programs`; `--all-backends` runs each on every backend.",
+        "show. Written by\n`scripts/bench programs`; `--all-backends` runs each on every backend, "
+        "`--minutes` bounds how long a run may take.",
         "",
         f"{', '.join(f'{name} {v}' for name, v in sorted(versions.items()))}; Python "
         f"{platform.python_version()}, {os.cpu_count()} CPU cores. Seconds are those of\nthe whole "
@@ -93,6 +99,9 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "| recipe | backend | must show | measured | shown | seconds |",
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, backend, found) for (name, backend), found in present.items()),
+        "",
+        "A dash: it is not held to a figure, or was not done in the time that it was given, and is "
+        "too slow on this\nbackend to be sensible without an accelerator or much patience.",
     ]
     missing = [name for name in find() if name not in {name for name, _ in present}]
     if missing:
@@ -133,7 +142,7 @@ def _run(
             command, env=environment, capture_output=True, text=True, timeout=60 * minutes
         )
     except subprocess.TimeoutExpired:
-        return f"not done after {minutes:g} minutes", 60 * minutes
+        return f"{TOO_SLOW} {minutes:g} minutes{_progress(directory)}", 60 * minutes
     seconds = time.monotonic() - started
     if done.returncode == 0:
         return "", seconds
@@ -142,6 +151,17 @@ def _run(
     print(done.stderr, file=sys.stderr)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return f"failed: {lines[-1]}".replace("|", "/"), seconds
+
+
+def _progress(directory: Path) -> str:
+    """Say how far a run came that was cut off; nothing where no epoch was done."""
+    try:
+        planned = read_run(directory)["configuration"]["epochs"]
+        _, records = read_log(directory / LOG)
+    except (DirectoryError, OSError):  # it came to nothing yet
+        return ""
+    done = sum(record["kind"] == "epoch" for record in records)
+    return f": epoch {done + 1} of {planned}" if done else ""
 
 
 def _facts(backend: str, shown: bool | None, text: str, seconds: float) -> dict[str, Any]:

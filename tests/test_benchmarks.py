@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from benchmarks import contestants_tensorflow, musts, page, reliability
-from benchmarks.timing import HOPELESS, Neighbours, Spread, Times, ratio, rotated, take_turns
+from benchmarks.timing import (
+    HOPELESS,
+    LONGEST,
+    Neighbours,
+    Spread,
+    Times,
+    ratio,
+    rotated,
+    take_turns,
+)
 from benchmarks.workloads import WORKLOADS, Job
 
 STEPS, BATCH = 30, 64
@@ -61,6 +70,27 @@ def test_turns_are_long_enough_and_the_hopeless_have_one() -> None:
     assert turns[6:9] == [("treadle", 3), ("slow", 1), ("usual", 2)]
     assert turns[-3:] == [("treadle", 0), ("slow", 0), ("usual", 0)]  # all are closed
     assert times["usual"].about == {"name": "usual"}
+
+
+def test_what_takes_too_long_for_a_turn_has_one() -> None:
+    turns: list[tuple[str, int]] = []
+    makers: dict[str, Callable[[], Fake]] = {
+        "treadle": lambda: Fake("treadle", LONGEST / 2, turns),
+        "long": lambda: Fake("long", LONGEST, turns),
+    }
+    times = take_turns(makers, rounds=3, shortest=0.3)
+    assert [len(one.per_step) for one in times.values()] == [3, 1]
+
+
+def test_processors_are_counted_where_the_whole_round_is_timed() -> None:
+    turns: list[tuple[str, int]] = []
+    makers: dict[str, Callable[[], Fake]] = {
+        "waits": lambda: Fake("waits", 10.0, turns),  # longer than its round: it does not sleep
+        "more": lambda: Fake("more", 0.0, turns),
+    }
+    times = take_turns(makers, rounds=1, shortest=0.0)
+    assert len(times["waits"].processor) == 1
+    assert times["more"].processor == []
 
 
 def test_neighbours_are_others_than_ourselves() -> None:

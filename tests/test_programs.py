@@ -1,6 +1,7 @@
 """The benchmark of the recipes: its judgements, its page, and a run."""
 
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,12 +206,24 @@ def test_a_recipe_is_run_by_the_command_line(tmp_path):
 
 def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
     found = programs.measured("linear", "jax", minutes=0.001, docs=tmp_path)
-    assert (found["shown"], found["measured"]) == (False, "not done after 0.001 minutes")
+    assert (found["shown"], found["measured"]) == (None, "not done after 0.001 minutes")
     monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
     found = programs.measured("mnist-mlp", keras.config.backend(), minutes=5, docs=tmp_path)
     assert found["shown"] is False
     assert found["measured"].startswith("failed: ")
     assert "mnist.npz" in found["measured"]
+
+
+def test_a_run_that_was_cut_off_tells_its_epoch(tmp_path, monkeypatch):
+    def cut_off(command, **options):
+        directory = Path(command[command.index("--directory") + 1])
+        run_of(directory, [{"loss": 1.0}] * 3)
+        (directory / "run.json").write_text('{"configuration": {"epochs": 12}}')
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr(programs.subprocess, "run", cut_off)
+    found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
+    assert (found["shown"], found["measured"]) == (None, "not done after 1 minutes: epoch 4 of 12")
 
 
 def test_a_run_that_was_killed_is_told(tmp_path, monkeypatch):
