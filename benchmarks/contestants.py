@@ -20,7 +20,8 @@ from .workloads import Job
 
 Values = dict[str, float]
 Epoch = Callable[[], Values]
-# "raw": one compiled call with nothing around it; "hand": what people write; "part": does less.
+# "raw": one compiled call with nothing around it; "hand": what people write; "part": does
+# less, or is told how.
 Kind = Literal["treadle", "raw", "hand", "fit", "framework", "part"]
 
 
@@ -92,12 +93,19 @@ class TreadleLoop(Contestant):
         job: What to train.
         source: Other data than the job's arrays.
         hooks: With the default hooks, or with none.
+        options: How steps are executed.
 
     Attributes:
         loop: What runs; None before the first epoch.
     """
 
-    def __init__(self, job: Job, source: Any = None, hooks: bool = True) -> None:
+    def __init__(
+        self,
+        job: Job,
+        source: Any = None,
+        hooks: bool = True,
+        options: treadle.Options | None = None,
+    ) -> None:
         self.loop: Any = None
         train = source or treadle.data.from_arrays(*job.arrays, batch_size=job.batch_size)
         if source is None and len(job.arrays) == 1:  # one array alone would make bare batches
@@ -108,7 +116,7 @@ class TreadleLoop(Contestant):
             with ExitStack() as stack:
                 folder = stack.enter_context(TemporaryDirectory()) if hooks else None
                 none = () if hooks else (_no_guard(),)
-                loop = treadle.Loop(task, folder, hooks=none, console=hooks)
+                loop = treadle.Loop(task, folder, hooks=none, console=hooks, options=options)
                 self.loop = stack.enter_context(loop)
                 for _ in self.loop.epochs():
                     for _ in self.loop.steps(train, every="auto"):

@@ -117,6 +117,19 @@ def test_single_steps_agree_with_windows() -> None:
         assert alone.plan.startswith("single steps, ")
 
 
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the others have one loop each")
+def test_a_step_that_xla_compiles_alone_agrees_for_all_windows() -> None:
+    graph, loop = trained(convolving, source())
+    assert loop.plan.startswith("windows of up to 256, graph (XLA convolves")
+    expected, loop = trained(convolving, source(), jit=True, fused=True)
+    assert loop.plan.startswith("windows of up to 256, XLA, ")
+    assert loop.costs.programs == 2  # full batches and the short one
+    for options in ({"window": 1}, {"window": 3}, {"data_on_device": False}):
+        same(trained(convolving, source(), jit=True, fused=True, **options)[0], expected)
+    for path, value in graph.items():
+        np.testing.assert_allclose(expected[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
+
+
 def test_what_is_read_ahead_is_neither_lost_nor_counted() -> None:
     given: list[int] = []
 

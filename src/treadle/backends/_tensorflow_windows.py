@@ -27,7 +27,12 @@ _placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 class TensorFlowExecutor:
-    """Runs windows in one graph, or steps in one each: a program for each form of batch."""
+    """Runs windows in one graph, or steps in one each: a program for each form of batch.
+
+    XLA compiles whole windows. Where the step convolves on a CPU it compiles the step alone, and
+    the loop around it stays a graph: within a loop of XLA's own, a convolution takes up to 50 times
+    as long.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -36,6 +41,7 @@ class TensorFlowExecutor:
         self._steps: dict[Any, _Step] = {}
         self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
+        self._convolves: bool | None = None  # not known yet
 
     @property
     def programs(self) -> int:
@@ -46,11 +52,7 @@ class TensorFlowExecutor:
         """Trace the step and look at its operations."""
         step = self._step(window)
         found = step.operations()
-        facts = Facts(
-            device(),
-            (XLA, GRAPH),
-            convolves=any(name.startswith(CONVOLUTIONS) for name in found),
-        )
+        facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves)
         checks = sorted(found & CHECKS)
         if checks:
             return facts.without(XLA, f"XLA leaves out {checks[0]}")
@@ -64,7 +66,7 @@ class TensorFlowExecutor:
     def compile(self, window: Window) -> bool:
         """Make the graph, and let TensorFlow optimize it by running it for no step at all.
 
-        Where each step is a call, XLA compiles only when it runs one, which is then undone.
+        XLA compiles a single step only when it runs one, which is then undone.
         """
         key = self._key(window)
         if key in self._compiled:
@@ -73,10 +75,14 @@ class TensorFlowExecutor:
         make = self._window_function if self.plan.fused else self._single_function
         function = make(step, window.rows is not None, self._length(window))
         try:
-            if self.plan.fused:
+            if self._by_step(window):
+                self._undone(
+                    lambda: function(*self._inputs(window), tf.constant(1), tf.constant(0))
+                )
+            elif self.plan.fused:
                 function(*self._inputs(window), tf.constant(0), tf.constant(0))
             elif self.plan.compiler == XLA:
-                self._run_and_undo(function, window)
+                self._undone(lambda: function(*_one(window, 0), tf.constant(0)))
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if self.plan.compiler != XLA:
                 raise
@@ -102,11 +108,11 @@ class TensorFlowExecutor:
             outputs.append(function(*_one(window, i), tf.constant(first_step + i)))
         return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
 
-    def _run_and_undo(self, function: Any, window: Window) -> None:
+    def _undone(self, run: Callable[[], Any]) -> None:
         variables = [getattr(v, "_value", v) for v in self._program.variables]
         kept = [tf.identity(variable) for variable in variables]
         try:
-            function(*_one(window, 0), tf.constant(0))
+            run()
         finally:
             for variable, value in zip(variables, kept, strict=True):
                 variable.assign(value)
@@ -144,12 +150,23 @@ class TensorFlowExecutor:
 
     def _length(self, window: Window) -> int | None:
         """Return how many results there can be, which XLA must know; None leaves it open."""
-        if self.plan.compiler != XLA or not self.plan.fused:
+        if self.plan.compiler != XLA or not self.plan.fused or self._by_step(window):
             return None
         sizes = CAPACITIES if window.rows is None else ()  # rows are small: one program for all
         return capacity(window.count, self.plan.largest, sizes)
 
+    def _by_step(self, window: Window) -> bool:
+        """Say whether XLA compiles a window's step, and not the loop."""
+        if self._convolves is None:
+            self._convolves = self._step(window).convolves
+        return (
+            self.plan.compiler == XLA and self.plan.fused and self._convolves and device() == "cpu"
+        )
+
     def _window_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+        whole = self.plan.compiler == XLA and static is not None
+        run = step if whole or self.plan.compiler != XLA else step.compiled()
+
         @tf.autograph.experimental.do_not_convert
         def window(arrays: Sequence[Any], chosen: Any, count: Any, first_step: Any) -> Any:
             length = count if static is None else static
@@ -159,7 +176,7 @@ class TensorFlowExecutor:
             ]
 
             def body(i: Any, buffers: Any) -> Any:
-                outputs = step(_batch(arrays, chosen, i, resident), first_step + i)
+                outputs = run(_batch(arrays, chosen, i, resident), first_step + i)
                 return i + 1, [b.write(i, x) for b, x in zip(buffers, outputs, strict=True)]
 
             _, buffers = tf.while_loop(
@@ -169,9 +186,9 @@ class TensorFlowExecutor:
 
         if resident:
             rows = tf.TensorSpec([static, step.examples], tf.int64)
-            return self._concrete(window, step.whole, rows, numbers=2)
+            return _concrete(window, whole, step.whole, rows, numbers=2)
         stacked = [tf.TensorSpec([static, *x.shape], x.dtype) for x in step.inputs]
-        return self._concrete(window, stacked, tf.TensorSpec([0], tf.int64), numbers=2)
+        return _concrete(window, whole, stacked, tf.TensorSpec([0], tf.int64), numbers=2)
 
     def _single_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
         @tf.autograph.experimental.do_not_convert
@@ -179,13 +196,8 @@ class TensorFlowExecutor:
             return step([tf.gather(x, chosen) for x in arrays] if resident else arrays, number)
 
         chosen = tf.TensorSpec([step.examples if resident else 0], tf.int64)
-        return self._concrete(single, step.whole if resident else step.inputs, chosen, numbers=1)
-
-    def _concrete(self, function: Any, arrays: Any, chosen: Any, numbers: int) -> Any:
-        scalars = [tf.TensorSpec([], tf.int32)] * numbers
-        jit = True if self.plan.compiler == XLA else None
-        compiled = tf.function(function, jit_compile=jit, autograph=False)
-        return compiled.get_concrete_function(arrays, chosen, *scalars)
+        xla, arrays = self.plan.compiler == XLA, step.whole if resident else step.inputs
+        return _concrete(single, xla, arrays, chosen, numbers=1)
 
 
 class _Step:
@@ -224,6 +236,20 @@ class _Step:
     def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
         return self._function(flat, number)
 
+    def compiled(self) -> Callable[[Sequence[Any], Any], list[Any]]:
+        """Return it as a call in a graph that XLA compiles alone."""
+
+        @tf.autograph.experimental.do_not_convert
+        def step(flat: Sequence[Any], number: Any) -> list[Any]:
+            return self(flat, number)
+
+        return tf.function(step, jit_compile=True, autograph=False)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions."""
+        return any(name.startswith(CONVOLUTIONS) for name in self.operations())
+
     def operations(self) -> set[str]:
         """Return the names of its operations."""
         graph = self._function.graph.as_graph_def()
@@ -240,6 +266,12 @@ class _Step:
         following = iter(columns)
         values, weights, broken = ({name: next(following) for name in part} for part in self._names)
         return values, weights, [message for message, flags in broken.items() if flags.any()]
+
+
+def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) -> Any:
+    scalars = [tf.TensorSpec([], tf.int32)] * numbers
+    compiled = tf.function(function, jit_compile=True if xla else None, autograph=False)
+    return compiled.get_concrete_function(arrays, chosen, *scalars)
 
 
 def device() -> str:
