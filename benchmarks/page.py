@@ -74,26 +74,26 @@ def _why() -> list[str]:
         "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or less. "
         "Beside them Treadle keeps every step's values,\n  writes them down, looks after each "
         "window whether a constant of the task has changed, finds the state anew at each epoch, "
-        "and\n  shuffles: 7 to 10 µs per step, which a bare loop does not spend. Of a step of a "
+        "and\n  shuffles: 7 to 13 µs per step, which a bare loop does not spend. Of a step of a "
         "millisecond that is one in a hundred.",
-        "- **`fit` on JAX.** The bare `lax.scan` is itself less than 1.8 times as fast as `fit` "
+        "- **`fit` on JAX.** The bare `lax.scan` is itself less than 1.9 times as fast as `fit` "
         "here (its table says how much): the arithmetic is\n  the same, and `fit` on JAX wastes "
         "less than elsewhere.",
         "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
         "compiled. For `cifar10-cnn` the same way is\n  more than twice as slow as a graph. No "
-        "rule that could be written down tells the two apart, so neither is made slow: the plan "
-        'stays a\n  graph; `Options(execution="measure")` tries single steps of XLA, not such a '
-        "loop.",
+        "rule that could be written down tells the two apart, so the plan stays a graph.\n  "
+        '`Options(execution="measure")` tries both; the table has a row for what it finds.',
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
         "long as Treadle.",
-        "- **`cifar10-cnn` and the GAN on JAX.** Their epochs have ten and twenty steps here, and "
-        "each ends with its record, the guard against\n  NaN and a walk for new variables, during "
-        "which nothing is computed. Epochs of many steps were not measured.",
-        "- **Streaming.** Two cores draw, flip and crop the images and train at the same time: the "
-        "pipeline alone takes three quarters of\n  Treadle's time, and `costs` counts what was "
-        "waited for. `fit` with `steps_per_execution` and the raw loop let the graph draw\n  each "
-        "batch; Treadle stacks windows of them, which it can count and resume.",
+        "- **`cifar10-cnn` and the GAN on JAX.** The same single steps as by hand; what the "
+        "processors spend on them is the same within 4 %, and\n  which of the two is ahead changes "
+        "from run to run.",
+        "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, and "
+        "the pipeline alone needs three fifths of\n  the processors' time. `fit` with "
+        "`steps_per_execution` and the raw loop let the graph draw each batch; Treadle, like any "
+        "loop in Python,\n  draws them one by one, and stacks windows of them, which it can count "
+        "and resume: that takes a tenth more of the processors.",
         "",
     ]
 

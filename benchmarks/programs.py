@@ -29,7 +29,7 @@ from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
 BACKENDS = ("tensorflow", "jax", "torch")
 RESULTS = Path(__file__).with_name("programs.json")
 DOCS = Path(__file__).parent.parent / "docs"
-TOO_SLOW = "not done after"
+CUT_OFF = "not done after"
 Results = dict[str, dict[str, Any]]
 
 
@@ -65,7 +65,7 @@ def measured(name: str, backend: str, minutes: float, docs: Path = DOCS) -> dict
             fault, seconds = _run(name, backend, settings, directory, minutes)
             if fault:
                 about = f" ({label})" if label else ""
-                shown = None if fault.startswith(TOO_SLOW) else False
+                shown = None if fault.startswith(CUT_OFF) else False
                 return _facts(backend, shown, f"{fault}{about}", seconds)
             runs[label] = Run(directory, seconds)
         shown, text = program.judge(runs)
@@ -100,8 +100,8 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, backend, found) for (name, backend), found in present.items()),
         "",
-        "A dash: it is not held to a figure, or was not done in the time that it was given, and is "
-        "too slow on this\nbackend to be sensible without an accelerator or much patience.",
+        "A dash: it is not held to a figure, or was cut off, and says how long it would have taken "
+        "here.",
     ]
     missing = [name for name in find() if name not in {name for name, _ in present}]
     if missing:
@@ -142,7 +142,7 @@ def _run(
             command, env=environment, capture_output=True, text=True, timeout=60 * minutes
         )
     except subprocess.TimeoutExpired:
-        return f"{TOO_SLOW} {minutes:g} minutes{_progress(directory)}", 60 * minutes
+        return f"{CUT_OFF} {minutes:g} minutes{_progress(directory)}", 60 * minutes
     seconds = time.monotonic() - started
     if done.returncode == 0:
         return "", seconds
@@ -160,8 +160,12 @@ def _progress(directory: Path) -> str:
         _, records = read_log(directory / LOG)
     except (DirectoryError, OSError):  # it came to nothing yet
         return ""
-    done = sum(record["kind"] == "epoch" for record in records)
-    return f": epoch {done + 1} of {planned}" if done else ""
+    seconds = [record["seconds"] for record in records if record["kind"] == "epoch"]
+    if not seconds:
+        return ""
+    done = len(seconds)
+    minutes = seconds[-1] / done * planned / 60  # they are those of all epochs so far
+    return f", in epoch {done + 1} of {planned}: about {minutes:.1f} minutes of training in all"
 
 
 def _facts(backend: str, shown: bool | None, text: str, seconds: float) -> dict[str, Any]:
