@@ -156,16 +156,17 @@ def _run(
 def _progress(directory: Path) -> str:
     """Say how far a run came that was cut off; nothing where no epoch was done."""
     try:
-        planned = read_run(directory)["configuration"]["epochs"]
+        configuration = read_run(directory)["configuration"]
         _, records = read_log(directory / LOG)
     except (DirectoryError, OSError):  # it came to nothing yet
         return ""
-    seconds = [record["seconds"] for record in records if record["kind"] == "epoch"]
-    if not seconds:
+    of = "epoch" if "epochs" in configuration else "step"
+    planned = configuration.get(f"{of}s")
+    last = next((record for record in reversed(records) if record["kind"] == "epoch"), None)
+    if last is None or planned is None:
         return ""
-    done = len(seconds)
-    minutes = seconds[-1] / done * planned / 60  # they are those of all epochs so far
-    return f", in epoch {done + 1} of {planned}: about {minutes:.1f} minutes of training in all"
+    minutes = last["seconds"] / last[of] * planned / 60  # all seconds so far
+    return f", after {of} {last[of]:,} of {planned:,}: about {minutes:.1f} minutes in all"
 
 
 def _facts(backend: str, shown: bool | None, text: str, seconds: float) -> dict[str, Any]:

@@ -214,19 +214,24 @@ def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
     assert "mnist.npz" in found["measured"]
 
 
-def test_a_run_that_was_cut_off_tells_its_epoch(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("planned", "told"),
+    [
+        ('{"epochs": 12}', ", after epoch 3 of 12: about 12.0 minutes in all"),
+        ('{"steps": 60}', ", after step 30 of 60: about 6.0 minutes in all"),
+        ("{}", ""),
+    ],
+)
+def test_a_run_that_was_cut_off_tells_how_far_it_was(tmp_path, monkeypatch, planned, told):
     def cut_off(command, **options):
         directory = Path(command[command.index("--directory") + 1])
         run_of(directory, [{"loss": 1.0, "seconds": 60.0 * i} for i in (1, 2, 3)])
-        (directory / "run.json").write_text('{"configuration": {"epochs": 12}}')
+        (directory / "run.json").write_text(f'{{"configuration": {planned}}}')
         raise subprocess.TimeoutExpired(command, 60)
 
     monkeypatch.setattr(programs.subprocess, "run", cut_off)
     found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
-    assert found["shown"] is None
-    assert found["measured"] == (
-        "not done after 1 minutes, in epoch 4 of 12: about 12.0 minutes of training in all"
-    )
+    assert (found["shown"], found["measured"]) == (None, f"not done after 1 minutes{told}")
 
 
 def test_a_run_that_was_killed_is_told(tmp_path, monkeypatch):
