@@ -103,9 +103,19 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "A dash: it is not held to a figure, or was cut off, and says how long it would have taken "
         "here.",
     ]
-    missing = [name for name in find() if name not in {name for name, _ in present}]
+    missing = set(find()) - {name for name, _ in present}
     if missing:
-        lines += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}."]
+        lines += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in sorted(missing))}."]
+    for backend in BACKENDS if len({backend for _, backend in present}) > 1 else ():
+        left = [
+            f"`{name}`"
+            for name in find()
+            if backend in _backends(name, BACKENDS)
+            and name not in missing
+            and (name, backend) not in present
+        ]
+        if left:
+            lines += ["", f"Not measured yet on {backend}: {', '.join(left)}."]
     for (name, _), found in present.items():
         for picture in found.get("pictures", ()):
             lines += ["", f"## {name}", "", f"![{name}: {picture['name']}]({picture['file']})"]

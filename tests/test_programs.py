@@ -274,6 +274,11 @@ def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():
     assert "`linear`" in missing
     assert "`digits`" not in missing
     assert "jax 0.10.1, keras 3.15.1" in page
+    assert "Not measured yet on" not in page
+    page = programs.page({**kept, "digits torch": facts})
+    assert "Not measured yet on tensorflow: `digits`, `mnist-gan`." in page
+    assert "Not measured yet on torch: `mnist-gan`." in page
+    assert "Not measured yet on jax" not in page
 
 
 def test_where_a_recipe_runs():
