@@ -57,7 +57,7 @@ def _head(kept: Results, newest_keras: str) -> list[str]:
         "# Benchmarks",
         "",
         "Treadle with all its default hooks beside every other way to run the same steps. Written "
-        "by `scripts/bench speed\n--write`, which takes about 20 minutes; `--quick` takes 3, "
+        "by `scripts/bench speed\n--write`, which takes about 35 minutes; `--quick` takes 3, "
         "`--workload mlp-sgd --backend jax` measures a part, `--page`\nwrites this page again from "
         "`benchmarks/results.json`.",
         "",
