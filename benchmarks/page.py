@@ -74,22 +74,22 @@ def _why() -> list[str]:
         "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or less. "
         "Beside them Treadle keeps every step's values,\n  writes them down, looks after each "
         "window whether a constant of the task has changed, finds the state anew at each epoch, "
-        "and\n  shuffles: 7 to 13 µs per step, which a bare loop does not spend, and twice that "
-        "where epochs are short or layers many\n  (`bn-dropout`). Of a step of a millisecond that "
-        "is one in a hundred.",
+        "and\n  shuffles; a bare loop does not. Of `bn-dropout` on JAX a profile found about a "
+        "third of the difference there; the rest is in the\n  compiled loop, and not explained. "
+        "Nor are the 4 to 6 % of the LSTM and of ten times the parameters on JAX.",
         "- **`fit` on JAX.** The bare `lax.scan` is itself less than 1.9 times as fast as `fit` "
         "here (its table says how much): the arithmetic is\n  the same, and `fit` on JAX wastes "
         "less than elsewhere.",
         "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
-        "compiled. For `cifar10-cnn` the same way is\n  more than twice as slow as a graph. No "
-        "rule that could be written down tells the two apart, so the plan stays a graph.\n  "
-        '`Options(execution="measure")` tries both; the table has a row for what it finds.',
+        "compiled, which\n  `Options(fused=True, jit=True)` asks for (a row of its table). For "
+        "`cifar10-cnn` the same way is more than twice as slow as a graph.\n  No rule is known "
+        "that tells the two apart, so the plan stays a graph.",
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
         "long as Treadle.",
-        "- **`cifar10-cnn` and the GAN on JAX.** The same single steps as by hand; what the "
-        "processors spend on them is the same within 4 %, and\n  which of the two is ahead changes "
-        "from run to run.",
+        "- **Convolutions on JAX and PyTorch, `bn-dropout` on PyTorch.** The same arithmetic as by "
+        "hand. Treadle takes as long as a hand-written\n  loop, within a few hundredths on either "
+        "side, and is held to being ahead.",
         "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, and "
         "the pipeline alone needs three fifths of\n  the processors' time. `fit` with "
         "`steps_per_execution` and the raw loop let the graph draw each batch; Treadle, like any "

@@ -3,7 +3,7 @@
 Each recipe runs beside a plain `@tf.function` loop over the same data: the same architecture,
 start, optimizer, batch size and number of epochs, each with its own shuffling. Then both run over
 the same batches in the same order, which must give the same losses. The figures go to
-docs/results.md.
+docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run beside `fit` instead.
 """
 
 import argparse
@@ -29,6 +29,8 @@ from treadle.recipes.mnist_mlp_native import MnistMLPNative
 
 Epoch = dict[str, float]
 SAME_STEPS = 300
+SAME = "The same batches in the same order, by hand and by Treadle"
+TENSORFLOW = keras.backend.backend() == "tensorflow"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 
 
@@ -106,6 +108,19 @@ def by_treadle(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]
         return loop.fit(sources.train, validation=sources.validation, epochs=epochs).epochs
 
 
+def by_fit(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
+    """Train a task's model as Keras does."""
+    (x, y), batch_size = sources.train.arrays, sources.train.batch_size
+    task.model.compile(task.optimizer, task.loss, metrics=["accuracy"])
+    history = task.model.fit(
+        *(x, y, batch_size, epochs),
+        verbose=0,
+        validation_data=sources.validation.arrays,
+        validation_batch_size=sources.validation.batch_size,
+    ).history
+    return [{name: values[i] for name, values in history.items()} for i in range(epochs)]
+
+
 def _tf_data(source: Any) -> tf.data.Dataset:
     x, y = source.arrays
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
@@ -144,15 +159,17 @@ def main(arguments: list[str]) -> None:
     names = chosen.only or list(PROGRAMS)
     if not chosen.write:
         for name in names:
-            print(same_batches(name))
+            if TENSORFLOW:
+                print(same_batches(name))
             print(_section(name, chosen.seeds))
         return
     parts = PAGE.read_text().split("\n## ") if PAGE.exists() else []
-    sections = {part.split(",")[0]: f"## {part.rstrip()}\n" for part in parts[1:]}
-    sections["The same batches in the same order"] = _same_section()
-    sections |= {name: _section(name, chosen.seeds) for name in names}
-    ordered = ["The same batches in the same order", *PROGRAMS]
-    PAGE.write_text("\n".join([_head(), *(sections[n] for n in ordered if n in sections)]))
+    sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in parts[1:]}
+    if TENSORFLOW:
+        sections[SAME] = _same_section()
+    sections |= {_title(name): _section(name, chosen.seeds) for name in names}
+    ordered = sorted(sections, key=_place)
+    PAGE.write_text("\n".join([_head(), *(sections[title] for title in ordered)]))
 
 
 def _head() -> str:
@@ -164,14 +181,16 @@ def _head() -> str:
         "`scripts/bench parity --write`.\n\n"
         f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores. The data are "
         "JPEG copies, slightly harder\nthan the originals. Seconds include compilation; this "
-        "page is about what is learned, not about speed.\n"
+        "page is about what is learned, not about speed.\n\n"
+        "Where a backend is named, Keras' `fit` runs instead of the hand-written loop, written by "
+        "`KERAS_BACKEND=jax\nscripts/bench parity --only mnist-functional --write`.\n"
     )
 
 
 def _same_section() -> str:
     rows = [same_batches(name) for name in PROGRAMS]
     head = [
-        "## The same batches in the same order, by hand and by Treadle\n",
+        f"## {SAME}\n",
         f"The losses of the first {SAME_STEPS} steps from the same start.\n",
         "| program | loss, first → last step | largest relative difference |",
         "| --- | --- | --- |",
@@ -179,8 +198,21 @@ def _same_section() -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
+def _title(name: str) -> str:
+    where = "" if TENSORFLOW else f", {keras.backend.backend()}"
+    return f"{name}, {PROGRAMS[name][0]} epochs{where}"
+
+
+def _place(title: str) -> int:
+    names = (SAME, *PROGRAMS)
+    return next(i for i, name in enumerate(names) if title.startswith(name))
+
+
 def _section(name: str, seeds: int) -> str:
     epochs, runs = PROGRAMS[name]
+    if not TENSORFLOW:
+        make = runs["treadle"][0]
+        runs = {"fit": (make, by_fit), "treadle": (make, by_treadle)}
     rows: list[str] = []
     finals: dict[str, list[Epoch]] = {}
     for seed in range(seeds):  # the loops take turns, so that a noisy machine is fair to both
@@ -207,7 +239,7 @@ def _section(name: str, seeds: int) -> str:
                 f"| {mean['val_loss']:.3f} | {mean['val_accuracy']:.1%} | |"
             )
     table = [
-        f"## {name}, {epochs} epochs\n",
+        f"## {_title(name)}\n",
         "| loop | seed | training loss, first → last epoch | training accuracy | validation loss "
         "| validation accuracy | seconds |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -100,8 +100,8 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, backend, found) for (name, backend), found in present.items()),
         "",
-        "A dash: it is not held to a figure, or was cut off, and says how long it would have taken "
-        "here.",
+        "A dash: it is not held to a figure, or was cut off; where an epoch was done, it says how "
+        "long all would have taken.",
     ]
     missing = set(find()) - {name for name, _ in present}
     if missing:
