@@ -1072,6 +1072,8 @@ PROGRAM = """
 
     json.loads(sys.stdin.readline())
     trials = 0
+    Path("threads").mkdir(exist_ok=True)
+    Path("threads", str(os.getpid())).write_text(os.environ.get("OMP_NUM_THREADS", "all"))
     for line in sys.stdin:
         order = json.loads(line)
         trials += 1
@@ -1093,6 +1095,7 @@ PROGRAM = """
 def through_processes(monkeypatch, trials, count):
     Path("program.py").write_text(textwrap.dedent(PROGRAM))
     monkeypatch.setattr(workers, "PROGRAM", ("program.py",))
+    monkeypatch.setattr(workers, "cores", lambda: 8)
     found = Study(wanted(pruning=False), trials, Path("there"), fresh=False)
     told = []
     try:
@@ -1102,6 +1105,13 @@ def through_processes(monkeypatch, trials, count):
         found.close()
     begun = [tuple(map(int, line.split())) for line in Path("pids").read_text().splitlines()]
     return found.results(), begun
+
+
+def threads_of_processes(begun):
+    folder = Path("threads")
+    found = {(folder / str(pid)).read_text() for _, pid, _ in begun}
+    assert len(found) == 1
+    return found.pop()
 
 
 def test_processes_are_replaced_where_they_die(monkeypatch):
@@ -1138,6 +1148,19 @@ def test_several_processes_share_the_trials(monkeypatch):
     assert [trial.value for trial in trials] == [1.0 + number for number in range(7)]
     assert sorted(number for number, *_ in begun) == list(range(7))
     assert len({pid for _, pid, _ in begun}) == 3
+
+
+@pytest.mark.parametrize(("count", "threads"), [(1, "all"), (3, "2"), (9, "1")])
+def test_several_processes_share_the_cores(monkeypatch, count, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    _, begun = through_processes(monkeypatch, 9, count)
+    assert threads_of_processes(begun) == threads
+
+
+def test_threads_that_were_asked_for_are_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    _, begun = through_processes(monkeypatch, 3, 3)
+    assert threads_of_processes(begun) == "5"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 Users never see state being passed around.
 """
 
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Var, jaxpr_as_fun
 
+from ..cores import cores
 from ..options import Options
 from . import hints
 from ._jax_trace import tracing
@@ -259,7 +259,7 @@ class JaxBackend:
         found = jax.devices()
         return {
             "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
-            "threads": len(os.sched_getaffinity(0)),
+            "threads": cores(),
         }
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:

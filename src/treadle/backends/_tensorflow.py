@@ -1,6 +1,5 @@
 """TensorFlow: a step is traced once; a window is a graph loop over it, of any number of steps."""
 
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 
+from ..cores import cores
 from ..options import Options
 from . import hints
 from ._tensorflow_trace import tracing
@@ -191,7 +191,7 @@ class TensorFlowBackend:
         gpus = len(tf.config.list_logical_devices("GPU"))
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
-        return {"devices": devices, "threads": threads or len(os.sched_getaffinity(0))}
+        return {"devices": devices, "threads": threads or cores()}
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler watches."""

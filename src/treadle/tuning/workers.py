@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from ..cores import cores
 from ..signals import noted
 from .orders import OUTPUT, Order, Outcome
 from .results import Trial
@@ -137,7 +138,7 @@ def run(
             if worker is not None:
                 worker.begin(order)
                 return
-            new = Worker(environment, order)
+            new = Worker({**_share(workers), **environment}, order)
             listening[new] = None
             selector.register(new.output, selectors.EVENT_READ, new)
 
@@ -190,6 +191,17 @@ def run(
                 worker.terminate()
             for worker in interrupted:
                 drop(worker, PATIENCE)
+
+
+def _share(workers: int) -> dict[str, str]:
+    """Return how many threads a process of several may have: its share of the cores.
+
+    PyTorch's, which are OpenMP's, wait for one another on busy cores: two processes with a thread
+    for every core are many times slower than one after the other.
+    """
+    if workers == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, cores() // workers))}
 
 
 def _ending(code: int) -> str:
