@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .autodiff import gradients as gradients
     from .autodiff import input_gradients as input_gradients
     from .autodiff import minimize as minimize
+    from .autodiff import remat as remat
     from .autodiff import substituted as substituted
     from .errors import TreadleError as TreadleError
     from .hook import Hook as Hook
@@ -63,7 +64,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "accumulation": "Accumulator",
-    "autodiff": "cond for_each gradients input_gradients minimize substituted",
+    "autodiff": "cond for_each gradients input_gradients minimize remat substituted",
     "errors": "TreadleError",
     "hook": "Hook",
     "images": "Image image_grid",

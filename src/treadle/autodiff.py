@@ -1,5 +1,6 @@
 """What a step calls: gradients and what goes with them, meaning the same thing on every backend."""
 
+import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from .backends.base import (
     hand_outward,
     unrecorded,
 )
+from .backends.recomputing import without_losses
 from .errors import GradientError, StepError
 from .loss_scale import scaled, unscaled
 
@@ -245,6 +247,46 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
         yield
     hand_outward(scope.changed(), keep=[id(v) for v, _ in pairs])
     hand_losses(scope)
+
+
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the backward pass compute a function again, instead of keeping what lies within.
+
+    Gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174): less memory for
+    more arithmetic. Unlike with `keras.remat` the function may hold a Dropout or a
+    BatchNormalization: it is computed again with the numbers that it drew, and changes variables
+    once. Meanwhile the objective leaves alone what the function reads.
+
+    Args:
+        function: A layer, or a function of tensors, which is differentiated by these and by
+            variables; on TensorFlow not by other tensors of the step, which is an error in graphs.
+            Returns a structure of tensors.
+
+    Returns:
+        The same function; arguments passed by name are not differentiated.
+
+    Raises:
+        StepError: When it is called: a layer within calls `add_loss`.
+
+    Example:
+        >>> import keras, treadle
+        >>> layer = keras.layers.Dense(1, kernel_initializer="ones")
+        >>> x = keras.ops.ones((1, 3))
+        >>> _ = layer(x)
+        >>> loss, _ = treadle.gradients(lambda: keras.ops.sum(treadle.remat(layer)(x)), layer)
+        >>> float(loss)
+        3.0
+    """
+
+    @functools.wraps(function, updated=())
+    def recomputed(*inputs: Any, **settings: Any) -> Any:
+        run = _inner(functools.partial(function, **settings))
+        if context().build is not None:
+            return run(*inputs)
+        with unrecorded():
+            return active().remat(without_losses(run), [ops.convert_to_tensor(x) for x in inputs])
+
+    return recomputed
 
 
 def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

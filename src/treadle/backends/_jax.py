@@ -149,6 +149,12 @@ class JaxBackend:
             for name, group in groups.items()
         }
 
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run `jax.checkpoint`, which remembers what it has traced: so a new function each time."""
+        pure = _Pure((), False)
+        _, aux = jax.checkpoint(lambda inputs: pure((), lambda: (None, function(*inputs))))(inputs)
+        return pure.release(aux)
+
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run `lax.cond` over the values that either branch assigns."""
         predicate = jnp.asarray(predicate, dtype=bool)

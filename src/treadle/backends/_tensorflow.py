@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ..cores import cores
+from ..errors import StepError
 from ..options import Options
 from . import hints
 from ._tensorflow_trace import tracing
@@ -30,6 +31,7 @@ from .base import (
     scope_of_call,
 )
 from .eager import EagerExecutor
+from .recomputing import Recomputed, no_assignments
 from .window import row
 
 
@@ -79,10 +81,25 @@ class TensorFlowBackend:
         gradients: dict[str, list[Tensor | None]] = {}
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
-            found: list[Any] = tape.gradient(losses[name], chosen)
+            with no_assignments():
+                found: list[Any] = tape.gradient(losses[name], chosen)
             # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
         return result, gradients
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run `tf.recompute_grad`, which differentiates by inputs and variables alone."""
+        again = Recomputed(function)
+        values = [tf.convert_to_tensor(value) for _, value in again.held]
+        _refuse_others(function, [*values, *inputs])
+
+        @tf.recompute_grad
+        def run(*tensors: Tensor) -> Any:
+            return again(tensors[len(values) :], tensors[: len(values)])
+
+        result = run(*values, *inputs)
+        again.release()
+        return result
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run `tf.cond`; inside a scope, over the values that either branch assigns."""
@@ -244,6 +261,27 @@ def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
     with tf.__internal__.FuncGraph("branch").as_default(), Scope() as scope:
         branch()
     return dict(scope.assigned)
+
+
+def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """Refuse a function that computes with a tensor of the step that is not passed to it.
+
+    Raises:
+        StepError: It does: there would be no gradient of that tensor.
+    """
+    if tf.executing_eagerly():
+        return  # any array is a tensor then: whether one matters is not to be seen
+    with tf.__internal__.FuncGraph("remat") as graph, graph.as_default(), Scope():
+        function(*inputs)
+    passed = {id(x) for x in inputs}
+    for tensor in graph.external_captures:
+        made = not tensor.dtype.is_floating or getattr(tensor, "op", None) is None
+        if not made and id(tensor) not in passed and tensor.op.type != "Const":
+            raise StepError(
+                f"the function of treadle.remat computes with a tensor of shape {tensor.shape} "
+                "that was made outside of it, which on TensorFlow would get no gradient: pass it "
+                "as an argument"
+            )
 
 
 def _effects(

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ..options import Options
 from . import hints
@@ -30,6 +31,7 @@ from .base import (
     scope_of_call,
 )
 from .eager import EagerExecutor
+from .recomputing import Recomputed, no_assignments
 from .window import row
 
 
@@ -69,19 +71,27 @@ class TorchBackend:
             if not losses[name].requires_grad:
                 gradients[name] = [None] * len(chosen)
                 continue
-            gradients[name] = list(
-                torch.autograd.grad(
-                    losses[name],
-                    chosen,
-                    allow_unused=True,
-                    retain_graph=nested or position < last,
-                    create_graph=nested,
+            with no_assignments():
+                gradients[name] = list(
+                    torch.autograd.grad(
+                        losses[name],
+                        chosen,
+                        allow_unused=True,
+                        retain_graph=nested or position < last,
+                        create_graph=nested,
+                    )
                 )
-            )
         if scope is not None:
             hand_outward(scope.changed())
             hand_losses(scope)
         return result if nested else _detached(result), gradients
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run PyTorch's checkpoint, which puts its own random state back as well."""
+        again = Recomputed(function)
+        result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
+        again.release()
+        return result
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Look at the predicate, or record both branches."""

@@ -89,6 +89,13 @@ class Scope(keras.StatelessScope):
         """Return `{id: (variable, value)}` for what was assigned inside."""
         return {key: (v, self.state_mapping[key]) for key, v in self.assigned.items()}
 
+    def held(self) -> list[tuple[Variable, Tensor]]:
+        """Return what this scope and those around it hold: `(variable, value)`."""
+        outer = self.original_scope
+        found = {id(v): (v, x) for v, x in outer.held()} if isinstance(outer, Scope) else {}
+        found |= {key: (v, self.state_mapping[key]) for key, v in self._holds.items()}
+        return list(found.values())
+
     def _held(self, variable: Variable) -> Tensor | None:
         value = self.state_mapping.get(id(variable))
         outer = self.original_scope
@@ -336,6 +343,13 @@ class Backend(Protocol):
 
         `groups` says per loss with respect to which of `[*variables, *inputs]`; None stands for a
         gradient of what the loss does not reach.
+        """
+        ...
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run a function of tensors whose backward pass computes it again instead of keeping it.
+
+        What it assigns is assigned once, and it is computed again with the values that it had.
         """
         ...
 

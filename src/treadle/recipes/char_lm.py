@@ -162,10 +162,7 @@ class Block(layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Return as many numbers for each character, (n, length, width)."""
-        if not self.remat:
-            return self.inner(x)
-        # A new function each time: one that was seen before may bring the weights of that time.
-        return keras.remat(lambda x: self.inner(x))(x)
+        return treadle.remat(self.inner)(x) if self.remat else self.inner(x)
 
     def inner(self, x: Any) -> Any:
         """Return the same, whether it is kept or not."""

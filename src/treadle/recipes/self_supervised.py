@@ -42,7 +42,7 @@ class SelfSupervised(treadle.Task):
 
     def __init__(
         self,
-        features: int = 128,
+        features: int = 256,
         projected: int = 64,
         temperature: float = 0.2,
         smallest: float = 0.6,

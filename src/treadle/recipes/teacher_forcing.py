@@ -43,7 +43,7 @@ class TeacherForcing(treadle.Task):
         batch_size: Numbers in a step.
     """
 
-    epochs = 3
+    epochs = 4
 
     def __init__(
         self,

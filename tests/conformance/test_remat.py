@@ -1,0 +1,189 @@
+"""Gradient checkpointing: what is computed again is the same, and changes nothing twice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import treadle
+from treadle.errors import StepError
+
+BACKEND = keras.config.backend()
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+Y = np.ones((8, 1), "float32")
+MIDDLES: dict[str, Callable[[], Any]] = {
+    "no state": lambda: keras.layers.Activation("relu"),
+    "dropout": lambda: keras.layers.Dropout(0.5),
+    "dropout with a seed": lambda: keras.layers.Dropout(0.5, seed=7),
+    "averages": keras.layers.BatchNormalization,
+}
+
+
+class Deep(treadle.Task):
+    """Dense layers around one in the middle; what is before the head is computed again."""
+
+    def __init__(self, middle: Callable[[], Any], wrap: Callable[..., Any]) -> None:
+        self.body = [keras.layers.Dense(16, "tanh"), middle(), keras.layers.Dense(16, "tanh")]
+        self.head = keras.layers.Dense(1)
+        self.optimizer = keras.optimizers.SGD(0.1)
+        self.wrap = wrap
+
+    def hidden(self, x: Any, training: bool = False) -> Any:
+        first, middle, last = self.body
+        return {"hidden": last(middle(first(x), training=training))}
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            found = self.wrap(self.hidden)(x, training=True)["hidden"]
+            return ops.mean((self.head(found) - y) ** 2)
+
+        layers = [*self.body, self.head]  # unbuilt in the first run
+        variables = [variable for layer in layers for variable in layer.trainable_variables]
+        return {"loss": treadle.minimize(objective, variables, self.optimizer)}
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def trained(task: treadle.Task, execution: Any = "auto") -> tuple[Any, dict[str, Any]]:
+    options = treadle.Options(execution=execution)
+    with treadle.Loop(task, console=False, options=options) as loop:
+        losses = loop.fit([(X, Y)] * 5, epochs=1).steps("loss")
+        return losses, loop.state.arrays()
+
+
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+@pytest.mark.parametrize("middle", MIDDLES.values(), ids=MIDDLES)
+def test_training_is_the_same(middle: Callable[[], Any], execution: str) -> None:
+    results: list[tuple[Any, dict[str, Any]]] = []
+    for wrap in (plain, treadle.remat):
+        keras.utils.set_random_seed(0)
+        results.append(trained(Deep(middle, wrap), execution))
+    (losses, state), (again, state_again) = results
+    np.testing.assert_allclose(again, losses, rtol=1e-5)
+    assert losses[-1] < losses[0] and state.keys() == state_again.keys()
+    for path, value in state.items():
+        np.testing.assert_allclose(state_again[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_it_is_computed_again() -> None:
+    calls: list[Any] = []
+    kernel = keras.Variable(np.ones((3, 3), "float32"))
+
+    def function(x: Any) -> Any:
+        calls.append(x)
+        return ops.tanh(ops.matmul(x, kernel))
+
+    counts: list[int] = []
+    for wrap in (plain, treadle.remat):
+        calls.clear()
+        treadle.gradients(lambda wrap=wrap: ops.sum(wrap(function)(ops.array(X))), [kernel])
+        counts.append(len(calls))
+    # JAX traces a function once, and computes the trace again.
+    assert counts[1] == counts[0] if BACKEND == "jax" else counts[1] > counts[0]
+
+
+def test_gradients_reach_inputs_variables_and_values_that_stand_in_for_them() -> None:
+    kernel = keras.Variable(np.full((3, 1), 0.5, "float32"))
+
+    def function(x: Any) -> Any:
+        return ops.sum(ops.tanh(ops.matmul(x, kernel)))
+
+    def penalty(wrap: Callable[..., Any]) -> Any:
+        """Differentiate what holds the gradient at an input, at a value that is substituted."""
+
+        def objective() -> Any:
+            with treadle.substituted([kernel], [kernel * 2.0]):
+                _, (slope,) = treadle.input_gradients(wrap(function), ops.array(X))
+            return ops.sum(slope**2)
+
+        loss, (gradient,) = treadle.gradients(objective, [kernel])
+        return ops.convert_to_numpy(loss), ops.convert_to_numpy(gradient)
+
+    for ours, theirs in zip(penalty(treadle.remat), penalty(plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_what_is_used_twice_draws_twice() -> None:
+    dropout, kernel = keras.layers.Dropout(0.5, seed=0), keras.Variable(np.ones((64,), "float32"))
+
+    def function(x: Any) -> Any:
+        return dropout(x * kernel, training=True)
+
+    def objective() -> Any:
+        run = treadle.remat(function)
+        first, second = run(ops.ones((64,))), run(ops.ones((64,)))
+        return ops.sum(first * first + 3 * second), (first, second)
+
+    (_, (first, second)), (gradient,) = treadle.gradients(objective, [kernel])
+    first, second = (ops.convert_to_numpy(x) for x in (first, second))
+    assert (first != second).any()  # 0 or 2 each
+    np.testing.assert_allclose(ops.convert_to_numpy(gradient), 2 * first * first + 3 * second)
+
+
+def test_one_within_another() -> None:
+    dropout, kernel = keras.layers.Dropout(0.5, seed=0), keras.Variable(np.ones((64,), "float32"))
+
+    def function(x: Any) -> Any:
+        return treadle.remat(lambda x: dropout(ops.tanh(x * kernel), training=True))(x) * kernel
+
+    def objective() -> Any:
+        dropped = treadle.remat(function)(ops.ones((64,)))
+        return ops.sum(dropped), dropped
+
+    (_, dropped), (gradient,) = treadle.gradients(objective, [kernel])
+    kept = ops.convert_to_numpy(dropped) > 0
+    slope = 2 * (np.tanh(1) + 1 - np.tanh(1) ** 2)
+    assert 0 < kept.sum() < 64
+    np.testing.assert_allclose(ops.convert_to_numpy(gradient), kept * slope, rtol=1e-5)
+
+
+def test_add_loss_within_is_refused() -> None:
+    layer = keras.layers.Dense(2, activity_regularizer="l2")
+    layer.build((None, 3))
+    with pytest.raises(
+        StepError, match=r"inside of treadle\.remat handed a loss to add_loss, which would have no "
+    ):
+        treadle.gradients(lambda: ops.sum(treadle.remat(layer)(ops.array(X))), layer)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX itself refuses it: a tracer escapes")
+@pytest.mark.parametrize("middle", ["dropout with a seed", "averages"])
+def test_what_keras_gets_wrong_is_refused(middle: str) -> None:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, training: keras.remat(lambda x: function(x, training))(x)
+
+    with pytest.raises(
+        StepError,
+        match=r"body/1/\S+ was changed in the backward pass, by a function that is computed again "
+        r"there: keras\.remat .* Use treadle\.remat in its place",
+    ):
+        trained(Deep(MIDDLES[middle], wrap))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere it has its gradient")
+def test_what_tensorflow_would_not_differentiate_is_refused() -> None:
+    class Outside(Deep):
+        def train_step(self, batch: Any) -> Any:
+            x, y = batch
+
+            def objective() -> Any:
+                first = self.body[0](x)
+                found = treadle.remat(lambda: self.head(first))()
+                return ops.mean((found - y) ** 2)
+
+            variables = [*self.body[0].trainable_variables, *self.head.trainable_variables]
+            return {"loss": treadle.minimize(objective, variables, self.optimizer)}
+
+    with pytest.raises(
+        StepError,
+        match=r"treadle\.remat computes with a tensor of shape \(8, 16\) that was made outside of "
+        r"it, which on TensorFlow would get no gradient: pass it as an argument",
+    ):
+        trained(Outside(MIDDLES["no state"], plain))
