@@ -75,7 +75,8 @@ def gradients(
 
     if step.build is not None:  # only variables and shapes matter: nothing is differentiated
         step.build.differentiated = True
-        result = objective()
+        with active().undifferentiated():
+            result = objective()
         _losses(result, list(named) if several else None)
         result = _outside(result)
         zeros = {name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()}
@@ -149,7 +150,8 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
     step = context()
     if step.build is not None:
         step.build.differentiated = True
-        result = function(*tensors)
+        with active().undifferentiated():
+            result = function(*tensors)
         _losses(result, None)
         return _outside(result), [ops.zeros_like(x, _dtype_of_gradient(x)) for x in tensors]
 

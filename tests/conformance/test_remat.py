@@ -1,5 +1,7 @@
 """Gradient checkpointing: what is computed again is the same, and changes nothing twice."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +89,57 @@ def test_it_is_computed_again() -> None:
         counts.append(len(calls))
     # JAX traces a function once, and computes the trace again.
     assert counts[1] == counts[0] if BACKEND == "jax" else counts[1] > counts[0]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="elsewhere nothing lives in Python")
+@pytest.mark.parametrize("wrap", [plain, treadle.remat])
+def test_what_lies_within_is_given_back(wrap: Callable[..., Any]) -> None:
+    layers = [keras.layers.Dense(4, "tanh") for _ in range(3)]
+    for layer in layers:
+        layer.build((None, 4))
+    variables = [variable for layer in layers for variable in layer.trainable_variables]
+    within: list[weakref.ref[Any]] = []
+
+    def function(x: Any) -> Any:
+        for layer in layers:
+            x = layer(x)
+            within.append(weakref.ref(x))
+        return x * 2.0
+
+    def alive() -> int:
+        return sum(tensor() is not None for tensor in within)
+
+    def objective() -> Any:
+        result = wrap(function)(ops.ones((2, 4)))
+        assert alive() == (2 if wrap is plain else 0)  # what is doubled is not needed
+        return ops.sum(result)
+
+    gc.disable()  # Keras' tracebacks are cycles
+    try:
+        treadle.gradients(objective, variables)
+        assert alive() == 0
+        assert len(within) == (3 if wrap is plain else 6)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="elsewhere the first run has no values")
+def test_a_first_run_for_shapes_keeps_nothing() -> None:
+    seen: list[bool] = []
+
+    class Looked(Deep):
+        def train_step(self, batch: Any) -> Any:
+            def objective() -> Any:
+                found = self.head(self.hidden(batch[0])["hidden"])
+                seen.append(found.requires_grad)
+                return ops.mean(found)
+
+            layers = [*self.body, self.head]
+            variables = [variable for layer in layers for variable in layer.trainable_variables]
+            return {"loss": treadle.minimize(objective, variables, self.optimizer)}
+
+    trained(Looked(MIDDLES["no state"], plain), "eager")
+    assert not seen[0] and seen[-1]
 
 
 def test_gradients_reach_inputs_variables_and_values_that_stand_in_for_them() -> None:

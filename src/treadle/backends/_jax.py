@@ -149,6 +149,10 @@ class JaxBackend:
             for name, group in groups.items()
         }
 
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        return nullcontext()
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run `jax.checkpoint`, which remembers what it has traced: so a new function each time."""
         pure = _Pure((), False)

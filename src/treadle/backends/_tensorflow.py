@@ -87,6 +87,10 @@ class TensorFlowBackend:
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
         return result, gradients
 
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        return nullcontext()
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run `tf.recompute_grad`, which differentiates by inputs and variables alone."""
         again = Recomputed(function)

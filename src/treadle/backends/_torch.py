@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..options import Options
 from . import hints
@@ -86,10 +86,16 @@ class TorchBackend:
             hand_losses(scope)
         return result if nested else _detached(result), gradients
 
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return `torch.no_grad()`."""
+        return torch.no_grad()
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run PyTorch's checkpoint, which puts its own random state back as well."""
         again = Recomputed(function)
-        result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
+        # Stopping early is by an exception, and Keras keeps the frames that it passes through.
+        with set_checkpoint_early_stop(False):
+            result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
         again.release()
         return result
 

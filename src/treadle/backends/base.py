@@ -346,6 +346,10 @@ class Backend(Protocol):
         """
         ...
 
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return a context in which nothing is kept for a backward pass."""
+        ...
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run a function of tensors whose backward pass computes it again instead of keeping it.
 
