@@ -12,6 +12,7 @@ NAMES = (
     "reliability",
     "programs",
     "tuning",
+    "remat",
 )
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class SelfSupervised(treadle.Task):
         smallest: float = 0.6,
         erased: float = 0.3,
         labels: int = 1000,
-        learning_rate: float = 3e-3,
+        learning_rate: float = 1e-3,
         batch_size: int = 256,
     ) -> None:
         self.encoder = keras.Sequential(
