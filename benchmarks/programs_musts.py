@@ -77,7 +77,12 @@ class Program:
 
 def unknown() -> Program:
     """Return what stands for a recipe that is not in the table."""
-    return Program("", lambda runs: (None, told(runs[PLAIN].last())))
+    return by_test("")
+
+
+def by_test(must: str) -> Program:
+    """Return what stands for a recipe whose numbers a test holds, and no run."""
+    return Program(must, lambda runs: (None, told(runs[PLAIN].last())))
 
 
 def told(values: Mapping[str, float]) -> str:
@@ -250,6 +255,10 @@ PROGRAMS: dict[str, Program] = {
         cifar10,
     ),
     "activity-regularization": Program("the penalty is logged, and falls", penalty),
+    "whole-loop": by_test("the same numbers as step by step (a test)"),
+    "custom-gradients": by_test("the same step on every backend, each gradient's norm logged"),
+    "custom-optimizer": by_test("Lion and SAM as in their papers, by hand on numbers (tests)"),
+    "cyclic-lr": by_test("the rates of the papers, by hand on numbers (tests); plots"),
     "mnist-gan": Program(
         "both losses logged, a grid of samples per epoch, digits to a person",
         gan,
