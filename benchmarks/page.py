@@ -83,18 +83,22 @@ def _why() -> list[str]:
         "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
         "compiled, which\n  `Options(fused=True, jit=True)` asks for (a row of its table). For "
         "`cifar10-cnn` the same way is more than twice as slow as a graph.\n  No rule is known "
-        "that tells the two apart, so the plan stays a graph.",
+        "that tells the two apart, so the plan stays a graph. "
+        '`Options(execution="measure")` does on a\n  quiet machine; '
+        "on a busy one it chose otherwise.",
         "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
         "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
         "long as Treadle.",
         "- **Convolutions on JAX and PyTorch, `bn-dropout` on PyTorch.** The same arithmetic as by "
         "hand. Treadle takes as long as a hand-written\n  loop, within a few hundredths on either "
-        "side, and is held to being ahead.",
+        "side, and is held to being ahead. Once, while the `lax.scan` of `cifar10-cnn` on\n  JAX "
+        "had all its turns of 13 seconds between those of the others, Treadle was 7 % behind the "
+        "jitted step; whether because of them\n  was not found out.",
         "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, and "
         "the pipeline alone needs three fifths of\n  the processors' time. `fit` with "
         "`steps_per_execution` and the raw loop let the graph draw each batch; Treadle, like any "
         "loop in Python,\n  draws them one by one, and stacks windows of them, which it can count "
-        "and resume: that takes a tenth more of the processors.",
+        "and resume: that takes a tenth to a quarter more of the processors.",
         "",
     ]
 

@@ -17,8 +17,7 @@ import psutil
 SHORTEST = 0.3
 # What is so many times slower than the first contestant has one turn: it decides nothing.
 HOPELESS = 8
-# So has what needs so many seconds for one: whoever comes after it is slower than otherwise (by 7 %
-# where a `lax.scan` of convolutions went before).
+# So has what needs so many seconds for one: all its turns would take most of a benchmark's time.
 LONGEST = 4.0
 # Of a round, the turn that is timed must be so much: else its processors did other things as well.
 WHOLE = 0.9
