@@ -180,6 +180,41 @@ def test_what_is_used_twice_draws_twice() -> None:
     np.testing.assert_allclose(ops.convert_to_numpy(gradient), 2 * first * first + 3 * second)
 
 
+class Within(keras.layers.Layer):
+    """Computes again what is told by this layer's call alone that it trains, and in which type."""
+
+    def __init__(self, wrap: Callable[..., Any]) -> None:
+        super().__init__()
+        self.wrap = wrap
+        self.dropout = keras.layers.Dropout(0.5, seed=3)
+        self.scale = self.add_weight(shape=(64,), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return self.wrap(self.inner)(x)
+
+    def inner(self, x: Any) -> Any:
+        return ops.tanh(self.dropout(x * self.scale))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_layer_around_it_is_there_again(policy: str) -> None:
+    found: list[Any] = []
+    keras.config.set_dtype_policy(policy)
+    try:
+        for wrap in (plain, treadle.remat):
+            layer = Within(wrap)
+
+            def objective(layer: Within = layer) -> Any:
+                return ops.sum(ops.cast(layer(ops.ones((4, 64)), training=True), "float32"))
+
+            _, (gradient,) = treadle.gradients(objective, layer)
+            found.append(ops.convert_to_numpy(gradient))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert (found[0] == 0).any()  # dropped
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
 def test_one_within_another() -> None:
     dropout, kernel = keras.layers.Dropout(0.5, seed=0), keras.Variable(np.ones((64,), "float32"))
 
@@ -206,18 +241,53 @@ def test_add_loss_within_is_refused() -> None:
         treadle.gradients(lambda: ops.sum(treadle.remat(layer)(ops.array(X))), layer)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="JAX itself refuses it: a tracer escapes")
-@pytest.mark.parametrize("middle", ["dropout with a seed", "averages"])
-def test_what_keras_gets_wrong_is_refused(middle: str) -> None:
+@pytest.mark.skipif(BACKEND == "jax", reason="what draws is an error of JAX's, the rest is right")
+def test_layers_that_keras_computes_again_are_refused() -> None:
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, training: keras.remat(lambda x: function(x, training))(x)
 
     with pytest.raises(
         StepError,
-        match=r"body/1/\S+ was changed in the backward pass, by a function that is computed again "
-        r"there: keras\.remat .* Use treadle\.remat in its place",
+        match=r"a layer was called in the backward pass, .* were told \(training\), so a Dropout "
+        r"may not drop, and gradients are wrong\. Use treadle\.remat in the place of keras\.remat",
     ):
-        trained(Deep(MIDDLES[middle], wrap))
+        trained(Deep(MIDDLES["averages"], wrap))
+
+
+def test_layers_that_keras_computes_again_may_be_told() -> None:
+    body = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "tanh")])
+
+    def loss(wrap: Callable[..., Any]) -> Any:
+        return ops.sum(wrap(lambda x: body(x, training=True))(ops.array(X)))
+
+    gradients = [treadle.gradients(lambda w=w: loss(w), body)[1] for w in (plain, keras.remat)]
+    for one, other in zip(*gradients, strict=True):
+        np.testing.assert_allclose(ops.convert_to_numpy(one), ops.convert_to_numpy(other))
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="it is an error of JAX's: a tracer escapes")
+def test_numbers_that_keras_draws_again_are_refused() -> None:
+    class Noisy(treadle.Task):
+        def __init__(self) -> None:
+            self.kernel = keras.Variable(np.ones((3,), "float32"))
+            self.seeds = keras.random.SeedGenerator(0)
+            self.optimizer = keras.optimizers.SGD(0.1)
+
+        def train_step(self, batch: Any) -> Any:
+            def noisy(x: Any) -> Any:
+                return x * self.kernel * keras.random.normal((8, 3), seed=self.seeds)
+
+            def objective() -> Any:
+                return ops.sum(keras.remat(noisy)(batch[0]) ** 2)
+
+            return {"loss": treadle.minimize(objective, [self.kernel], self.optimizer)}
+
+    with pytest.raises(
+        StepError,
+        match=r"seeds/state was changed in the backward pass, by a function that is computed again "
+        r"there: it draws other numbers then, .* Use treadle\.remat in the place of keras\.remat",
+    ):
+        trained(Noisy())
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere it has its gradient")

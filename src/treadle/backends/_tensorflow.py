@@ -31,7 +31,7 @@ from .base import (
     scope_of_call,
 )
 from .eager import EagerExecutor
-from .recomputing import Recomputed, no_assignments
+from .recomputing import Recomputed, backward
 from .window import row
 
 
@@ -81,7 +81,7 @@ class TensorFlowBackend:
         gradients: dict[str, list[Tensor | None]] = {}
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
-            with no_assignments():
+            with backward():
                 found: list[Any] = tape.gradient(losses[name], chosen)
             # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
@@ -95,7 +95,8 @@ class TensorFlowBackend:
         """Run `tf.recompute_grad`, which differentiates by inputs and variables alone."""
         again = Recomputed(function)
         values = [tf.convert_to_tensor(value) for _, value in again.held]
-        _refuse_others(function, [*values, *inputs])
+        with again.surroundings():
+            _refuse_others(function, [*values, *inputs])
 
         @tf.recompute_grad
         def run(*tensors: Tensor) -> Any:

@@ -31,7 +31,7 @@ from .base import (
     scope_of_call,
 )
 from .eager import EagerExecutor
-from .recomputing import Recomputed, no_assignments
+from .recomputing import Recomputed, backward
 from .window import row
 
 
@@ -71,7 +71,7 @@ class TorchBackend:
             if not losses[name].requires_grad:
                 gradients[name] = [None] * len(chosen)
                 continue
-            with no_assignments():
+            with backward():
                 gradients[name] = list(
                     torch.autograd.grad(
                         losses[name],

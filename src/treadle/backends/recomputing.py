@@ -1,21 +1,27 @@
 """What is computed again in the backward pass: with the values of the first time."""
 
+import copy
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from keras import ops
+from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from ..errors import StepError
 from .base import Scope, Tensor, Variable, context, hand_outward
+
+# What Keras knows of the layers around a call: whether they train, and in which type they compute.
+_SURROUNDINGS = ("current_call_ctx", "autocast_scope")
 
 
 class Recomputed:
     """A function that is run a second time as it was run the first time.
 
     What the first run assigns is kept until `release`. In later runs the variables have the values
-    from before it, so that a Dropout drops the same units, and assignments are forgotten.
+    from before it, so that a Dropout drops the same units, assignments are forgotten, and layers
+    find themselves within the layers that were around the first run.
 
     Args:
         function: Takes tensors; returns a structure of them.
@@ -28,6 +34,9 @@ class Recomputed:
         outer = get_stateless_scope()
         self.held = outer.held() if isinstance(outer, Scope) else []
         self._function = function
+        self._around = {
+            name: copy.copy(global_state.get_global_attribute(name)) for name in _SURROUNDINGS
+        }
         self._before: list[tuple[Variable, Tensor]] = []
         self._changed: dict[int, tuple[Variable, Tensor]] | None = None
 
@@ -41,12 +50,28 @@ class Recomputed:
         held = self.held
         if values is not None:
             held = [(variable, x) for (variable, _), x in zip(held, values, strict=True)]
-        with Scope([*held, *self._before]) as scope:
+        first = self._changed is None
+        with (
+            nullcontext() if first else self.surroundings(),
+            Scope([*held, *self._before]) as scope,
+        ):
             result = self._function(*inputs)
-        if self._changed is None:
+        if first:
             self._changed = scope.changed()
             self._before = [(v, ops.copy(v.value)) for v, _ in self._changed.values()]
         return result
+
+    @contextmanager
+    def surroundings(self) -> Generator[None]:
+        """Let layers find around them what was around the first run."""
+        now = {name: global_state.get_global_attribute(name) for name in self._around}
+        for name, value in self._around.items():
+            global_state.set_global_attribute(name, copy.copy(value))
+        try:
+            yield
+        finally:
+            for name, value in now.items():
+                global_state.set_global_attribute(name, value)
 
     def release(self) -> None:
         """Assign for good what the first run assigned."""
@@ -76,18 +101,52 @@ def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def no_assignments() -> Generator[None]:
-    """Refuse assignments in the backward pass, which only what is computed again there makes.
+def backward() -> Generator[None]:
+    """Refuse what only a function does in the backward pass that is computed again there, wrongly.
 
     Raises:
-        StepError: A variable was assigned: its gradients would be those of another function.
+        StepError: A layer was called, or a variable assigned.
     """
-    with Scope() as scope:
-        yield
+    around = global_state.get_global_attribute("current_call_ctx")
+    global_state.set_global_attribute("current_call_ctx", _Nothing())
+    try:
+        with Scope() as scope:
+            yield
+    finally:
+        global_state.set_global_attribute("current_call_ctx", around)
     for variable in scope.assigned.values():
         raise StepError(
             f"{context().path_of(variable)} was changed in the backward pass, by a function that "
-            "is computed again there: keras.remat lets a Dropout draw other numbers then, and "
-            "BatchNormalization move its averages twice, so gradients are wrong. Use treadle.remat "
-            "in its place"
+            "is computed again there: it draws other numbers then, or moves averages twice, so "
+            f"gradients are wrong. {_INSTEAD}"
         )
+
+
+class _Nothing:
+    """Stands for the layers around a layer that is called in the backward pass."""
+
+    entry_layer = None
+
+    def __init__(self) -> None:
+        self._told: dict[str, Any] = {}
+
+    def set_value(self, name: str, value: Any) -> None:
+        """Keep what a layer was told by its caller, for the layers within it."""
+        self._told[name] = value
+
+    def get_value(self, name: str, default: Any = None) -> Any:
+        """Return what the layers around were told.
+
+        Raises:
+            StepError: Nobody knows.
+        """
+        if name in self._told:
+            return self._told[name]
+        raise StepError(
+            "a layer was called in the backward pass, by a function that is computed again there: "
+            f"it does not know any more what the layers around it were told ({name}), so a Dropout "
+            f"may not drop, and gradients are wrong. {_INSTEAD}"
+        )
+
+
+_INSTEAD = "Use treadle.remat in the place of keras.remat"
