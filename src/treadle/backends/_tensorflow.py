@@ -31,7 +31,7 @@ from .base import (
     scope_of_call,
 )
 from .eager import EagerExecutor
-from .recomputing import Recomputed, backward
+from .recomputing import Recomputed, no_assignments, no_layers
 from .window import row
 
 
@@ -81,7 +81,7 @@ class TensorFlowBackend:
         gradients: dict[str, list[Tensor | None]] = {}
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
-            with backward():
+            with no_assignments(), no_layers():
                 found: list[Any] = tape.gradient(losses[name], chosen)
             # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]

@@ -101,25 +101,35 @@ def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def backward() -> Generator[None]:
-    """Refuse what only a function does in the backward pass that is computed again there, wrongly.
+def no_assignments() -> Generator[None]:
+    """Refuse assignments in a backward pass: only what is computed again there makes any.
 
     Raises:
-        StepError: A layer was called, or a variable assigned.
+        StepError: A variable was assigned.
     """
-    around = global_state.get_global_attribute("current_call_ctx")
-    global_state.set_global_attribute("current_call_ctx", _Nothing())
-    try:
-        with Scope() as scope:
-            yield
-    finally:
-        global_state.set_global_attribute("current_call_ctx", around)
+    with Scope() as scope:
+        yield
     for variable in scope.assigned.values():
         raise StepError(
             f"{context().path_of(variable)} was changed in the backward pass, by a function that "
             "is computed again there: it draws other numbers then, or moves averages twice, so "
             f"gradients are wrong. {_INSTEAD}"
         )
+
+
+@contextmanager
+def no_layers() -> Generator[None]:
+    """Refuse layers that are called in a backward pass, where nothing tells them that they train.
+
+    Raises:
+        StepError: One was called.
+    """
+    around = global_state.get_global_attribute("current_call_ctx")
+    global_state.set_global_attribute("current_call_ctx", _Nothing())
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("current_call_ctx", around)
 
 
 class _Nothing:
