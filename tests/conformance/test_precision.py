@@ -316,7 +316,11 @@ def test_windows_agree_bit_for_bit_and_compiled_equals_eager() -> None:
         return half(lambda: Poisoned(initial=2.0**10, growth_steps=2))
 
     fused_equals_unfused(make, sequence)
-    compiled_equals_eager(make, sequence, rtol=1e-2, atol=1e-3)
+    # `critic_loss` is a difference of outputs of up to 1.4 that nearly cancel, so the rounding of
+    # the outputs, not the size of the loss, is what compiled and eager may differ by. Processors
+    # with float16 arithmetic (AVX512-FP16) fuse more and round elsewhere: there the second step
+    # gave 0.0029 compiled and 0.0043 eagerly, where float32 says 0.0052.
+    compiled_equals_eager(make, sequence, rtol=1e-2, atol=4 * float(np.finfo("float16").eps))
     trace = run_steps(make(), sequence, windows=(3, 4))
     assert trace.values["undone"].tolist() == [0, 1, 0, 0, 1, 0, 0]
     scales = [2.0**e for e in (10, 10, 9, 9, 10, 9, 9)]
