@@ -217,9 +217,11 @@ class Loop(Run):
             for _ in self._windows(train, look):
                 if look is None or look.due(before, self.progress):
                     before = self.progress
-                    yield Logs(self._training.look(), self.progress, self.metrics)
-            if look is not None and look.due(before, self.progress, self._epoch_ended):
-                yield Logs(self._training.look(), self.progress, self.metrics)
+                    yield self._look()
+            # Time passes in the body as well: without a new step there is nothing to yield.
+            new = self.progress.step > before.step or (look and look.span.of == "epoch")
+            if look is not None and new and look.due(before, self.progress, self._epoch_ended):
+                yield self._look()
             if self._epoch_ended and not self._in_epochs:
                 self._end_epoch()
 
@@ -231,7 +233,7 @@ class Loop(Run):
             self._begin(window)
             self._train(window)
             self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
-        return Logs(self._training.look(), self.progress, self.metrics)
+        return self._look()
 
     def save(self) -> None:
         """Save a checkpoint now; returns when it is on the disk.
@@ -296,6 +298,10 @@ class Loop(Run):
             self._watchers.save_if_due(self, before, self.progress)
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
+
+    def _look(self) -> Logs:
+        """Return the logs of the steps since the last look."""
+        return Logs(self._training.look(), self.progress, self._training.metric_results)
 
     def _window_size(self, at: Progress, events: Sequence[When]) -> int:
         """Return how many steps may run before somebody looks, or a batch is passed over."""
