@@ -3,6 +3,7 @@
 import doctest
 import io
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image as Reader
 
 import treadle
 from treadle import hooks, images
-from treadle.errors import ConfigurationError
+from treadle.errors import ConfigurationError, TreadleWarning
 from treadle.images import Image, image_grid
 
 RANDOM = np.random.default_rng(0)
@@ -40,6 +41,24 @@ def test_floats_from_0_to_1_are_shades():
     assert Image(np.array([[True, False]])).pixels.ravel().tolist() == [255, 0]
     tensor = keras.ops.cast(keras.ops.ones((4, 4)), "bfloat16")
     assert Image(tensor).pixels.min() == 255
+
+
+def test_floats_slightly_outside_are_clipped_with_one_warning():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for low in (-0.05, -0.5):  # of an epoch each: one line of code warns once
+            samples = np.array([[[low, 0.5]], [[1.0, 1.5]]])
+            grid = image_grid(samples, columns=1)
+            assert grid.pixels.ravel().tolist() == [0, 128, 255, 255]
+        assert Image(samples[0]).pixels.ravel().tolist() == [0, 128]
+    assert [str(warning.message).partition(":")[0] for warning in caught] == [
+        "image_grid takes floats from 0 to 1, and clips others that are close",
+        "an Image takes floats from 0 to 1, and clips others that are close",
+    ]
+    assert all(warning.category is TreadleWarning for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught)
+    with pytest.raises(ConfigurationError, match=r"these are from -0\.51 to 1: rescale them"):
+        Image([[-0.51, 1.0]])
 
 
 def test_an_image_is_its_own():

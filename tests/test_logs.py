@@ -135,6 +135,18 @@ def test_a_name_that_the_step_did_not_return() -> None:
         found.steps("accuracy")
 
 
+def test_a_metric_has_no_value_for_a_step() -> None:
+    found = history()
+    found.add_steps(window(1, [1.0]))
+    with pytest.raises(KeyError) as caught:
+        found.steps("val_loss")
+    assert caught.value.args[0] == (
+        "the step returned no 'val_loss'; it returned: loss. 'val_loss' has one value for each "
+        "epoch, validation or log, and none for a single step, as every metric: use "
+        "history['val_loss']"
+    )
+
+
 # Logs
 
 

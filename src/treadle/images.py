@@ -1,15 +1,20 @@
 """Pictures that a hook may return or `loop.log` may take, and grids of samples."""
 
 import struct
+import warnings
 import zlib
 from typing import Any, Final
 
 import numpy as np
 
-from .errors import ConfigurationError, whole_number
+from .errors import ConfigurationError, TreadleWarning, whole_number
 
 ROUNDING: Final = 1e-3
 """By how much a float may lie beyond 0 and 1: (tanh(x) + 1) / 2 does where it saturates."""
+
+CLIPPED: Final = 0.5
+"""By how much a float may lie beyond 0 and 1 to be clipped with a warning, as a decoder's output
+without a sigmoid does. What lies further out probably has another scale."""
 
 COLOR_TYPES: Final = {1: 0, 3: 2}
 """PNG's numbers for grey and for red, green and blue."""
@@ -23,13 +28,14 @@ class Image:
 
     Args:
         array: Of shape (height, width), (height, width, 1) or (height, width, 3), of any library:
-            floats from 0 (black) to 1, bools, or uint8 from 0 to 255.
+            floats from 0 (black) to 1, bools, or uint8 from 0 to 255. Floats from -0.5 to 1.5 are
+            clipped, with a warning.
 
     Attributes:
         pixels: uint8, of shape (height, width, 1) or (height, width, 3); nobody may change them.
 
     Raises:
-        ConfigurationError: Another shape, another type, or floats that are not in [0, 1].
+        ConfigurationError: Another shape, another type, or floats that are not in [-0.5, 1.5].
 
     Example:
         >>> picture = Image(np.eye(28))
@@ -91,8 +97,8 @@ def image_grid(samples: Any, columns: int) -> Image:
         columns: How many stand beside one another.
 
     Raises:
-        ConfigurationError: Another shape or type, floats that are not in [0, 1], or columns that
-            are no whole number from 1.
+        ConfigurationError: Another shape or type, floats that are not in [-0.5, 1.5], or columns
+            that are no whole number from 1.
 
     Example:
         >>> image_grid(np.random.default_rng(0).random((10, 28, 28)), columns=4)
@@ -139,10 +145,18 @@ def _as_bytes(
         )
     floats = values.astype("float32")
     low, high = float(floats.min()), float(floats.max())
-    if not (low >= -ROUNDING and high <= 1 + ROUNDING):  # NaN is neither
+    if not (low >= -CLIPPED and high <= 1 + CLIPPED):  # NaN is neither
         raise ConfigurationError(
             f"{what} takes floats from 0 to 1, and these are from {low:.4g} to {high:.4g}: rescale "
             "them, as (x + 1) / 2 what comes out of a tanh"
+        )
+    if low < -ROUNDING or high > 1 + ROUNDING:
+        # Without the values: Python shows a text once for each line of code that it is about.
+        warnings.warn(
+            f"{what} takes floats from 0 to 1, and clips others that are close: end the decoder "
+            "with a sigmoid, or rescale its output",
+            TreadleWarning,
+            stacklevel=3,
         )
     return np.rint(floats.clip(0, 1) * 255).astype("uint8")
 

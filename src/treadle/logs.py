@@ -67,6 +67,7 @@ class Record:
 class Logs(dict[str, float]):
     """What a user's own `for` gets: means of what the step returned since it last looked.
 
+    A name is NaN where no step since then counts, as where `NonFinite("skip")` undid them all.
     Metrics are there too; they are computed when asked for, since that waits for the device.
 
     Attributes:
@@ -137,9 +138,16 @@ class Means:
         """Take back what `state` returned."""
         self._sums = {name: (total, weight) for name, (total, weight) in state.items()}
 
-    def result(self) -> dict[str, float]:
-        """Return the means so far; a name whose weights are all zero has none."""
-        return {name: total / weight for name, (total, weight) in self._sums.items() if weight}
+    def result(self, empty: float | None = None) -> dict[str, float]:
+        """Return the means so far.
+
+        Args:
+            empty: The mean of a name whose weights are all zero; None leaves the name out.
+        """
+        means = {
+            n: total / weight if weight else empty for n, (total, weight) in self._sums.items()
+        }
+        return {name: mean for name, mean in means.items() if mean is not None}
 
 
 @dataclass(repr=False)
@@ -223,12 +231,19 @@ class History:
         """Return every step's value of what it returned as `name`: an array of shape (steps,).
 
         Raises:
-            KeyError: The step returned nothing of this name.
+            KeyError: The step returned nothing of this name. Metrics have one value per epoch,
+                which `history[name]` returns.
         """
         self._merge()
         if name not in self.step_names:
             known = ", ".join(self.step_names) or "nothing"
-            raise KeyError(f"the step returned no {name!r}; it returned: {known}")
+            message = f"the step returned no {name!r}; it returned: {known}"
+            if name in self.names():
+                message += (
+                    f". {name!r} has one value for each epoch, validation or log, and none for a "
+                    f"single step, as every metric: use history[{name!r}]"
+                )
+            raise KeyError(message)
         return self._chunks[0].values[name]
 
     def _merge(self) -> None:

@@ -24,6 +24,7 @@ also go back to a checkpoint within one process, which is the same (see `hooks.n
 What a run consists of, what hooks see of it and how it is put down and taken up stands in `run`.
 """
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from .backends.window import Window
 from .call import Call
 from .data import as_source
 from .data.source import Source
-from .errors import ConfigurationError, RolledBack, noting
+from .errors import ConfigurationError, RolledBack, TreadleWarning, noting
 from .evaluation import Validation
 from .explaining import explaining
 from .identity import source_facts
@@ -217,9 +218,11 @@ class Loop(Run):
             for _ in self._windows(train, look):
                 if look is None or look.due(before, self.progress):
                     before = self.progress
-                    yield Logs(self._training.look(), self.progress, self.metrics)
-            if look is not None and look.due(before, self.progress, self._epoch_ended):
-                yield Logs(self._training.look(), self.progress, self.metrics)
+                    yield self._look()
+            # Time passes in the body as well: without a new step there is nothing to yield.
+            new = self.progress.step > before.step or (look and look.span.of == "epoch")
+            if look is not None and new and look.due(before, self.progress, self._epoch_ended):
+                yield self._look()
             if self._epoch_ended and not self._in_epochs:
                 self._end_epoch()
 
@@ -231,7 +234,7 @@ class Loop(Run):
             self._begin(window)
             self._train(window)
             self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
-        return Logs(self._training.look(), self.progress, self.metrics)
+        return self._look()
 
     def save(self) -> None:
         """Save a checkpoint now; returns when it is on the disk.
@@ -297,6 +300,10 @@ class Loop(Run):
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
 
+    def _look(self) -> Logs:
+        """Return the logs of the steps since the last look."""
+        return Logs(self._training.look(), self.progress, self._training.metric_results)
+
     def _window_size(self, at: Progress, events: Sequence[When]) -> int:
         """Return how many steps may run before somebody looks, or a batch is passed over."""
         size = self._training.window_size(at, events, self.steps_planned)
@@ -332,6 +339,7 @@ class Loop(Run):
             raise
         self.progress = self._call.timed(logs.progress)
         self.history.add_steps(logs)
+        self._weights.ran(logs)
         with noting("train_step", self.progress):
             self._training.check_promises()
         self._watchers.tell("steps", self, logs)
@@ -355,6 +363,10 @@ class Loop(Run):
                 self._watchers.warn(self._run_record.changed)
         if not self._watched:
             self._watched = True
+            if found is not None and found.loop["call"] == self._resuming.call:
+                self._weights.restore(found.loop.get("weights"))
+            else:
+                self._weights.start(self.state)
             self._watchers.tell("start", self)
             if self.directory is not None:
                 self._watchers.warn(deaf())
@@ -479,10 +491,20 @@ class Loop(Run):
         if self._watched:
             try:
                 if error is None:
+                    self._warn_unchanged()
                     self._watchers.save(self)
             finally:
                 self._watched = False
                 self._watchers.end(self, error)
+
+    def _warn_unchanged(self) -> None:
+        """Warn where the call that ends has changed no weight."""
+        prepared = self._training.prepared
+        text = self._weights.warning(prepared) if prepared and not self.unfinished else ""
+        if text:
+            self.log({"warning": text})
+            if not self._watchers.has_console:
+                warnings.warn(text, TreadleWarning, stacklevel=2)
 
     def _was_done(self, asked: Mapping[str, Any]) -> bool:
         """Say whether an earlier process did the next call that trains; it is then passed over."""

@@ -30,6 +30,7 @@ class Prepared:
         compile_seconds: What tracing and compiling took so far.
         written: Paths of the variables that the step may change.
         metrics: Names of the metrics that the step updates.
+        differentiates: Whether the step computes gradients by Treadle.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Prepared:
         ]
         self.returns = names[0]
         self.changes_something = bool(found.written or found.applied)
+        self.differentiates = found.differentiated
         native = not found.differentiated
         run: Step = function
         if self.state.loss_scale is not None:

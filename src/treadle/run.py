@@ -26,6 +26,7 @@ from .state import State
 from .tracebacks import shortened
 from .training import Training
 from .watchers import Watchers
+from .weights import WeightCheck
 from .when import Scheduled
 
 
@@ -64,6 +65,7 @@ class Run:
         self._validation: Validation | None = None
         self._call = Call(self.progress, self.progress)
         self._recorded = 0
+        self._weights = WeightCheck()
         self._resuming = Resuming(None)
         if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
@@ -172,6 +174,7 @@ class Run:
                 "recorded": self._recorded,
                 "validation": self._validation.last if self._validation else None,
                 "calls": self._evaluation.calls,
+                "weights": self._weights.state(state),
                 "reason": self._call.ended_by,
             },
             source=self._feed.position(),

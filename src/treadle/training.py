@@ -1,5 +1,6 @@
 """The train step at work: windows of batches in, every step's values out."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -117,10 +118,13 @@ class Training:
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
+        return joined(self._means.result(), self.metric_results(), "train_step")
+
+    def metric_results(self) -> dict[str, float]:
+        """Return metric results since they were last reset, without the means."""
         if self.prepared is None:
             return {}
-        results = metric_results(self.prepared.state, self.prepared.metrics)
-        return joined(self._means.result(), results, "train_step")
+        return metric_results(self.prepared.state, self.prepared.metrics)
 
     def reset_metrics(self) -> None:
         """Begin means and metrics anew."""
@@ -139,8 +143,8 @@ class Training:
         self._since_look.restore(sums["look"])
 
     def look(self) -> dict[str, float]:
-        """Return the means since this was last asked for."""
-        means, self._since_look = self._since_look.result(), Means()
+        """Return the means since the last look; NaN for a name of which no step counts."""
+        means, self._since_look = self._since_look.result(empty=math.nan), Means()
         return means
 
     def batch_at(self, step: int) -> Any:

@@ -86,6 +86,11 @@ class Watchers:
         """Whether the run is to go back to a checkpoint when something is not finite."""
         return any(hook.rolls_back for hook in self._guards())
 
+    @property
+    def has_console(self) -> bool:
+        """Whether progress is shown, and what is logged with it."""
+        return any(isinstance(hook, default_hooks.Console) for hook in self._hooks)
+
     def _guards(self) -> list[default_hooks.NonFinite]:
         return [hook for hook in self._hooks if isinstance(hook, default_hooks.NonFinite)]
 
@@ -189,7 +194,7 @@ class Watchers:
         """Warn, if there is something to say: where progress is shown, else as Python does."""
         if self._alone:  # no run of its own: whoever looks on tells what it finds
             return
-        if any(isinstance(hook, default_hooks.Console) for hook in self._hooks):
+        if self.has_console:
             self.say(text and f"warning: {text}", "yellow")
         elif text:
             warnings.warn(text, TreadleWarning, stacklevel=2)

@@ -1,5 +1,6 @@
 """The loop, on every backend: its parts, its order, its messages, and what it leaves untouched."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,16 @@ def test_state_is_exactly_at_the_step_that_the_body_sees() -> None:
     with loop_of() as other:
         other.fit(source(), steps=4)
     same(states[4], other.state.arrays())
+
+
+def test_a_look_by_time_needs_a_new_step() -> None:
+    with loop_of() as loop:
+        seen = []
+        for logs in loop.steps(source(), every="0.001 s"):
+            seen.append(logs.step)
+            assert "loss" in logs
+            time.sleep(0.002)
+    assert len(set(seen)) == len(seen) and seen[-1] == loop.progress.step
 
 
 def test_leaving_an_epoch_by_a_break_begins_the_next() -> None:

@@ -68,6 +68,31 @@ def test_a_skipped_step_is_as_if_its_batch_had_not_come(execution: Any) -> None:
     assert "row 1 (1 of " in warning and warning.endswith(" so far)")
 
 
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_the_logs_of_a_skipped_step_are_nan(execution: Any) -> None:
+    x, y = arrays()
+    x[17, 1] = np.nan  # batch 3
+    source = data.from_arrays(x, y, batch_size=8, shuffle=False)
+    options = treadle.Options(execution=execution)
+
+    def logged(every: str) -> tuple[treadle.Loop, list[float]]:
+        keras.utils.set_random_seed(0)
+        hooks = [NonFinite(action="skip")]
+        with treadle.Loop(Line(), hooks=hooks, options=options, console=False) as loop:
+            found = [(logs["loss"], logs["error"], *logs) for logs in loop.steps(source, every)]
+            assert all(np.isfinite(error) and "loss" in names for _, error, *names in found)
+            batch = x[16:24], y[16:24]
+            assert np.isnan(loop.step(batch)["loss"])
+        return loop, [loss for loss, *_ in found]
+
+    loop, losses = logged("1 step")
+    steps = loop.history.steps("loss")[:6]
+    np.testing.assert_array_equal(np.float32(losses), steps)
+    assert np.isnan(losses).tolist() == [False, False, True, False, False, False]
+    _, means = logged("2 steps")  # of the steps that were not skipped
+    np.testing.assert_allclose(means, [steps[:2].mean(), steps[3], steps[4:].mean()], rtol=1e-6)
+
+
 def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
     x, y = arrays()
     x[[9, 41], 0] = np.nan  # in batches 2 and 6
