@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from .backends.base import Build, StepContext, active
-from .errors import StateError, StepError
+from .errors import ConfigurationError, StateError, StepError
 from .state import State
 
 MAX_BUILD_RUNS = 8
@@ -40,6 +40,8 @@ def build(
     known = -1
     for _ in range(MAX_BUILD_RUNS):
         state = State.discover(task)
+        if known < 0:
+            _refuse_distribution(state)
         found = Build()
         step = StepContext(
             build=found,
@@ -76,6 +78,21 @@ def build(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
         "in __init__ and keep them as attributes"
     )
+
+
+def _refuse_distribution(state: State) -> None:
+    """Refuse variables, or a context, that distribute training over several devices.
+
+    Raises:
+        ConfigurationError: The backend found some.
+    """
+    found = active().distribution(list(state.variables.values()))
+    if found is not None:
+        of = found.variable
+        what = "training runs" if of is None else f"{state.path_of(of)} was created"
+        raise ConfigurationError(
+            f"{what} under {found.strategy}, but a loop trains on one device: {found.remedy}"
+        )
 
 
 def _check_reached(state: State, found: Build, name: str) -> None:

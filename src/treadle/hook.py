@@ -50,6 +50,11 @@ class LoopView(Protocol):
         ...
 
     @property
+    def optimizers(self) -> Mapping[str, Any]:
+        """The optimizers that `train_step` applies, by path; none before the first step."""
+        ...
+
+    @property
     def costs(self) -> Costs:
         """What the run has spent its time on beside training."""
         ...

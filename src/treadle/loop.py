@@ -101,7 +101,7 @@ class Loop(Run):
         """End hooks and let go of the source."""
         self._entered = False
         self._feed.close()
-        self._end_hooks(error)
+        self._end_hooks(error, final=True)
 
     def fit(
         self,
@@ -113,6 +113,9 @@ class Loop(Run):
         validate_every: str = "1 epoch",
     ) -> History:
         """Train; whichever of `epochs`, `steps` and `until` is reached first ends it.
+
+        At the end, weights that an optimizer averages (`use_ema=True`) become their averages, as
+        under `fit` of Keras. Checkpoints hold the raw weights.
 
         Args:
             train: A source of batches: `treadle.data`, tf.data, DataLoader, PyDataset, Grain, …
@@ -236,6 +239,19 @@ class Loop(Run):
             self.progress = replace(self.progress, batch=batches)  # not one of a source's epoch
         return self._look()
 
+    def evaluate(self, source: Any) -> dict[str, float]:
+        """Run `eval_step` over a source; returns its means and metrics, and changes nothing.
+
+        Between the first step and the end of training, Keras callbacks are notified: a callback
+        that swaps weights for a validation does so here too.
+        """
+        if not self._watched:
+            return super().evaluate(source)
+        self._watchers.evaluation(self, None)
+        results = super().evaluate(source)
+        self._watchers.evaluation(self, results)
+        return results
+
     def save(self) -> None:
         """Save a checkpoint now; returns when it is on the disk.
 
@@ -355,9 +371,14 @@ class Loop(Run):
         """Build the step, take over what an earlier process left, and start hooks."""
         if self._training.prepared is None:
             self._prepare(window)
+        later = self._resuming.is_later(self._resuming.call)
         found = self._resuming.take_over(self.state)
+        if not self._watched:
+            self._averages.begin(self.state)
         if found is not None:
             self._training.restore(found.loop["means"])
+            if not later:  # the checkpoint is of this training
+                self._averages.restore(found.loop.get("averages", {}))
             self._before = found.about
             if self._run_record is not None:
                 self._watchers.warn(self._run_record.changed)
@@ -417,7 +438,7 @@ class Loop(Run):
         results = self._validation.results_of(self.progress.step)
         if not results:
             self._watchers.tell("validation", self, None)
-            results = self._validation.run(self.evaluate, self.progress)
+            results = self._validation.run(super().evaluate, self.progress)
             self._watchers.tell("validation", self, results)
         return results
 
@@ -484,18 +505,31 @@ class Loop(Run):
         finally:
             self._depth = 0
             if whole or error or not self._entered:
-                self._end_hooks(error)
+                self._end_hooks(error, final=whole or self._in_epochs)
 
-    def _end_hooks(self, error: BaseException | None) -> None:
-        """Save where the run stands, and let hooks end."""
-        if self._watched:
+    def _end_hooks(self, error: BaseException | None, final: bool) -> None:
+        """Save where the run stands, and let hooks end.
+
+        Where training ends for good, averaged weights (`use_ema=True`) become the averages. The
+        checkpoint comes first: it holds the raw weights, from which a longer run goes on exactly.
+        """
+        if not self._watched:
+            return
+        try:
+            if error is None:
+                self._warn_unchanged()
+                self._watchers.save(self)
+                if final and not self.unfinished:
+                    self._averaged = True
+                    swapped = self._watchers.swapped_optimizers
+                    for warning in self._averages.finish(self.state, swapped):
+                        self.log({"warning": warning})
+        finally:
+            self._watched = False
             try:
-                if error is None:
-                    self._warn_unchanged()
-                    self._watchers.save(self)
-            finally:
-                self._watched = False
                 self._watchers.end(self, error)
+            finally:
+                self._averaged = False
 
     def _warn_unchanged(self) -> None:
         """Warn where the call that ends has changed no weight."""

@@ -36,6 +36,7 @@ class Resuming:
         self.found = found
         self.call, self.begun = call, Progress()
         self._left: dict[str, Any] = {}
+        self._saved = found  # as it was saved
 
     def is_later(self, call: int) -> bool:
         """Say whether a call comes after the one that the checkpoint lies in."""
@@ -49,6 +50,15 @@ class Resuming:
         if arrays and self.found is not None:
             self.found = replace(self.found, state=arrays)
         self.show(arrays)
+
+    def reopen(self) -> Checkpoint | None:
+        """Return the last checkpoint as it was saved: a finished run is made longer.
+
+        What hooks did at its end, and averages of weights, are not part of a longer run.
+        """
+        if self.found is not None:
+            self.found = self._saved
+        return self.found
 
     def show(self, arrays: Mapping[str, Any]) -> None:
         """Say what variables are to hold before anything is trained on."""

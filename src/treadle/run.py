@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import checked_hooks, checked_options, checked_task
+from .averages import Averages
 from .call import Call
 from .checkpoint import Checkpoint
 from .errors import noting
@@ -66,6 +67,7 @@ class Run:
         self._call = Call(self.progress, self.progress)
         self._recorded = 0
         self._weights = WeightCheck()
+        self._averages, self._averaged = Averages(), False
         self._resuming = Resuming(None)
         if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
@@ -100,6 +102,19 @@ class Run:
     def steps_planned(self) -> int | None:
         """The step at which this call ends, or None if not known."""
         return self._call.steps
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers that `train_step` applies, by path; none before the first step."""
+        prepared = self._training.prepared
+        if prepared is None:
+            return {}
+        state, written = prepared.state, set(prepared.written)
+        return {
+            path: optimizer
+            for path, optimizer in state.optimizers.items()
+            if state.path_of(optimizer._iterations) in written
+        }
 
     @property
     def costs(self) -> Costs:
@@ -176,6 +191,7 @@ class Run:
                 "calls": self._evaluation.calls,
                 "weights": self._weights.state(state),
                 "reason": self._call.ended_by,
+                "averages": self._averages.begun,
             },
             source=self._feed.position(),
             hooks=self._watchers.states(),
@@ -193,6 +209,8 @@ class Run:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Set every variable to what it was when `snapshot` was taken."""
         self.state.put_back(snapshot)
+        if self._averaged:  # training has ended: the averages of that step
+            self._averages.finish(self.state, self._watchers.swapped_optimizers)
 
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
@@ -218,8 +236,8 @@ class Run:
             self.progress, self.history = record.progress, self._watchers.history(record.path)
             self._looked = self.progress
             self._evaluation.calls = found.loop["calls"] if found is not None else 0
-        elif found is not None:
-            self._go_on_from(found, record.path)
+        elif (saved := self._resuming.reopen()) is not None:
+            self._go_on_from(saved, record.path)
 
     def _go_on_from(self, found: Checkpoint, directory: Path) -> None:
         """Be where the run in a directory was when this was saved."""

@@ -145,8 +145,11 @@ class Supervised(Task):
             return self.total_loss(y, outputs, sample_weight), outputs
 
         variables = self.model.trainable_variables
-        (loss, outputs), grads = gradients(objective, variables)
-        self.optimizer.apply(grads, self.model.trainable_variables)
+        if variables:
+            (loss, outputs), grads = gradients(objective, variables)
+            self.optimizer.apply(grads, self.model.trainable_variables)
+        else:  # nothing to learn: metrics and callbacks work all the same, as under `fit`
+            loss, outputs = objective()
         self.update_metrics(y, outputs, sample_weight)
         return {"loss": loss}
 

@@ -62,7 +62,7 @@ class Watchers:
         defaults = [] if alone else default_hooks.defaults(directory, quiet=not console)
         own = tuple(self._hooks)
         self._hooks[:0] = first + [
-            hook for hook in defaults if not any(isinstance(x, type(hook)) for x in own)
+            hook for hook in defaults if not any(_replaces(x, hook) for x in own)
         ]
         self._checkpoint: Checkpoint | None = None
         for hook in self._hooks:
@@ -75,6 +75,11 @@ class Watchers:
                 "NonFinite(action='rollback') goes back to a checkpoint, but this run has no "
                 "directory for any: pass one to the loop, as treadle.Loop(task, 'runs/1')"
             )
+
+    @property
+    def swapped_optimizers(self) -> list[Any]:
+        """The optimizers whose averages a hook has put into the weights for now."""
+        return [o for hook in self._hooks for o in getattr(hook, "swapped_optimizers", ())]
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -184,6 +189,17 @@ class Watchers:
             with self._run(f"{type(hook).__name__}.{what}", loop):
                 method(loop, *arguments)
 
+    def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Notify the hooks that run callbacks of Keras: `loop.evaluate` begins, or has results.
+
+        Not a method of `Hook`: other hooks expect results of the validation sets alone.
+        """
+        for hook in self._hooks:
+            method = getattr(hook, "evaluation", None)
+            if method is not None:
+                with self._run(f"{type(hook).__name__}.evaluation", loop):
+                    method(loop, results)
+
     def say(self, text: str, style: str = "dim") -> None:
         """Show a sentence, if it is one, where progress is shown."""
         for hook in self._hooks:
@@ -249,6 +265,11 @@ class Watchers:
             raise failures[0]
         for failure in failures:
             error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
+
+
+def _replaces(hook: Hook, default: Hook) -> bool:
+    """Return whether a user's hook replaces a default one: by its class, or as it says itself."""
+    return isinstance(hook, type(default)) or isinstance(default, getattr(hook, "replaces", ()))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from . import hints
 from ._jax_trace import tracing
 from ._jax_windows import JaxExecutor, device_batch, keras_random
 from .base import (
+    Distribution,
     Executor,
     Losses,
     Program,
@@ -263,6 +264,14 @@ class JaxBackend:
     def bfloat16_pays(self) -> bool:
         """XLA's is slower on CPUs: 0.9 times float32 on convolutions, 0.6 on products."""
         return False
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return the distribution of Keras, if it has more than one device."""
+        active = keras.distribution.distribution()
+        if active is None or len(active.device_mesh.devices.flatten()) == 1:
+            return None
+        remedy = "call keras.distribution.set_distribution(None) before the task is created"
+        return Distribution(f"keras.distribution.{type(active).__name__}", remedy)
 
     def computes_on(self) -> dict[str, Any]:
         """Return how many devices and threads there are."""

@@ -17,6 +17,7 @@ from . import hints
 from ._tensorflow_trace import tracing
 from ._tensorflow_windows import TensorFlowExecutor, device, tensors
 from .base import (
+    Distribution,
     Executor,
     Losses,
     Program,
@@ -208,6 +209,18 @@ class TensorFlowBackend:
         """Measured: 1.5 times as fast as float32 on a CPU."""
         return not tf.config.list_physical_devices("GPU")
 
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return a variable that was created under a strategy, or the strategy around this call."""
+        remedy = "create the task, and train, outside of strategy.scope()"
+        for variable in variables:
+            value = getattr(variable, "value", variable)
+            if isinstance(value, tf.distribute.DistributedValues):
+                kind = getattr(value, "distribute_strategy", None)
+                return Distribution(f"tf.distribute.{_kind(kind)}", remedy, variable)
+        if tf.distribute.has_strategy():
+            return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
+        return None
+
     def computes_on(self) -> dict[str, Any]:
         """Return how many devices and threads there are."""
         gpus = len(tf.config.list_logical_devices("GPU"))
@@ -259,6 +272,10 @@ class TensorFlowBackend:
     def to_device(self, array: Any) -> Tensor:
         """Return an array as a tensor, float64 as Keras' float type."""
         return tensors(array)
+
+
+def _kind(strategy: Any) -> str:
+    return "Strategy" if strategy is None else type(strategy).__name__
 
 
 def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:

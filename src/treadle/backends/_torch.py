@@ -17,6 +17,7 @@ from ._torch_proof import device
 from ._torch_recording import current
 from ._torch_trace import tracing
 from .base import (
+    Distribution,
     Executor,
     Losses,
     Program,
@@ -163,6 +164,10 @@ class TorchBackend:
     def bfloat16_pays(self) -> bool:
         """Measured: 1.3 times as fast as float32 on convolutions on a CPU, 1.9 on products."""
         return not torch.cuda.is_available()
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return None: Keras does not distribute variables on PyTorch."""
+        return None
 
     def computes_on(self) -> dict[str, Any]:
         """Return how many devices and threads there are."""

@@ -290,6 +290,21 @@ class Outputs(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Distribution:
+    """What distributes training over devices.
+
+    Attributes:
+        strategy: The name of its class.
+        remedy: What to do instead.
+        variable: A variable that was created for it; None where a context or a setting does it.
+    """
+
+    strategy: str
+    remedy: str
+    variable: Variable | None = None
+
+
 class Executor(Protocol):
     """A step over a state, compiled or not, run for the batches of a window one after another.
 
@@ -423,6 +438,10 @@ class Backend(Protocol):
 
     def bfloat16_pays(self) -> bool:
         """Say whether it runs on a CPU, and faster in bfloat16 where the CPU has it."""
+        ...
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return what distributes training over devices, or None."""
         ...
 
     def computes_on(self) -> dict[str, Any]:

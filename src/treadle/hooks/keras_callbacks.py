@@ -1,7 +1,9 @@
 """Keras' own callbacks, and those that users wrote for `fit`, in a loop of Treadle's."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +14,7 @@ from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
 from ..when import Span, When
 from .monitor import direction_of
+from .nonfinite import NonFinite
 
 BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 NEVER_CALLED = (
@@ -45,8 +48,14 @@ class KerasCallbacks(Hook):
       one of them, each step is a compiled call of its own, which is slower; where none does,
       windows are as long as ever. `ModelCheckpoint(save_freq="epoch")` and
       `TensorBoard(update_freq="epoch")`, which override them and do nothing there, are not asked.
-    - `on_test_begin` and `on_test_end` come around each validation. Methods for batches of a
+    - What `ModelCheckpoint` saves loads as a compiled model: with the optimizer and its state, and
+      of `treadle.Supervised` with the loss and the metrics.
+    - `on_test_begin` and `on_test_end` come around each validation, and around each
+      `loop.evaluate` between the first step and the end of training. Methods for batches of a
       validation and for predictions are not called: where a callback has some, a warning is logged.
+
+    `TerminateOnNaN` replaces the default hook `NonFinite`, which would raise before it is called. A
+    `NonFinite` of your own stays, and acts as it says.
 
     A run that goes on in another process calls `on_train_begin` again, and then gives each callback
     the numbers, texts and arrays back that it has changed since it was made: `EarlyStopping` its
@@ -56,14 +65,20 @@ class KerasCallbacks(Hook):
     stand there twice.
 
     Args:
-        callbacks: Of `keras.callbacks.Callback`, in the order in which they are called.
+        callbacks: Of `keras.callbacks.Callback`, in the order in which they are called: a list,
+            which may hold lists; one callback; or a `keras.callbacks.CallbackList`.
         model: What they get as `model`; the task's, if it has one only.
-        optimizer: What they get as `model.optimizer`; the one that updates the model, if there is
-            only one.
+        optimizer: What they get as `model.optimizer`; by default the optimizer with which
+            `train_step` updates the model. What `compile` gave the model counts only where
+            `train_step` applies it.
+
+    Attributes:
+        replaces: Classes of default hooks that a run with these callbacks does without.
 
     Raises:
         ConfigurationError: Something is no callback, or is `BackupAndRestore`. At the start: the
-            task has no model, or several.
+            task has no model, or several. Where a callback uses `model.optimizer`: several
+            optimizers update the model, and `optimizer` does not say which one is meant.
 
     Example:
         >>> import keras, treadle
@@ -73,8 +88,17 @@ class KerasCallbacks(Hook):
         True
     """
 
-    def __init__(self, callbacks: Sequence[Any], model: Any = None, optimizer: Any = None) -> None:
-        self._callbacks = [_checked(callback) for callback in callbacks]
+    def __init__(
+        self, callbacks: Iterable[Any] | Any, model: Any = None, optimizer: Any = None
+    ) -> None:
+        import keras  # late: it fixes the backend, which nobody may have chosen at import
+
+        self._callbacks = [_checked(callback) for callback in _flattened(callbacks)]
+        kinds = keras.callbacks
+        if not any(isinstance(callback, kinds.History) for callback in self._callbacks):
+            self._callbacks.append(kinds.History())  # as `fit` does: it is `model.history`
+        terminating = any(isinstance(c, kinds.TerminateOnNaN) for c in self._callbacks)
+        self.replaces: tuple[type[Hook], ...] = (NonFinite,) if terminating else ()
         self._given = model, optimizer
         every_step = any(_looks_at_batches(callback) for callback in self._callbacks)
         self.when = When(Span(1, "step")) if every_step else None
@@ -92,11 +116,13 @@ class KerasCallbacks(Hook):
         self._begin()
         # `train_function` is what Keras' TensorBoard looks for a graph in.
         self._lent = {"stop_training": False, "train_function": None}
+        self._lent["history"] = next(c for c in self._callbacks if _is_history(c))
         optimizer = optimizer if optimizer is not None else _optimizer_of(loop, self._model)
         if optimizer is not None:
             self._lent["optimizer"] = optimizer
+            self._lent |= _compiled(loop.task, self._model, optimizer)
         _warn_of_methods_never_called(loop, self._callbacks)
-        params = {"verbose": 1, "epochs": loop.epochs_planned, "steps": loop.steps_per_epoch}
+        params = {"verbose": 1, "epochs": _epochs(loop), "steps": loop.steps_per_epoch}
         metrics = loop.state.metrics
         with self._as_in_fit():
             for callback in self._callbacks:
@@ -130,11 +156,16 @@ class KerasCallbacks(Hook):
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
         """Begin or end a validation."""
+        if results is not None:
+            results = {name.removeprefix("val_"): value for name, value in results.items()}
+        self.evaluation(loop, results)
+
+    def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Begin or end a `loop.evaluate`; see `Watchers.evaluation`."""
         if results is None:
             self._call(loop, "on_test_begin", {})
         else:
-            logs = {name.removeprefix("val_"): value for name, value in results.items()}
-            self._call(loop, "on_test_end", logs)
+            self._call(loop, "on_test_end", dict(results))
 
     def record(self, loop: LoopView, record: Record) -> None:
         """End an epoch; also one in the midst of which a callback has stopped the run."""
@@ -150,6 +181,12 @@ class KerasCallbacks(Hook):
         for callback in self._callbacks:
             _close(callback)
         self._model, self._lent = None, {}
+
+    @property
+    def swapped_optimizers(self) -> list[Any]:
+        """The optimizer, if `SwapEMAWeights` has put its averages into the weights for now."""
+        swapped = any(getattr(c, "_ema_weights_in_model", False) for c in self._callbacks)
+        return [self._lent["optimizer"]] if swapped and "optimizer" in self._lent else []
 
     def state(self) -> dict[str, Any]:
         """Return what each callback has changed of its numbers, texts and arrays."""
@@ -204,8 +241,40 @@ class KerasCallbacks(Hook):
             yield f"{name}-{counts[name]}", callback
 
 
+def _flattened(callbacks: Any) -> Iterator[Any]:
+    """Yield the callbacks of a list, of lists in it, and of a `CallbackList`."""
+    import keras
+
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    if isinstance(callbacks, Iterable) and not isinstance(callbacks, (str, bytes)):
+        for part in callbacks:
+            yield from _flattened(part)
+    elif callbacks is not None:
+        yield callbacks
+
+
+def _is_history(callback: Any) -> bool:
+    import keras
+
+    return isinstance(callback, keras.callbacks.History)
+
+
+def _epochs(loop: LoopView) -> float:
+    """Return how many epochs the run will have had at its end; infinity where that is unknown.
+
+    Callbacks compute with this number, as `SwapEMAWeights` does to know the last epoch.
+    """
+    planned = math.inf if loop.epochs_planned is None else loop.epochs_planned
+    if loop.steps_planned is None or not loop.steps_per_epoch:
+        return planned
+    at = loop.progress
+    batches = at.batch + max(0, loop.steps_planned - at.step)
+    return min(planned, at.epoch + math.ceil(batches / loop.steps_per_epoch))
+
+
 def _checked(callback: Any) -> Any:
-    import keras  # late: it fixes the backend, which nobody may have chosen at import
+    import keras
 
     if not isinstance(callback, keras.callbacks.Callback):
         raise ConfigurationError(
@@ -272,14 +341,66 @@ def _only_model(task: Any) -> Any:
 
 
 def _optimizer_of(loop: LoopView, model: Any) -> Any:
-    """Return the optimizer of a model's weights; None where that is not one alone."""
-    if getattr(model, "optimizer", None) is not None:
-        return model.optimizer
-    optimizers = list(loop.state.optimizers.values())
+    """Return the optimizer with which `train_step` updates a model; None where there is none.
+
+    Those that update weights of the model come first. One that the model was compiled with, and
+    that `train_step` does not apply, would change nothing.
+    """
     weights = {id(variable) for variable in model.variables}
-    own = [o for o in optimizers if any(id(v) in weights for v in o._trainable_variables)]
-    found = own or optimizers
-    return found[0] if len(found) == 1 else None
+    all_of_task = loop.state.optimizers
+    applied = dict(loop.optimizers) or {
+        path: o for path, o in all_of_task.items() if o is not getattr(model, "optimizer", None)
+    }
+    owning = {
+        path: optimizer
+        for path, optimizer in applied.items()
+        if any(id(v) in weights for v in optimizer._trainable_variables)
+    }
+    found = owning or applied or all_of_task
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    return _Ambiguous(list(found), type(loop.task).__name__)
+
+
+def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
+    """Return the attributes with which a file of the model is loaded as a compiled one.
+
+    The file then holds the optimizer and, of `treadle.Supervised`, the loss and the metrics. Where
+    the optimizer updates other weights too, or the model has a `compile` of its own, the file
+    cannot be loaded that way: it holds the model alone.
+    """
+    import keras
+
+    from ..tasks import Supervised
+
+    own = [id(v) for v in model.trainable_variables]
+    updated = [id(v) for v in getattr(optimizer, "_trainable_variables", ())]
+    if not own or own != updated or type(model).compile is not keras.Model.compile:
+        return {}
+    config: dict[str, Any] = {"optimizer": optimizer}
+    if isinstance(task, Supervised) and task.model is model:
+        # A plain function was wrapped, which `compile` does itself.
+        wrapped = type(task.loss) is keras.src.losses.losses.LossFunctionWrapper
+        config["loss"] = task.loss.fn if wrapped else task.loss
+        config["metrics"] = list(task.metrics.values())
+    serializable = keras.src.saving.serialization_lib.SerializableDict(**config)
+    return {"compiled": True, "_compile_config": serializable}
+
+
+class _Ambiguous:
+    """Stands for the optimizer of a model that several update, until a callback uses it."""
+
+    def __init__(self, paths: Sequence[str], task: str) -> None:
+        self._paths, self._task = paths, task
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        example = re.sub(r"/(\d+)", r"[\1]", f"task.{self._paths[0]}").replace("/", ".")
+        raise ConfigurationError(
+            f"a callback uses model.optimizer.{name}, and {self._task} updates the model with "
+            f"{', '.join(self._paths)}: choose one, as KerasCallbacks([...], optimizer={example})"
+        )
 
 
 def _set_direction(callback: Any, metrics: Mapping[str, Any]) -> None:

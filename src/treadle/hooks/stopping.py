@@ -15,6 +15,7 @@ class EarlyStopping(Hook):
     The value is looked for in the records of epochs and validations, once at each step. NaN is
     never an improvement. The best state, of all variables, is put back whenever training ends:
     also when it ran to its end, when something else stopped it, and after an exception or Ctrl-C.
+    Weights that an optimizer averages (`use_ema=True`) become the averages of the best step.
 
     The best state is part of checkpoints, which it makes twice as large: a run that goes on in
     another process can still put it back.
