@@ -163,9 +163,7 @@ def _made(
     data_dir: Path | None = None,
 ) -> "Made":
     """Make a task; this imports Keras."""
-    note = environment.prepare(backend, recipe.backend, data_dir, seed, precision)
-    if note:
-        output.note(note)
+    environment.prepare(backend, recipe.backend, data_dir, seed, precision)
     with overriding(seed, precision, backend):
         return recipe.make(settings)
 

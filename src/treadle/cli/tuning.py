@@ -116,10 +116,8 @@ def tune(
         fixed, parameters = recipe.given(set_ or []), recipe.parameters or ()
         spaces = chosen(parameters, read(search or [], parameters, recipe.name), fixed, recipe.name)
         folder = environment.checked_folder(data_dir) if data_dir is not None else None
-        name, note = environment.choose(backend, recipe.backend)
+        name = environment.choose(backend, recipe.backend)
         silent = quiet or json
-        if note:
-            output.note(note)
         if not silent:
             output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
         with warnings.catch_warnings():
