@@ -52,7 +52,7 @@ class Run:
         self.progress, self.reason, self.plan = Progress(step=at), None, plan
         self.unfinished, self.directory = False, None
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
-        self.asked, self.costs = 0, Costs()
+        self.asked, self.costs, self.evaluated = 0, Costs(), None
         self.clock, self.began, self.file = clock, clock.now, to.file
         self.hook = Console(to=to, **kwargs)
         self.hook.start(self)
@@ -93,6 +93,8 @@ class Run:
 def clock_(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(console, "monotonic", clock)
+    # A thread would look at this clock at any moment: tests call what it calls.
+    monkeypatch.setattr(console._Call, "_watch", lambda call, loop: None)
     return clock
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle import options
+from treadle import backend_choice, options
 from treadle.errors import BackendError, ConfigurationError
 from treadle.options import Options
 
@@ -86,7 +86,7 @@ def test_a_backend_before_keras_is_imported() -> None:
 def test_a_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: found(name) if name != "jax" else None
+        backend_choice, "find_spec", lambda name: found(name) if name != "jax" else None
     )
     with pytest.raises(BackendError) as caught:
         treadle.setup(backend="jax")

@@ -1,11 +1,15 @@
 """Treadle: you write the step, it runs the loop.
 
 Each public name is imported when it is first asked for (PEP 562), so that `import treadle` imports
-neither Keras nor a framework, and the backend can still be chosen.
+neither Keras nor a framework, and the backend can still be chosen. If only one backend is
+installed, `import treadle` chooses it.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from .backend_choice import choose_default_backend as _choose_default_backend
+from .backend_choice import choose_only_backend as _choose_only_backend
 
 if TYPE_CHECKING:
     from . import checkpoint as checkpoint
@@ -84,15 +88,33 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "schedules", "testing")
+_IMPORT_KERAS = [
+    "accumulation",
+    "autodiff",
+    "loop",
+    "loss_scale",
+    "stepping",
+    "tasks",
+    "transforms",
+    "warm",
+    "schedules",
+    "testing",
+]
+
+__all__ = ["__version__", *_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+_choose_only_backend()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"treadle.{_MODULE_OF[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"treadle.{name}")
-    raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+    module = _MODULE_OF.get(name, name)
+    if name not in _MODULE_OF and name not in _MODULES:
+        raise AttributeError(f"module 'treadle' has no attribute {name!r}")
+    if module in _IMPORT_KERAS:
+        _choose_default_backend()  # otherwise Keras fails with a traceback of its own
+    found = importlib.import_module(f"treadle.{module}")
+    return getattr(found, name) if name in _MODULE_OF else found
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF, *_MODULES])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

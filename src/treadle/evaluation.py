@@ -36,6 +36,9 @@ class Evaluation:
     Args:
         task: The task.
         options: How steps are executed.
+
+    Attributes:
+        position: Batches that a running `evaluate` has done, and how many there are if known.
     """
 
     def __init__(self, task: Any, options: Options) -> None:
@@ -43,6 +46,7 @@ class Evaluation:
         self._prepared: Prepared | None = None
         self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
         self.calls, self._pace = 0, Pace(options.window)
+        self.position: tuple[int, int | None] | None = None
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
         """Return the means of what `eval_step` returned and the metrics that it updated.
@@ -54,8 +58,9 @@ class Evaluation:
             raise ConfigurationError(
                 f"{type(self._task).__name__} has no eval_step: write one to evaluate or validate"
             )
-        feed = Feed()
-        feed.open(as_source(source), Progress(), loop)
+        feed, source = Feed(), as_source(source)
+        feed.open(source, Progress(), loop)
+        self.position = 0, source.length
         try:
             window = feed.first(Progress())
             if window is None:
@@ -63,11 +68,12 @@ class Evaluation:
             if self._prepared is None or self._prepared.changed_constants():
                 batch, step = window.batch(0), self._task.eval_step
                 self._prepared = Prepared(self._task, step, batch, self._options, "eval_step")
-            return self._run_all(feed, self._prepared)
+            return self._run_all(feed, self._prepared, source.length)
         finally:
+            self.position = None
             feed.close()
 
-    def _run_all(self, feed: Feed, prepared: Prepared) -> dict[str, float]:
+    def _run_all(self, feed: Feed, prepared: Prepared, length: int | None) -> dict[str, float]:
         """Run every window of an opened source, from metrics at zero, and put all back."""
         state, means, progress = prepared.state, Means(), Progress()
         metrics = [state.metrics[name] for name in prepared.metrics]
@@ -92,6 +98,7 @@ class Evaluation:
                     means.add(values, {n: weights.get(n, examples) for n in values})
                     pace.ran(window, outputs.seconds, prepared.largest)
                     progress = progress.advanced(window.count, window.count * window.examples)
+                    self.position = progress.batch, length
                 results = metric_results(state, prepared.metrics)
         finally:
             state.put_back(kept)

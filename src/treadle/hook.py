@@ -55,6 +55,11 @@ class LoopView(Protocol):
         ...
 
     @property
+    def evaluated(self) -> tuple[int, int | None] | None:
+        """Batches that the evaluation now running has done, and how many there are if known."""
+        ...
+
+    @property
     def costs(self) -> Costs:
         """What the run has spent its time on beside training."""
         ...

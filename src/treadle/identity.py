@@ -8,18 +8,18 @@ import hashlib
 import inspect
 import math
 import platform
-import sys
-import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from inspect import getattr_static
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from .options import backend_name, precision_name, run_seed, without_tensorflow
+from .ownership import Project, namespace_of, namespace_of_class
 
 PLAIN = (bool, int, float, str, type(None))
 SOURCE_FACTS = (
@@ -34,16 +34,6 @@ SOURCE_FACTS = (
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
 NAMED = 5  # pieces of code in a message
 LONGEST = 100  # of a longer list, as of an array, only the size is told
-
-# Code that is nobody's own: Python's, installed packages', and Treadle's.
-_paths = sysconfig.get_paths()
-_FOREIGN = tuple(
-    f"{Path(folder)}/"
-    for folder in (
-        *(_paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        Path(__file__).parent,
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -152,6 +142,8 @@ def described(value: Any, nested: bool = True) -> Any:
         >>> described((1, keras.optimizers.SGD(0.5)))[1]["learning_rate"]
         0.5
     """
+    if issubclass(type(value), ModuleType):  # a lazy one must not be asked for anything
+        return namespace_of(value)["__name__"]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN equals nothing
     if isinstance(value, PLAIN):
@@ -191,16 +183,18 @@ def described(value: Any, nested: bool = True) -> Any:
 def code_of(task: Any) -> dict[str, str]:
     """Return a short hash of every piece of the user's own code that makes a task what it is.
 
-    These are the methods of its class and of the bases that are neither Treadle's nor Keras', the
-    functions that it was made with, and the functions, classes and numbers that these use by name.
-    Comments and blanks do not count. What has no source, as in a shell, is left out.
+    These are the methods of its class and of its bases, the functions that it was made with, and
+    the functions, classes and numbers that these use by name, all as far as they lie in the task's
+    own project (see `ownership`). Comments and blanks do not count. Code without a source, as in a
+    shell, is left out.
 
     Returns:
         Hashes by qualified name: `{"Digits.train_step": "1b4f0e9851971998"}`.
     """
-    code = _Code()
+    functions = getattr(task, "_made_with", MadeWith({})).functions
+    code = _Code(Project([type(task), *map(_function_of, functions)]))
     code.take_class(type(task))
-    for function in getattr(task, "_made_with", MadeWith({})).functions:
+    for function in functions:
         code.take(function)
     return {name: "+".join(sorted(hashes)) for name, hashes in sorted(code.found.items())}
 
@@ -228,20 +222,20 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str =
 
 
 class _Code:
-    """The user's own code, followed from name to name."""
+    """The code of a project, followed from name to name."""
 
-    def __init__(self) -> None:
+    def __init__(self, project: Project) -> None:
+        self._project = project
         self.found: dict[str, set[str]] = {}  # two modules may have functions of one name
         self._seen: set[int] = set()
 
     def take_class(self, kind: type) -> None:
         """Take the methods and plain attributes of a class, and of its bases."""
         for base in kind.__mro__:
-            file = getattr(sys.modules.get(base.__module__), "__file__", None)
-            if base.__module__ == "builtins" or foreign(file) or not self._first(base):
+            if not self._project.owns(namespace_of_class(base)) or not self._first(base):
                 continue
             for name, member in list(vars(base).items()):
-                if isinstance(member, PLAIN) and not name.startswith("__"):
+                if issubclass(type(member), PLAIN) and not name.startswith("__"):
                     self._take_value(f"{base.__qualname__}.{name}", member)
                 else:
                     self.take(member)
@@ -251,7 +245,7 @@ class _Code:
         function = _function_of(thing)
         if function is None or not self._first(function):
             return
-        if foreign(function.__code__.co_filename):
+        if not self._project.owns(function.__globals__):
             return
         try:
             source = inspect.getsource(function)
@@ -267,17 +261,19 @@ class _Code:
             except ValueError:  # not yet filled
                 continue
         for name, value in used.items():
-            if isinstance(value, ModuleType):
-                if not foreign(getattr(value, "__file__", None)):
-                    for part in names & set(vars(value)):
-                        self._take_used(f"{name}.{part}", vars(value)[part])
+            if issubclass(type(value), ModuleType):
+                parts = namespace_of(value)
+                if self._project.owns(parts):
+                    for part in names & set(parts):
+                        self._take_used(f"{name}.{part}", parts[part])
             else:
                 self._take_used(name, value)
 
     def _take_used(self, name: str, value: Any) -> None:
-        if isinstance(value, type):
+        kind = type(value)  # isinstance would ask a lazy object for its __class__
+        if issubclass(kind, type):
             self.take_class(value)
-        elif isinstance(value, PLAIN):
+        elif issubclass(kind, PLAIN):
             self._take_value(name, value)
         else:
             self.take(value)
@@ -296,21 +292,26 @@ class _Code:
 
 
 def _function_of(thing: Any) -> FunctionType | None:
-    """Return the Python function in a method, a decorator's result, a property or a partial."""
+    """Return the Python function in a method, a decorator's result, a property or a partial.
+
+    Attributes are looked up statically: a lazy object imports what it stands for when it is asked.
+    """
     for _ in range(10):
-        if isinstance(thing, FunctionType) and not hasattr(thing, "__wrapped__"):
-            return thing
-        if isinstance(thing, partial):
+        kind = type(thing)
+        if issubclass(kind, type | ModuleType):
+            return None
+        if issubclass(kind, partial):
             thing = thing.func
-        elif isinstance(thing, property):
+            continue
+        if issubclass(kind, property):
             thing = thing.fget
+            continue
+        for name in ("__wrapped__", "__func__", "python_function"):  # the last: tf.function
+            if getattr_static(thing, name, None) is not None:
+                thing = getattr(thing, name)
+                break
         else:
-            for name in ("__wrapped__", "__func__", "python_function"):  # the last: tf.function
-                if not isinstance(thing, type) and hasattr(thing, name):
-                    thing = getattr(thing, name)
-                    break
-            else:
-                return None
+            return thing if issubclass(kind, FunctionType) else None
     return None
 
 
@@ -320,11 +321,6 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def foreign(file: str | None) -> bool:
-    """Say whether code of this file is nobody's own: Python's, a package's, or Treadle's."""
-    return file is not None and str(Path(file)).startswith(_FOREIGN)
 
 
 def _without_comments(source: str) -> str:

@@ -415,7 +415,8 @@ class Loop(Run):
             self._feed.open(source, self.progress, self, found.source)
 
     def _prepare(self, window: Window) -> None:
-        with noting("train_step", self.progress, running=1), explaining(window):
+        building = self._watchers.activity("building the step")
+        with building, noting("train_step", self.progress, running=1), explaining(window):
             self._training.prepare(window)
 
     def _end_epoch(self) -> None:

@@ -1,20 +1,16 @@
 """What is chosen before a run: `setup` for what layers need to know, `Options` for execution."""
 
-import importlib.util
-import json
-import os
 import random
 import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from .errors import BackendError, ConfigurationError, did_you_mean, whole_number
+from .backend_choice import choose_backend, choose_default_backend
+from .errors import ConfigurationError, did_you_mean, whole_number
 
-BACKENDS = ("tensorflow", "jax", "torch")
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
@@ -89,7 +85,8 @@ def setup(
         precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
             compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (losses are then
             scaled; see `LossScale`).
-        backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported.
+        backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
+            `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
         devices: A `keras.distribution` object, set for all layers made afterwards.
 
     Raises:
@@ -116,6 +113,8 @@ def setup(
         raise ConfigurationError(
             f"unknown precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
         )
+    if backend is None:
+        choose_default_backend()
     import keras
 
     built = _names_of_what_exists()
@@ -178,17 +177,6 @@ def backend_name() -> str:
     return keras.config.backend()
 
 
-def configured_backend() -> str:
-    """Return the backend in Keras' own configuration file, or Keras' default; imports nothing."""
-    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
-    try:
-        content = json.loads(Path(home, "keras.json").read_text())
-    except (OSError, ValueError):
-        return "tensorflow"
-    name = content.get("backend") if isinstance(content, dict) else None
-    return name if isinstance(name, str) else "tensorflow"
-
-
 def precision_name() -> str:
     """Return the dtype policy of layers that are made now: what `setup(precision=…)` sets."""
     import keras
@@ -241,33 +229,6 @@ def _seed_everything(seed: int) -> None:
     np.random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
-
-
-def choose_backend(name: str) -> None:
-    """Make Keras use this backend; it must not be imported with another one yet.
-
-    Raises:
-        BackendError: Unknown, not installed, or Keras already runs on another one.
-    """
-    if name not in BACKENDS:
-        raise BackendError(f"unknown backend {name!r}.{did_you_mean(name, BACKENDS)}")
-    if importlib.util.find_spec(name) is None:
-        found = ", ".join(b for b in BACKENDS if importlib.util.find_spec(b)) or "none"
-        raise BackendError(
-            f"the backend {name!r} is not installed: pip install 'treadle[{name}]' "
-            f"(installed: {found})"
-        )
-    if "keras" in sys.modules:
-        import keras
-
-        current = keras.config.backend()
-        if current != name:
-            raise BackendError(
-                f"Keras already runs on {current!r}, and cannot change to {name!r} in this "
-                f"process: call treadle.setup(backend={name!r}) before importing keras, or set "
-                f"KERAS_BACKEND={name}"
-            )
-    os.environ["KERAS_BACKEND"] = name
 
 
 def global_random_seed() -> int | None:

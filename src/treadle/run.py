@@ -117,6 +117,11 @@ class Run:
         }
 
     @property
+    def evaluated(self) -> tuple[int, int | None] | None:
+        """Batches that the evaluation now running has done, and how many there are if known."""
+        return self._evaluation.position
+
+    @property
     def costs(self) -> Costs:
         """What the run has spent its time on beside training."""
         return replace(self._training.costs(), waiting=self._feed.waited)
@@ -217,6 +222,8 @@ class Run:
         return self._training.batch_at(step)
 
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind != "log":  # what came since the last window took time too: a validation above all
+            self.progress = self._call.timed(self.progress)
         record = Record(kind, self.progress, dict(values))
         self.history.add(record)
         if kind != "log":

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
+from .backend_choice import BACKENDS
 from .errors import TreadleError
-from .options import BACKENDS
 
 PACKAGE = str(Path(__file__).parent) + os.sep
 RECIPES = PACKAGE + "recipes" + os.sep  # steps, as users write them

@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,15 @@ class Watchers:
         for hook in self._hooks:
             if text and isinstance(hook, default_hooks.Console):
                 hook.say(text, style)
+
+    @contextmanager
+    def activity(self, text: str) -> Generator[None]:
+        """Show what happens before the first step, where progress is shown."""
+        with ExitStack() as stack:
+            for hook in self._hooks:
+                if isinstance(hook, default_hooks.Console):
+                    stack.enter_context(hook.activity(text))
+            yield
 
     def warn(self, text: str) -> None:
         """Warn, if there is something to say: where progress is shown, else as Python does."""

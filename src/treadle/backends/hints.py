@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..options import BACKENDS
+from ..backend_choice import BACKENDS
 
 CONDITION = (
     "A Python `if`, `while`, `and` or bool() looked at a tensor, whose value is not known while "

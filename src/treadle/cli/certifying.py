@@ -9,6 +9,7 @@ from ..options import overriding, setup
 from ..recipes import resolve
 from . import environment, output
 from .commands import app, refuse_extra
+from .help import Command
 from .output import told
 from .parameters import (
     Backend,
@@ -28,6 +29,7 @@ INEXACT = 1
 
 
 @app.command(
+    cls=Command,
     epilog="Exit codes: 0 exact, 1 something is not exact or was not checked, 2 wrong usage, "
     "configuration, backend, data or directory, 130 interrupted.",
     context_settings={"allow_extra_args": True},
@@ -43,11 +45,15 @@ def certify(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Find out whether a task is exact: whether it resumes bit for bit on its data.
+    """Verify that a task resumes bit for bit with its own data.
 
     One process trains straight through 2K steps. Another saves a checkpoint at step K and is
-    killed, and a third goes on from there. Every batch, logged value, variable and random state is
+    killed, and a third resumes from there. Every batch, logged value, variable and random state is
     compared; so are many steps in one call with single steps, and compiled steps with eager ones.
+
+    Examples:
+      treadle certify digits
+      treadle certify my_task.py --steps 20 --backend torch
     """
     with told():
         refuse_extra(context.args)

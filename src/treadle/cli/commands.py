@@ -9,6 +9,7 @@ from ..errors import ConfigurationError
 from ..options import Options
 from ..recipes import find, resolve
 from . import output, running
+from .help import Command, Group
 from .output import told
 from .parameters import (
     Backend,
@@ -45,9 +46,12 @@ EPILOG = (
 
 app = typer.Typer(
     name="treadle",
+    cls=Group,
     help="You write the step; Treadle runs the loop: custom training loops on Keras 3, "
     "for TensorFlow, JAX and PyTorch.",
-    epilog=EPILOG,
+    epilog="Examples:\n  treadle run digits --epochs 3\n  treadle run digits --help\n"
+    "  treadle run my_task.py:MyTask --set units=128 --directory runs/mine\n"
+    "  treadle resume runs/mine\n\n" + EPILOG,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -70,14 +74,14 @@ def root(
     """Take the options that stand before a command."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG)
 def recipes() -> None:
     """List the tasks that come with Treadle, and their settings."""
     with told():
         output.print_recipes(find())
 
 
-@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command(cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
 def run(
     context: typer.Context,
     task: TaskName,
@@ -100,9 +104,13 @@ def run(
 ) -> None:
     """Train a task.
 
-    In a directory that holds a run, the same configuration goes on where
-    that run was, or does nothing where it is finished; another
-    configuration is refused.
+    If --directory holds a run of the same configuration, that run is resumed; a finished run is
+    left as it is. A run of another configuration is refused.
+
+    Examples:
+      treadle run digits --epochs 3 --set units=128
+      treadle run my_task.py:MyTask --backend jax --directory runs/mine
+      treadle run digits --help    (also lists the settings of digits)
     """
     with told():
         refuse_extra(context.args)
@@ -129,7 +137,7 @@ def run(
         _end(outcome, json)
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG)
 def resume(
     directory: RunDirectory,
     epochs: EpochsInAll = None,
@@ -139,9 +147,13 @@ def resume(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Go on with a run where it was, whatever ended it; a finished one does nothing.
+    """Resume an interrupted run. Does nothing if the run is already finished.
 
-    With --epochs or --steps it becomes a longer run, also a finished one.
+    With --epochs or --steps the run becomes longer, also a finished one.
+
+    Examples:
+      treadle resume runs/mine
+      treadle resume runs/mine --epochs 20
     """
     with told():
         lasts = {"epochs": epochs, "steps": steps, "until": until}
@@ -167,15 +179,19 @@ def refuse_extra(arguments: list[str]) -> None:
         raise ConfigurationError(f"{word!r} belongs to no option: {hint}")
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG)
 def evaluate(
     directory: RunDirectory,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Measure a run on its validation and test data.
+    """Evaluate a run on its validation and test data.
 
-    Of a run that did not finish, the newest checkpoint is measured.
+    An unfinished run is evaluated with its newest checkpoint.
+
+    Examples:
+      treadle evaluate runs/mine
+      treadle evaluate runs/mine --json
     """
     with told():
         with output.kept_free(json):
@@ -183,7 +199,7 @@ def evaluate(
         output.print_results(results, json)
 
 
-@app.command(epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG)
 def replay(
     directory: RunDirectory,
     step: StepNumber = None,
@@ -192,11 +208,14 @@ def replay(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Go back to a step of a run, and show everything that it computed.
+    """Run a step of a past run again, and show everything that it computed.
 
-    From the newest checkpoint before it, steps are run again as they
-    were; then the step itself once more, uncompiled. Nothing in the
-    directory is changed.
+    The steps since the newest checkpoint before it run as they did; then the step itself runs
+    uncompiled. Nothing in the directory is changed.
+
+    Examples:
+      treadle replay runs/mine --step 120
+      treadle replay runs/mine --bisect 'loss > 5' --save step.npz
     """
     with told():
         if save is not None and not save.absolute().parent.is_dir():

@@ -5,12 +5,12 @@ import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from ..backend_choice import choose_backend, default_backend, installed_backends
 from ..errors import BackendError, DataError
-from ..options import BACKENDS, choose_backend, configured_backend, setup
+from ..options import setup
 
 # What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
@@ -22,7 +22,7 @@ def prepare(
     data_dir: Path | None,
     seed: int | None,
     precision: str | None,
-) -> str | None:
+) -> None:
     """Choose the backend, import Keras, and set it up.
 
     Args:
@@ -32,9 +32,6 @@ def prepare(
         seed: For `treadle.setup`; 0 if not given, until the task's file says otherwise.
         precision: For `treadle.setup`.
 
-    Returns:
-        A sentence for the user where another backend than the configured one was chosen, else None.
-
     Raises:
         BackendError: The backend is unknown, not installed, loaded already as another one, or not
             what the task runs on.
@@ -43,11 +40,9 @@ def prepare(
     """
     if data_dir is not None:
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
-    chosen, note = choose(backend, only)
-    choose_backend(chosen)
+    choose_backend(choose(backend, only))
     with _quiet_start():
         setup(seed=seed or 0, precision=precision)
-    return note
 
 
 def checked_folder(data_dir: Path) -> Path:
@@ -61,38 +56,31 @@ def checked_folder(data_dir: Path) -> Path:
     return data_dir.absolute()
 
 
-def choose(backend: str | None, only: str | None) -> tuple[str, str | None]:
-    """Return the backend to run on, and a sentence where it is another than the configured one.
+def choose(backend: str | None, only: str | None) -> str:
+    """Return the backend to run on.
 
     Args:
-        backend: What was asked for, or None.
+        backend: The one that was asked for, or None.
         only: The one backend that the task can run on, or None.
 
     Raises:
-        BackendError: None is installed, or another one was asked for than the task runs on.
+        BackendError: None is installed, the task's only one is not, or another one was asked for.
     """
+    if only is None:
+        return backend or default_backend()
+    installed = installed_backends()
+    if only not in installed:
+        raise BackendError(
+            f"this task runs on {only} only, which is not installed: pip install "
+            f"'treadle[{only}]' (installed: {', '.join(installed) or 'none'})"
+        )
     asked = backend or os.environ.get("KERAS_BACKEND")
-    if only and asked and asked != only:
+    if asked and asked != only:
         origin = "--backend" if backend else "KERAS_BACKEND"
         raise BackendError(
             f"this task runs on {only} only, and {origin} says {asked}: use --backend {only}"
         )
-    if asked or only:
-        return asked or only or "", None
-    return _installed(configured_backend())
-
-
-def _installed(wanted: str) -> tuple[str, str | None]:
-    """Return the wanted backend, or the first that is installed and a sentence that says so."""
-    if wanted not in BACKENDS or find_spec(wanted) is not None:
-        return wanted, None
-    for name in BACKENDS:
-        if find_spec(name) is not None:
-            return name, f"running on {name}, since {wanted}, Keras' own choice, is not installed"
-    raise BackendError(
-        "no backend is installed: pip install 'treadle[tensorflow]', 'treadle[jax]' or "
-        "'treadle[torch]'"
-    )
+    return only
 
 
 @contextmanager

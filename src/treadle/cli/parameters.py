@@ -22,7 +22,7 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A setting of the task: an argument of its __init__. May be repeated.",
+        help="A setting of the task, as --set units=128. May be repeated. NAME --help lists them.",
         show_default=False,
     ),
 ]
@@ -88,7 +88,8 @@ Backend = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="tensorflow, jax or torch; default: KERAS_BACKEND, then Keras' own configuration.",
+        help="tensorflow, jax or torch; default: KERAS_BACKEND, the only installed backend, then "
+        "Keras' own configuration.",
         show_default=False,
         rich_help_panel=HOW,
     ),
@@ -149,7 +150,7 @@ Directory = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="What the run leaves goes here; default: runs/NAME-1, then -2 ….",
+        help="Folder for the files of the run; default: runs/NAME-1, then -2 ….",
         show_default=False,
         rich_help_panel=WHERE,
     ),
@@ -166,14 +167,16 @@ DataDir = Annotated[
 Fresh = Annotated[
     bool,
     typer.Option(
-        "--fresh", help="Start anew in a directory that holds a run.", rich_help_panel=WHERE
+        "--fresh",
+        help="Remove the run in the directory, and start from scratch.",
+        rich_help_panel=WHERE,
     ),
 ]
 Override = Annotated[
     bool,
     typer.Option(
         "--override",
-        help="Go on with a run although its configuration differs.",
+        help="Resume a run although its configuration differs.",
         rich_help_panel=WHERE,
     ),
 ]
@@ -181,7 +184,7 @@ WeightsFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Begin with the weights that this other run has learned.",
+        help="Begin with the weights of this other run.",
         show_default=False,
         rich_help_panel=WHERE,
     ),

@@ -15,6 +15,7 @@ from ..options import overriding
 from ..recipes import Recipe, resolve
 from . import environment, output
 from .commands import EPILOG, app, refuse_extra
+from .help import Command
 from .output import told
 from .parameters import (
     PRINTED,
@@ -41,7 +42,7 @@ Plot = Annotated[
 ]
 
 
-@app.command("find-lr", epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command("find-lr", cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
 def find_lr(
     context: typer.Context,
     task: TaskName,
@@ -67,10 +68,14 @@ def find_lr(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Find a learning rate to begin with, by a range test.
+    """Suggest a learning rate by a range test.
 
-    The task trains a few steps, each with a larger learning rate than the
-    one before, until its loss diverges.
+    The task trains a few steps, each with a larger learning rate than the one before, until its
+    loss diverges.
+
+    Examples:
+      treadle find-lr digits --plot rates.png
+      treadle find-lr my_task.py --optimizer critic_optimizer --steps 200
     """
     with told():
         refuse_extra(context.args)
@@ -100,7 +105,7 @@ def find_lr(
             output.say(f"try it: treadle run {task} --set learning_rate={found.suggestion:.2g}")
 
 
-@app.command(epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command(cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
 def schedule(
     context: typer.Context,
     what: Annotated[
@@ -118,11 +123,14 @@ def schedule(
     backend: Backend = None,
     json: Json = False,
 ) -> None:
-    """Show what a schedule does, or the learning rates of a task.
+    """Show the values of a schedule, or the learning rates of a task.
 
-    Schedules are those of treadle.schedules and of
-    keras.optimizers.schedules, also within one another. A task's
-    optimizers are taken to be used once in each step.
+    Schedules are those of treadle.schedules and of keras.optimizers.schedules, also within one
+    another. A task's optimizers are taken to be used once in each step.
+
+    Examples:
+      treadle schedule 'cyclic(1e-4, 1e-2, step_size=500)' --steps 2000 --plot cyclic.png
+      treadle schedule my_task.py
     """
     with told():
         refuse_extra(context.args)
@@ -163,9 +171,7 @@ def _made(
     data_dir: Path | None = None,
 ) -> "Made":
     """Make a task; this imports Keras."""
-    note = environment.prepare(backend, recipe.backend, data_dir, seed, precision)
-    if note:
-        output.note(note)
+    environment.prepare(backend, recipe.backend, data_dir, seed, precision)
     with overriding(seed, precision, backend):
         return recipe.make(settings)
 

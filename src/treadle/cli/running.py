@@ -1,5 +1,6 @@
 """What `run` and `evaluate` do, in terms of the public interface."""
 
+import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
+from ..backend_choice import choose_backend
 from ..directory import RUN, read_run, why_unfinished
-from ..errors import ConfigurationError, DataError, DirectoryError
+from ..errors import BackendError, ConfigurationError, DataError, DirectoryError
 from ..identity import changed_code, code_of
 from ..options import Options, backend_name, overriding, precision_name, run_seed
 from ..recipes import Recipe, resolve
@@ -80,15 +82,13 @@ def train(request: Request) -> Outcome:
             f"--until takes a time, as '30 min', not {request.until!r}: for counts there are "
             "--epochs and --steps"
         )
-    note = environment.prepare(
-        request.backend,
+    environment.prepare(
+        request.backend or _recorded_backend(request),
         request.recipe.backend,
         request.data_dir,
         request.seed,
         request.precision,
     )
-    if note:
-        output.note(note)
     with overriding(request.seed, request.precision, request.backend):
         made = request.recipe.make(request.settings)
     asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
@@ -146,7 +146,7 @@ def resume(
     Raises:
         TreadleError: It is a run of a script, or what `train` raises.
     """
-    configuration = _configured(directory, "run the script again, which goes on where it was")
+    configuration = _opened(directory, "run the script again, which resumes the run")
     changes = {name: value for name, value in lasts.items() if value is not None}
     how_long = {name: configuration.get(name) for name in LASTS} | changes
     return train(
@@ -183,7 +183,7 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
         TreadleError: The directory holds no run of a command, or an unfinished one without a
             checkpoint; its task cannot be made again, or there is nothing to measure it on.
     """
-    configuration = _configured(directory, "call loop.evaluate in the script")
+    configuration = _opened(directory, "call loop.evaluate in the script")
     state = _state(directory)
     made = _made_again(directory, configuration, data_dir)
     data = made.datasets()
@@ -211,16 +211,21 @@ def replay(
         raise ConfigurationError(
             "say which step: either --step N, or what to look for, as --bisect 'loss > 5'"
         )
-    if bisect is not None:
-        from ..doctor.conditions import parse  # late, as is all that imports NumPy
+    from ..doctor.conditions import parse  # late, as is all that imports NumPy
+    from ..doctor.recorded import Recorded
 
-        parse(bisect)
+    condition = None if bisect is None else parse(bisect)
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
-    configuration = _configured(
+    configuration = _opened(
         directory,
         f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
         "task and the source that the script makes",
     )
+    recorded = Recorded(directory)
+    if condition is not None:
+        recorded.check_condition(condition)
+    elif step is not None:
+        recorded.check_step(step)
     made = _made_again(directory, configuration, data_dir)
     data = made.datasets()
     return treadle.doctor.replay(
@@ -243,11 +248,14 @@ def _made_again(directory: Path, configuration: Mapping[str, Any], data_dir: Pat
         return recipe.make(configuration["settings"])
 
 
-def _configured(directory: Path, otherwise: str) -> dict[str, Any]:
-    """Return the configuration of a run that a command made.
+def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
+    """Return the configuration of a run that a command made, and choose the run's backend.
+
+    Whatever follows may import Keras: some modules of Treadle that read a run do.
 
     Raises:
-        DirectoryError: A script made it; the message says what to do `otherwise`.
+        DirectoryError: It holds no run, or one of a script: the message ends with `otherwise`.
+        BackendError: The run's backend is not installed.
     """
     configuration = read_run(directory)["configuration"]
     if "recipe" not in configuration:
@@ -255,7 +263,23 @@ def _configured(directory: Path, otherwise: str) -> dict[str, Any]:
             f"{directory} holds a run of a script, whose task cannot be made again here: "
             f"{otherwise}"
         )
+    try:
+        choose_backend(configuration["backend"])
+    except BackendError as error:
+        raise BackendError(
+            f"{directory} holds a run on {configuration['backend']}: {error}"
+        ) from error
     return configuration
+
+
+def _recorded_backend(request: Request) -> str | None:
+    """Return the backend of the run in the directory, unless `KERAS_BACKEND` names one."""
+    directory = request.directory
+    if request.fresh or directory is None or os.environ.get("KERAS_BACKEND"):
+        return None
+    return (
+        read_run(directory)["configuration"].get("backend") if (directory / RUN).exists() else None
+    )
 
 
 def _data_dir(asked: Path | None, configuration: Mapping[str, Any]) -> Path | None:

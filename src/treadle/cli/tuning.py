@@ -15,6 +15,7 @@ from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output
 from .commands import app, refuse_extra
+from .help import Command
 from .output import told
 from .parameters import (
     HOW,
@@ -36,6 +37,7 @@ SHOWN = 10
 
 
 @app.command(
+    cls=Command,
     epilog="Exit codes: 0 done or finished before, 1 no trial came to its end, 2 wrong usage, "
     "configuration, backend, data or directory, 130 interrupted, 143 terminated: it can go on.",
     context_settings={"allow_extra_args": True},
@@ -103,12 +105,14 @@ def tune(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Search for the settings with which a task becomes best.
+    """Search a task's hyperparameters.
 
-    What is tried stands in the task's signature, as a treadle.Range or a
-    treadle.Choice, or behind --search. The same command again goes on
-    where the search was, whatever ended it, until there are N trials in
-    all.
+    What is tried is in the task's signature, as a treadle.Range or a treadle.Choice, or given with
+    --search. The same command resumes an interrupted search, until there are N trials in all.
+
+    Examples:
+      treadle tune digits --trials 20
+      treadle tune my_task.py --search 'units=64..512 log' --workers 2
     """
     with told():
         refuse_extra(context.args)
@@ -116,10 +120,8 @@ def tune(
         fixed, parameters = recipe.given(set_ or []), recipe.parameters or ()
         spaces = chosen(parameters, read(search or [], parameters, recipe.name), fixed, recipe.name)
         folder = environment.checked_folder(data_dir) if data_dir is not None else None
-        name, note = environment.choose(backend, recipe.backend)
+        name = environment.choose(backend, recipe.backend)
         silent = quiet or json
-        if note:
-            output.note(note)
         if not silent:
             output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
         with warnings.catch_warnings():

@@ -7,7 +7,6 @@ batches or values, what differs here is what they probably come from.
 import dis
 import hashlib
 import random
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -15,7 +14,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ..identity import foreign
+from ..ownership import is_library, namespace_of_class
 from ..when import Scheduled
 
 DEEPEST: Final = 7
@@ -98,7 +97,7 @@ class Attributes:
             self._take_function(thing, path, depth)
         elif isinstance(thing, GeneratorType):
             frame = cast("Any", thing).gi_frame
-            if frame is not None and not foreign(frame.f_code.co_filename):
+            if frame is not None and not is_library(frame.f_globals):
                 local = f"{root_of(path)}: {frame.f_code.co_name}"
                 self._take_all(((f"{local}.{k}", x) for k, x in frame.f_locals.items()), depth)
         elif text is None:
@@ -110,7 +109,7 @@ class Attributes:
 
     def _take_function(self, function: FunctionType, path: str, depth: int) -> None:
         """Take what a function closes over, its defaults, and what it uses of its own module."""
-        own = not foreign(function.__code__.co_filename)
+        own = not is_library(function.__globals__)
         name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
         for cell_name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
@@ -211,11 +210,7 @@ def _told(thing: Any) -> str | None:
 
 
 def _is_users(kind: type) -> bool:
-    if kind.__module__ == "builtins" or issubclass(kind, BuiltinFunctionType):
-        return False
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return module is not None and not foreign(file)
+    return not issubclass(kind, BuiltinFunctionType) and not is_library(namespace_of_class(kind))
 
 
 def _names(code: CodeType) -> set[str]:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import active
-from ..checkpoint import Checkpoint, Checkpoints
-from ..directory import CHECKPOINTS, LOG, differences, read_run
-from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean, whole_number
+from ..checkpoint import Checkpoint
+from ..directory import differences
+from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hook import Hook
-from ..hooks.lines import OWN, read_log
+from ..hooks.lines import OWN
 from ..identity import changed_code, code_of, identity
 from ..logs import LOSS_SCALE, UNDONE
 from ..options import Options
@@ -35,6 +35,7 @@ from .findings import (
 from .looking import look_into
 from .numbers import Numbers
 from .origin import Origin
+from .recorded import Recorded
 from .visiting import Moment, Sources, Visit
 
 
@@ -110,7 +111,8 @@ class _Run:
         place: Path,
     ) -> None:
         self._task, self._directory, self._hooks, self._place = task, directory, hooks, place
-        self._facts = facts = read_run(directory)
+        recorded = Recorded(directory)
+        self._facts = facts = recorded.facts
         # A run of the command line has settings of its own there; the rest of both must agree.
         known = {**identity(task), "settings": facts["configuration"].get("settings")}
         if "recipe" not in facts["configuration"]:
@@ -122,59 +124,22 @@ class _Run:
                 f"{directory} holds the run of another task: {'; '.join(found)}. Make the task as "
                 "for the run, after the same treadle.setup, on the same backend"
             )
-        calls = facts.get("calls", [])
-        if not calls:
-            raise DirectoryError(
-                f"{directory} holds a run of loop.step(batch) alone: where its batches came from "
-                "is not known, so they cannot be drawn again"
-            )
-        self._sources = Sources(train, validation, calls, directory)
-        self._checkpoints = Checkpoints(directory / CHECKPOINTS)
-        log = directory / LOG
-        steps = read_log(log)[0] if log.exists() else []
-        self._log: dict[int, Mapping[str, Any]] = {line["step"]: line for line in steps}
+        self._recorded = recorded
+        self._sources = Sources(train, validation, recorded.calls, directory)
+        self._log, self._last = recorded.log, recorded.last
+        steps = self._log.values()
         skips = any(UNDONE in line and LOSS_SCALE not in line for line in steps)
         self._options = replace(_options(facts), skip_nonfinite=skips)
-        self._last = max([*self._log, (facts.get("progress") or {}).get("step", 0)])
 
     def first_step(self, condition: Condition) -> tuple[int, str]:
         """Return the first step after which a condition holds, and how it was found."""
-        logged = list(dict.fromkeys(name for line in self._log.values() for name in line))
-        logged = [name for name in logged if name not in OWN]
-        if all(name in logged for name in condition.names):
-            for step, line in sorted(self._log.items()):
-                if all(name in line for name in condition.names) and condition.holds(line):
-                    shown = ", ".join(f"{name} is {line[name]}" for name in condition.names)
-                    return step, f"{condition.text}: the first step of the log is {step}: {shown}"
-            raise ConfigurationError(
-                f"{condition.text!r} holds of none of the {len(self._log)} steps in "
-                f"{self._directory / LOG}"
-            )
-        return self._first_of_state(condition, logged)
-
-    def _first_of_state(self, condition: Condition, logged: Sequence[str]) -> tuple[int, str]:
-        steps = self._checkpoints.steps()
-        start = self._before(min(steps, default=0))
-        known = (*logged, *start.state)
-        unknown = [name for name in condition.names if name not in known]
-        if unknown:
-            raise ConfigurationError(
-                f"{condition.text!r} names {unknown[0]!r}, which is neither a value that steps "
-                f"returned nor the path of a variable.{did_you_mean(unknown[0], known)}"
-            )
-        of_steps = [name for name in condition.names if name not in start.state]
-        if of_steps:
-            raise ConfigurationError(
-                f"{condition.text!r} compares {of_steps[0]!r}, which steps returned, with a "
-                "variable: the one is in the log, the other in checkpoints. Compare each with a "
-                "number"
-            )
-        if condition.holds(start.state):
-            raise ConfigurationError(
-                f"{condition.text!r} holds already in the first checkpoint, after step {steps[0]}"
-            )
+        self._recorded.check_condition(condition)
+        logged = self._recorded.logged_step(condition)
+        if logged is not None:
+            return logged
+        steps = self._recorded.checkpoints.steps()
         index = bisect_left(
-            steps, True, lo=1, key=lambda step: condition.holds(self._before(step).state)
+            steps, True, lo=1, key=lambda step: condition.holds(self._recorded.before(step).state)
         )
         parts = [(steps[index - 1], steps[index] if index < len(steps) else self._last)]
         if index == len(steps):  # none holds it: if it came and went, that may have been anywhere
@@ -195,7 +160,7 @@ class _Run:
             return condition.holds({n: read(state.variables[n]) for n in condition.names})
 
         # One further: it may be made so between the end and the step that follows, if one does.
-        visit = self._visit(self._before(begin), min(end + 1, self._last), holds)
+        visit = self._visit(self._recorded.before(begin), min(end + 1, self._last), holds)
         visit.go(self._sources)
         if visit.met is None:
             return None
@@ -205,11 +170,8 @@ class _Run:
 
     def visit(self, step: int, found_by: str) -> Replay:
         """Run up to a step, compare, and look into it."""
-        if step > self._last:
-            raise DirectoryError(
-                f"there is no step {step} in {self._directory}: its steps are 1 to {self._last}"
-            )
-        found = self._before(step - 1)
+        self._recorded.check_step(step)
+        found = self._recorded.before(step - 1)
         visit = self._visit(found, step)
         visit.go(self._sources)
         moment = visit.moment
@@ -254,16 +216,6 @@ class _Run:
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
         task, run, place = self._task, self._directory, self._place
         return Visit(task, found, run, place, self._hooks, self._options, last, watch)
-
-    def _before(self, step: int) -> Checkpoint:
-        found = self._checkpoints.before(step)
-        if found is None:
-            raise CheckpointError(
-                f"{self._directory} holds no checkpoint at or before step {step}, so no step can "
-                "be reached: a run keeps that of step 0, unless it has only just begun, or its "
-                "folder of checkpoints was left behind"
-            )
-        return found
 
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
         compared, difference = 0, ""

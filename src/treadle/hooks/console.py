@@ -1,7 +1,10 @@
 """What a run shows of itself: live bars on a terminal, plain lines elsewhere."""
 
 import importlib.util
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from math import ceil
 from time import monotonic
 
 import rich
@@ -14,12 +17,15 @@ from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
 from .display import Display, Pace, Position, Table, notes, progress_line
 from .values import brief, clock, line
+from .waiting import Waiting
 
 # Seconds between two looks.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
 # A refresh is followed by this many times what it took without one: a slow terminal slows no run.
 # But not by more seconds than this: bars that stand still look like a run that does.
 REST, LONGEST_REST = 200, 1.0
+# Where no step ends for so many seconds, a thread shows what the run is doing, and for how long.
+SILENCE_ON_TERMINAL, SILENCE_IN_PLAIN_TEXT = 0.5, 30.0
 # What is told at the end: compiling or waiting for data of so many seconds; and of such a share of
 # the time, since the rest of the machine idled meanwhile.
 NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
@@ -31,6 +37,8 @@ class Console(Hook):
     On a terminal: two bars and the newest values, below a table of the finished epochs. In a
     notebook the same, where ipywidgets are installed. Elsewhere plain lines: one for each epoch and
     validation, and one every ten seconds between them.
+
+    While the loop compiles or validates, it shows for how long, and how many batches are done.
 
     It shows what the loop has fetched anyway. Running metrics, for which the device must be waited
     for, are asked for once a second at most.
@@ -52,7 +60,19 @@ class Console(Hook):
     def say(self, text: str, style: str = "") -> None:
         """Print a sentence about the run, in one of rich's styles."""
         if not self._quiet:
-            (self._to or rich.get_console()).print(Text(text, style), soft_wrap=True)
+            show(self._to or rich.get_console(), text, style)
+
+    @contextmanager
+    def activity(self, text: str) -> Generator[None]:
+        """Show what happens before the first step, and for how long."""
+        quiet = self._quiet or self._call is not None
+        with Waiting(text, self._to, quiet=quiet, at_once=False):
+            yield
+
+    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Show how far a validation is, while it runs."""
+        if self._call is not None:
+            self._call.doing = "validating" if results is None else ""
 
     def start(self, loop: LoopView) -> None:
         """Show the bars; say where the run goes on, if it does."""
@@ -64,13 +84,15 @@ class Console(Hook):
         call, now = self._call, monotonic()
         if call is not None:
             if now >= call.due or call.waiting is not None:
-                call.look(loop, logs, now)
-            call.last = now
+                with call.lock:
+                    call.look(loop, logs, now)
+            call.last, call.doing = now, ""
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Print a line that stays."""
         if self._call is not None:
-            self._call.record(loop, record)
+            with self._call.lock:
+                self._call.record(loop, record)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Remove the bars, and say why the run ended."""
@@ -86,6 +108,8 @@ class _Call:
         due: The moment of the next look.
         last: The moment after the last window.
         waiting: A validation that is not shown yet: an epoch's line may be about to tell the same.
+        doing: What the loop does other than running steps.
+        lock: Held by whoever draws: the loop, or the thread that shows how long something takes.
     """
 
     def __init__(self, console: rich.console.Console, loop: LoopView) -> None:
@@ -98,9 +122,13 @@ class _Call:
         self._looked, self._plan = False, ""
         self._display: Display | None = None
         self._live: Live | None = None
+        self._drawn_width = console.width
         self._interval = IN_PLAIN_TEXT
         self.due = self.last = now
         self.waiting: Record | None = None
+        self.doing = "" if loop.plan else "compiling the first step"
+        self.lock = threading.RLock()
+        self._ended = threading.Event()
         if self._first.step > 0:
             self._print(f"going on after {self._first}", "dim")
         self._tell_plan(loop)
@@ -108,10 +136,12 @@ class _Call:
         if widgets or console.is_interactive:
             self._interval = IN_NOTEBOOK if widgets else ON_TERMINAL
             position = Position(loop, self._first, self._first.step)
-            self._display = Display(position, "" if loop.plan else "compiling the first step")
-            # No thread draws: it would take the interpreter from the loop at odd moments.
+            self._display = Display(position, self.doing)
+            # No thread draws while steps run: it would take the interpreter from the loop.
             self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
             self._live.start(refresh=True)
+        self._thread = threading.Thread(target=self._watch, args=(loop,), daemon=True)
+        self._thread.start()
 
     def look(self, loop: LoopView, logs: StepLogs, now: float) -> None:
         """Show a validation that waits, and, where it is due, how far the run is."""
@@ -119,7 +149,8 @@ class _Call:
         if now < self.due:
             return
         self.due = now + self._interval
-        self._pace.look(now, logs.progress)
+        compiling = loop.costs.compiling - self._costs.compiling
+        self._pace.look(now - compiling, logs.progress)
         if not self._looked:
             self._looked = True
             self._tell_plan(loop)
@@ -137,6 +168,7 @@ class _Call:
         display.position, display.notes = position, extra
         display.newest, display.means = newest, self._means
         began = monotonic()
+        self._adapt()
         self._live.refresh()
         ended = monotonic()
         self.due = max(self.due, ended + min(LONGEST_REST, REST * (ended - began)))
@@ -158,11 +190,15 @@ class _Call:
 
     def close(self, loop: LoopView, error: BaseException | None) -> None:
         """Remove the bars and print the last line."""
+        self._ended.set()
+        self._thread.join()
         try:
             self._show_waiting()
         finally:
             if self._live is not None:
+                self._adapt()
                 self._live.stop()
+                self._live = None
         at = loop.progress
         steps, seconds = at.step - self._first.step, at.seconds - self._first.seconds
         time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
@@ -179,6 +215,53 @@ class _Call:
             self._print(f"finished: {ran}", "bold green")
         if loop.unfinished and loop.directory is not None:
             self._print(f"all of it is saved in {loop.directory}: run the same again to go on")
+
+    def _watch(self, loop: LoopView) -> None:
+        """Show what the run is doing where no step ends for a while; a thread of its own."""
+        silence = SILENCE_IN_PLAIN_TEXT if self._live is None else SILENCE_ON_TERMINAL
+        shown = self.last
+        while not self._ended.wait(silence / 2):
+            since = self.last
+            now = monotonic()
+            if self._live is None:
+                since, shown = max(since, shown), max(since, shown)
+            if now - since < silence:
+                continue
+            with self.lock:
+                if self._ended.is_set():
+                    return
+                self._show_activity(loop, now)
+            shown = now
+
+    def _show_activity(self, loop: LoopView, now: float) -> None:
+        what, evaluated = self.doing or "waiting for a step to end", loop.evaluated
+        if self.doing == "validating" and evaluated is not None:
+            done, of = evaluated
+            what += f" {done:,}/{of:,}" if of is not None else f" {done:,}"
+        text = f"{what} … {now - self.last:.0f} s"
+        if self._display is None or self._live is None:
+            self._print(text, "dim")
+            return
+        time, _ = self._display.notes
+        self._display.notes = time, text
+        self._adapt()
+        self._live.refresh()
+
+    def _adapt(self) -> None:
+        """Erase the bars where the terminal has become narrower, so that their lines were wrapped.
+
+        rich goes up by as many lines as it has drawn, and the terminal now has more of them.
+        """
+        width, before = self._console.width, self._drawn_width
+        self._drawn_width = width
+        if self._display is None or width >= before or not self._display.drawn:
+            return
+        drawn = self._display.drawn
+        rows = sum(max(1, ceil(length / width)) for length in drawn)
+        up, down = rows - 1, len(drawn) - 1
+        codes = f"\r\x1b[{up}A\x1b[J" if up else "\r\x1b[J"
+        self._console.file.write(codes + (f"\x1b[{down}B" if down else ""))
+        self._console.file.flush()
 
     def _spent(self, loop: LoopView, seconds: float) -> str:
         """Say what the time went to beside training, where it is worth knowing."""
@@ -221,5 +304,13 @@ class _Call:
         self._print(f"step {record.progress.step:,}  {line(record.values)}")
 
     def _print(self, text: str, style: str = "") -> None:
-        # Soft-wrapped: rich would break a line of a file at 80 characters.
-        self._console.print(Text(text, style), soft_wrap=True)
+        self._adapt()
+        show(self._console, text, style)
+
+
+def show(console: rich.console.Console, text: str, style: str = "") -> None:
+    """Print a text: on a terminal broken between words, in a file as it is."""
+    if console.is_terminal:
+        console.print(Text(text, style), overflow="ignore", crop=False)
+    else:
+        console.print(Text(text, style), soft_wrap=True)

@@ -33,7 +33,10 @@ class Pace:
         self._recent: deque[tuple[float, int]] = deque(maxlen=50)
 
     def look(self, now: float, progress: Progress) -> None:
-        """Take note of where the run stands at a moment, in seconds of some clock."""
+        """Take note of where the run stands at a moment, in seconds of some clock.
+
+        The clock must not count compiling: what was compiled is not compiled again.
+        """
         self._last = now, progress.step
         self._first = self._first or self._last
         self._recent.append((now - self._lost, progress.examples))
@@ -99,6 +102,7 @@ class Display:
         notes: What stands behind each bar.
         newest: The newest step's values.
         means: The means and metrics of the epoch so far.
+        drawn: The widths of the lines that were drawn last.
 
     Drawn in segments, a tenth of a millisecond each time: texts and tables of rich take several.
     """
@@ -108,9 +112,16 @@ class Display:
         self.notes: tuple[str, str] = ("", note)
         self.newest: Mapping[str, float] = {}
         self.means: Mapping[str, float] = {}
+        self.drawn: list[int] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        """Draw; rich cuts a line that is too long for the terminal."""
+        """Draw; values that do not fit into the terminal's width are left out."""
+        segments = list(self._segments(console, options))
+        text = "".join(segment.text for segment in segments)
+        self.drawn = [min(len(line), options.max_width) for line in text.splitlines()]
+        yield from segments
+
+    def _segments(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         at = self.position
         width = max(len(at.epoch), len(at.step))
         room = options.max_width - width - max(len(note) for note in self.notes) - 10
@@ -131,8 +142,26 @@ class Display:
         for label, values in (("now", self.newest), ("mean", self.means)):
             if values:
                 fixed = {name: short(value, fixed=True) for name, value in values.items()}
-                yield Segment(f"{label:5} " + "  ".join(f"{n} {v}" for n, v in fixed.items()))
+                yield Segment(fitting(label, fixed, options.max_width))
                 yield Segment.line()
+
+
+def fitting(label: str, values: Mapping[str, str], width: int) -> str:
+    """Return a line of values, as many as fit; half a number would be another number.
+
+    Example:
+        >>> fitting("now", {"loss": "0.5000", "accuracy": "0.9000"}, 30)
+        'now   loss 0.5000  …'
+    """
+    text = f"{label:5}"
+    parts = [f" {name} {value}" for name, value in values.items()]
+    for number, part in enumerate(parts):
+        space = " " if number else ""
+        rest = 0 if number == len(parts) - 1 else len("  …")
+        if len(text) + len(space) + len(part) + rest > width:
+            return f"{text}{space} …"
+        text += space + part
+    return text
 
 
 def notes(position: Position, pace: Pace, elapsed: float) -> tuple[str, str]:

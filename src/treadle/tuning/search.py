@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..backend_choice import default_backend
 from ..errors import ConfigurationError, DataError, whole_number
-from ..options import backend_name, configured_backend
+from ..options import backend_name
 from ..ranges import PLAIN, Space
 from ..recipes import Parameter, known_parameters, resolve
 from . import space
@@ -126,7 +127,7 @@ def tune(
         name, source = recipe.name, recipe.source
         parameters = known_parameters(recipe.parameters, name)
         backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
-        options = _options(backend or configured_backend(), precision, data_dir)
+        options = _options(backend or default_backend(), precision, data_dir)
         _refuse_objects(fixed or {})
     else:
         _refuse_elsewhere(workers, backend, precision, data_dir)

@@ -59,8 +59,9 @@ def _say(answers: IO[str], what: Mapping[str, Any]) -> None:
 
 def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
     """Try what is asked for; the first one chooses the backend and imports Keras."""
+    from ..backend_choice import choose_backend
     from ..errors import Terminated, TreadleError
-    from ..options import backend_name, choose_backend, overriding, precision_name, run_seed, setup
+    from ..options import backend_name, overriding, precision_name, run_seed, setup
     from ..recipes import resolve
 
     order = Order(**asked)
