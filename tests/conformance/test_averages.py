@@ -294,5 +294,9 @@ def test_weights_that_a_callback_swaps_end_as_averages_where_another_one_stops(
     ]
     loop = train(epochs=9, hooks=[treadle.hooks.KerasCallbacks(callbacks)])
     assert loop.progress.step == 10
-    same(loop.task.model.get_weights(), train(epochs=2).task.model.get_weights())
+    # On TensorFlow the callback swaps by sums and differences, which round.
+    for ours, theirs in zip(
+        loop.task.model.get_weights(), train(epochs=2).task.model.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     same(loop.task.model.get_weights(), averages(loop.task.optimizer))

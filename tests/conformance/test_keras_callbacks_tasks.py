@@ -122,6 +122,13 @@ def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() 
     assert float(task.optimizer.learning_rate) == pytest.approx(0.1)
 
 
+class Unsized:
+    """Batches of which nobody says how many there are."""
+
+    def __iter__(self) -> Any:
+        return iter([(X[:8], Y[:8]), (X[8:16], Y[8:16])])
+
+
 @pytest.mark.parametrize(
     ("how", "epochs"),
     [
@@ -130,7 +137,8 @@ def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() 
         ({"epochs": None, "steps": 7}, 3),
         ({"epochs": 5, "steps": 6}, 2),
         ({"epochs": 2, "steps": 60}, 2),
-        ({"epochs": None, "until": "0.01 s"}, math.inf),
+        ({"epochs": None, "steps": 7, "train": Unsized()}, math.inf),
+        ({"epochs": None, "steps": 7, "until": "1 h", "train": Unsized()}, math.inf),
     ],
 )
 def test_epochs_are_a_number(how: dict[str, Any], epochs: float) -> None:
@@ -187,7 +195,7 @@ def test_a_model_without_trainable_weights_is_evaluated_in_each_epoch() -> None:
     model = new_model(trainable=False)
     task = treadle.Supervised(model, "mse", keras.optimizers.SGD(0.1), {"mae": "mae"})
     before = model.get_weights()
-    train(task, [history, kinds.LearningRateScheduler(lambda epoch: 0.5)])
+    train(task, [kinds.LearningRateScheduler(lambda epoch: 0.5), history])
     assert history.epoch == [0, 1, 2]
     assert set(history.history) == {"loss", "mae", "val_loss", "val_mae", "learning_rate"}
     expected = np.mean((X @ before[0] + before[1] - Y) ** 2)
@@ -208,7 +216,7 @@ def test_a_file_of_a_callback_goes_on_as_a_compiled_model(loss: Any, tmp_path: P
     train(task, kinds.ModelCheckpoint(str(path)))
     assert not task.model.compiled  # the model itself is left as it was
     loaded = keras.models.load_model(path, custom_objects={"half_squared": half_squared})
-    assert loaded.compiled and type(loaded.optimizer) is keras.optimizers.Adam
+    assert loaded.compiled and isinstance(loaded.optimizer, keras.optimizers.Adam)
     assert len(loaded.optimizer.variables) == len(optimizer.variables) > 4
     for one, other in zip(loaded.optimizer.variables, optimizer.variables, strict=True):
         np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (one, other)))

@@ -373,8 +373,10 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
 
     from ..tasks import Supervised
 
+    if isinstance(optimizer, _Ambiguous):
+        return {}
     own = [id(v) for v in model.trainable_variables]
-    updated = [id(v) for v in getattr(optimizer, "_trainable_variables", ())]
+    updated = [id(v) for v in optimizer._trainable_variables]
     if not own or own != updated or type(model).compile is not keras.Model.compile:
         return {}
     config: dict[str, Any] = {"optimizer": optimizer}
