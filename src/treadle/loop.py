@@ -513,16 +513,15 @@ class Loop(Run):
             if error is None:
                 self._watchers.save(self)
                 if final and not self.unfinished:
-                    self._averaged = True
-                    swapped = self._watchers.swapped_optimizers
-                    for warning in self._averages.finish(self.state, swapped):
+                    self._swapped = self._watchers.swapped_optimizers
+                    for warning in self._averages.finish(self.state, self._swapped):
                         self.log({"warning": warning})
         finally:
             self._watched = False
             try:
                 self._watchers.end(self, error)
             finally:
-                self._averaged = False
+                self._swapped = None
 
     def _was_done(self, asked: Mapping[str, Any]) -> bool:
         """Say whether an earlier process did the next call that trains; it is then passed over."""
