@@ -85,7 +85,7 @@ def fit(
     compiled = model._compile_config.config
     # Loss scaling is Treadle's own: a LossScaleOptimizer is refused, the inner one is used.
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    metrics = _metrics(compiled["metrics"] or [], model, x, y)
+    metrics = _metrics(model, x, y)
     task = treadle.Supervised(model, compiled["loss"], optimizer, metrics)
     train = _source(x, y, batch_size, shuffle)
     if steps_per_epoch is not None:
@@ -102,18 +102,18 @@ def fit(
     return history
 
 
-def _metrics(metrics: Sequence[Any], model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """Return metrics by name; what `"acc"` means, `compile` finds out from targets and outputs."""
-    found: dict[str, Any] = {}
-    for metric in metrics:
-        if metric in ("acc", "accuracy"):
-            outputs = model(np.asarray(x[:1]))
-            made = keras.src.trainers.compile_utils.get_metric(metric, np.asarray(y[:1]), outputs)
-            found[metric] = keras.metrics.get(made)
-        else:
-            made = keras.metrics.get(metric)
-            found[metric if isinstance(metric, str) else made.name] = made
-    return found
+def _metrics(model: Any, x: Any, y: Any) -> dict[str, Any]:
+    """Return the metrics that `compile` made, by name; "acc" follows from targets and outputs."""
+    compiled = model._compile_metrics
+    if compiled is None:
+        return {}
+    if not compiled.built:
+        compiled.build(np.asarray(y[:1]), model(np.asarray(x[:1])))
+    return {metric.name: metric for part in compiled.metrics for metric in _leaves(part)}
+
+
+def _leaves(metric: Any) -> list[Any]:
+    return [leaf for part in getattr(metric, "metrics", ()) for leaf in _leaves(part)] or [metric]
 
 
 def _source(x: Any, y: Any, batch_size: int | None, shuffle: bool) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .backends.base import Build, StepContext, active
 from .errors import ConfigurationError, StateError, StepError
-from .state import State
+from .state import State, refuse_scaling
 
 MAX_BUILD_RUNS = 8
 
@@ -61,7 +61,9 @@ def build(
                 raise
             continue
         found.read, found.written = dict(scope.foreign), dict(scope.assigned)
+        paths = {id(optimizer): path for path, optimizer in state.optimizers.items()}
         for optimizer, variables, _ in found.applied:
+            refuse_scaling(paths.get(id(optimizer), optimizer.name), optimizer)
             if not optimizer.built and variables:
                 with keras.name_scope(optimizer.name):
                     optimizer.build(variables)

@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import Any
 
 from .arguments import checked_count
+from .averages import averaged
 from .backends.window import Window
 from .call import Call
 from .data import as_source
@@ -89,7 +90,7 @@ class Loop(Run):
     """
 
     _depth = 0  # of calls that train, inside one another
-    _epoch_ended = _in_epochs = _entered = _watched = False
+    _epoch_ended = _in_epochs = _entered = _watched = _nothing_left = False
     _before: Mapping[str, Any] | None = None  # what the run's bits depended on, until it is told
 
     def __enter__(self) -> "Loop":
@@ -195,6 +196,7 @@ class Loop(Run):
                     if self._epoch_ended or not self._over():  # or the body was left by a break
                         self._end_epoch()
                 self._resuming.assign_what_exists(self.state)
+                self._nothing_left = self._resuming.found is not None
         finally:
             self._in_epochs = False
 
@@ -515,22 +517,25 @@ class Loop(Run):
         checkpoint comes first: it holds the raw weights, from which a longer run goes on exactly.
         """
         if not self._watched:
+            found = self._resuming.found
+            if final and error is None and self._nothing_left and found is not None:
+                self._resuming.end_with(averaged(found.state, found.loop.get("averages", {})))
+                self._resuming.assign_what_exists(self.state)
             return
         try:
             if error is None:
                 self._warn_unchanged()
                 self._watchers.save(self)
                 if final and not self.unfinished:
-                    self._averaged = True
-                    swapped = self._watchers.swapped_optimizers
-                    for warning in self._averages.finish(self.state, swapped):
+                    self._swapped = self._watchers.swapped_optimizers
+                    for warning in self._averages.finish(self.state, self._swapped):
                         self.log({"warning": warning})
         finally:
             self._watched = False
             try:
                 self._watchers.end(self, error)
             finally:
-                self._averaged = False
+                self._swapped = None
 
     def _warn_unchanged(self) -> None:
         """Warn where the call that ends has changed no weight."""

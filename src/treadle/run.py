@@ -67,7 +67,8 @@ class Run:
         self._call = Call(self.progress, self.progress)
         self._recorded = 0
         self._weights = WeightCheck()
-        self._averages, self._averaged = Averages(), False
+        self._averages = Averages()
+        self._swapped: list[Any] | None = None  # while hooks end: optimizers; see `Averages`
         self._resuming = Resuming(None)
         if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
@@ -214,8 +215,8 @@ class Run:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Set every variable to what it was when `snapshot` was taken."""
         self.state.put_back(snapshot)
-        if self._averaged:  # training has ended: the averages of that step
-            self._averages.finish(self.state, self._watchers.swapped_optimizers)
+        if self._swapped is not None:  # training has ended: the averages of that step
+            self._averages.finish(self.state, self._swapped)
 
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""

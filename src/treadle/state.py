@@ -172,7 +172,8 @@ class State:
                 self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
             if self._first_visit(thing):
-                self._refuse_scaling(path, thing)
+                if again is not None:  # else `compile` gave it to a model, which may not matter
+                    refuse_scaling(path, thing)
                 self.optimizers[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
             if self._first_visit(thing):
@@ -256,15 +257,6 @@ class State:
             if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
                 self._walk(value, f"{path}/{attribute}")
 
-    def _refuse_scaling(self, path: str, optimizer: Any) -> None:
-        scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if scaling or optimizer.loss_scale_factor is not None:
-            raise StateError(
-                f"{path} scales its loss itself ({type(optimizer).__name__}): gradients are always "
-                "unscaled here, so it would divide them once too often. Use the inner optimizer, "
-                "without loss_scale_factor"
-            )
-
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
         """Add an optimizer's variables; a slot is named by the variable that it belongs to."""
         self._add_plain(path, optimizer, vars(optimizer))
@@ -281,6 +273,21 @@ class State:
                         self._add_optimizer(f"{slot}/{i}", part)
         for i, variable in enumerate(optimizer.variables):
             self._add(f"{path}/variables/{i}", variable)
+
+
+def refuse_scaling(path: str, optimizer: Any) -> None:
+    """Refuse an optimizer that divides gradients by a scale of its own.
+
+    Raises:
+        StateError: It does.
+    """
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaling or optimizer.loss_scale_factor is not None:
+        raise StateError(
+            f"{path} scales its loss itself ({type(optimizer).__name__}): gradients are always "
+            "unscaled here, so it would divide them once too often. Use the inner optimizer, "
+            "without loss_scale_factor"
+        )
 
 
 def _attributes(layer: Any) -> dict[str, Any]:

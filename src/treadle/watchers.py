@@ -79,7 +79,7 @@ class Watchers:
     @property
     def swapped_optimizers(self) -> list[Any]:
         """The optimizers whose averages a hook has put into the weights for now."""
-        return [o for hook in self._hooks for o in getattr(hook, "swapped_optimizers", ())]
+        return [o for hook in self._keras_callbacks() for o in hook.swapped_optimizers]
 
     @property
     def skip_nonfinite(self) -> bool:
@@ -98,6 +98,9 @@ class Watchers:
 
     def _guards(self) -> list[default_hooks.NonFinite]:
         return [hook for hook in self._hooks if isinstance(hook, default_hooks.NonFinite)]
+
+    def _keras_callbacks(self) -> list[default_hooks.KerasCallbacks]:
+        return [hook for hook in self._hooks if isinstance(hook, default_hooks.KerasCallbacks)]
 
     def newest_checkpoint(self) -> Saved | None:
         """Return what an earlier process of this run has saved last; None where it has not yet.
@@ -194,11 +197,9 @@ class Watchers:
 
         Not a method of `Hook`: other hooks expect results of the validation sets alone.
         """
-        for hook in self._hooks:
-            method = getattr(hook, "evaluation", None)
-            if method is not None:
-                with self._run(f"{type(hook).__name__}.evaluation", loop):
-                    method(loop, results)
+        for hook in self._keras_callbacks():
+            with self._run(f"{type(hook).__name__}.evaluation", loop):
+                hook.evaluation(loop, results)
 
     def say(self, text: str, style: str = "dim") -> None:
         """Show a sentence, if it is one, where progress is shown."""
@@ -277,8 +278,9 @@ class Watchers:
 
 
 def _replaces(hook: Hook, default: Hook) -> bool:
-    """Return whether a user's hook replaces a default one: by its class, or as it says itself."""
-    return isinstance(hook, type(default)) or isinstance(default, getattr(hook, "replaces", ()))
+    """Return whether a user's hook replaces a default one: by its class, or by `replaces`."""
+    callbacks = isinstance(hook, default_hooks.KerasCallbacks)
+    return isinstance(hook, type(default)) or (callbacks and isinstance(default, hook.replaces))
 
 
 @contextmanager

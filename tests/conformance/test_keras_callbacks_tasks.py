@@ -11,7 +11,7 @@ import pytest
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, NonFiniteError
+from treadle.errors import ConfigurationError, NonFiniteError, StateError
 from treadle.hooks import KerasCallbacks
 
 kinds = keras.callbacks
@@ -65,26 +65,37 @@ def test_averages_are_those_of_the_optimizer_that_trains() -> None:
     train(task, kinds.SwapEMAWeights())
 
 
+class Compiled(treadle.Task):
+    """Trains with the optimizer that `compile` gave the model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            return keras.ops.mean((self.model(x, training=True) - y) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.model.optimizer)}
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        return {"loss": keras.ops.mean((self.model(x, training=False) - y) ** 2)}
+
+
 def test_the_optimizer_of_compile_counts_where_the_task_trains_with_it() -> None:
-    class Compiled(treadle.Task):
-        def __init__(self) -> None:
-            self.model = compiled_model()
-
-        def train_step(self, batch: Any) -> Any:
-            x, y = batch
-
-            def objective() -> Any:
-                return keras.ops.mean((self.model(x, training=True) - y) ** 2)
-
-            return {"loss": treadle.minimize(objective, self.model, self.model.optimizer)}
-
-        def eval_step(self, batch: Any) -> Any:
-            x, y = batch
-            return {"loss": keras.ops.mean((self.model(x, training=False) - y) ** 2)}
-
-    task = Compiled()
+    task = Compiled(compiled_model())
     train(task, kinds.LearningRateScheduler(lambda epoch: 0.25))
     assert float(task.model.optimizer.learning_rate) == 0.25
+
+
+def test_compile_may_scale_losses_where_the_task_does_not_train_with_it() -> None:
+    model = compiled_model()
+    model.optimizer = keras.optimizers.LossScaleOptimizer(model.optimizer)
+    train(treadle.Supervised(model, "mse", keras.optimizers.SGD(0.1)), kinds.History())
+    with pytest.raises(StateError, match=r"^model/optimizer scales its loss itself"):
+        train(Compiled(model), [])
 
 
 class TwoOptimizers(treadle.Supervised):
@@ -113,13 +124,20 @@ def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() 
     with pytest.raises(ConfigurationError) as caught:
         train(TwoOptimizers(), halving)
     assert str(caught.value) == (
-        "a callback uses model.optimizer.learning_rate, and TwoOptimizers updates the model with "
+        "a callback uses model.optimizer, and TwoOptimizers updates the model with "
         "optimizer, others/0: choose one, as KerasCallbacks([...], optimizer=task.optimizer)"
     )
     task = TwoOptimizers()
     train(task, halving, named={"optimizer": task.others[0]})
     assert float(task.others[0].learning_rate) == pytest.approx(0.025)
     assert float(task.optimizer.learning_rate) == pytest.approx(0.1)
+
+
+class Unsized:
+    """Batches of which nobody says how many there are."""
+
+    def __iter__(self) -> Any:
+        return iter([(X[:8], Y[:8]), (X[8:16], Y[8:16])])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +148,8 @@ def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() 
         ({"epochs": None, "steps": 7}, 3),
         ({"epochs": 5, "steps": 6}, 2),
         ({"epochs": 2, "steps": 60}, 2),
-        ({"epochs": None, "until": "0.01 s"}, math.inf),
+        ({"epochs": None, "steps": 7, "train": Unsized()}, math.inf),
+        ({"epochs": None, "steps": 7, "until": "1 h", "train": Unsized()}, math.inf),
     ],
 )
 def test_epochs_are_a_number(how: dict[str, Any], epochs: float) -> None:
@@ -187,7 +206,7 @@ def test_a_model_without_trainable_weights_is_evaluated_in_each_epoch() -> None:
     model = new_model(trainable=False)
     task = treadle.Supervised(model, "mse", keras.optimizers.SGD(0.1), {"mae": "mae"})
     before = model.get_weights()
-    train(task, [history, kinds.LearningRateScheduler(lambda epoch: 0.5)])
+    train(task, [kinds.LearningRateScheduler(lambda epoch: 0.5), history])
     assert history.epoch == [0, 1, 2]
     assert set(history.history) == {"loss", "mae", "val_loss", "val_mae", "learning_rate"}
     expected = np.mean((X @ before[0] + before[1] - Y) ** 2)
@@ -208,7 +227,7 @@ def test_a_file_of_a_callback_goes_on_as_a_compiled_model(loss: Any, tmp_path: P
     train(task, kinds.ModelCheckpoint(str(path)))
     assert not task.model.compiled  # the model itself is left as it was
     loaded = keras.models.load_model(path, custom_objects={"half_squared": half_squared})
-    assert loaded.compiled and type(loaded.optimizer) is keras.optimizers.Adam
+    assert loaded.compiled and isinstance(loaded.optimizer, keras.optimizers.Adam)
     assert len(loaded.optimizer.variables) == len(optimizer.variables) > 4
     for one, other in zip(loaded.optimizer.variables, optimizer.variables, strict=True):
         np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (one, other)))
@@ -216,7 +235,9 @@ def test_a_file_of_a_callback_goes_on_as_a_compiled_model(loss: Any, tmp_path: P
     loop = treadle.Loop(task, options=OPTIONS, console=False)
     measured = loop.evaluate(source())
     assert results["loss"] == pytest.approx(measured["loss"], rel=1e-5)
-    assert results["mae"] == pytest.approx(measured["mean_absolute_error"], rel=1e-5)
+    assert results["mean_absolute_error"] == pytest.approx(
+        measured["mean_absolute_error"], rel=1e-5
+    )
 
 
 def test_a_file_where_several_optimizers_update_the_model_holds_the_model(tmp_path: Path) -> None:

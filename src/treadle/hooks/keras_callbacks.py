@@ -373,11 +373,16 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
 
     from ..tasks import Supervised
 
+    if isinstance(optimizer, _Ambiguous):
+        return {}
     own = [id(v) for v in model.trainable_variables]
-    updated = [id(v) for v in getattr(optimizer, "_trainable_variables", ())]
+    updated = [id(v) for v in optimizer._trainable_variables]
     if not own or own != updated or type(model).compile is not keras.Model.compile:
         return {}
-    config: dict[str, Any] = {"optimizer": optimizer}
+    before = getattr(model, "_compile_config", None)  # of a model that was compiled
+    kept = ("run_eagerly", "steps_per_execution", "jit_compile")
+    config = {} if before is None else {name: before.config[name] for name in kept}
+    config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
         # A plain function was wrapped, which `compile` does itself.
         wrapped = type(task.loss) is keras.src.losses.losses.LossFunctionWrapper
@@ -398,7 +403,7 @@ class _Ambiguous:
             raise AttributeError(name)
         example = re.sub(r"/(\d+)", r"[\1]", f"task.{self._paths[0]}").replace("/", ".")
         raise ConfigurationError(
-            f"a callback uses model.optimizer.{name}, and {self._task} updates the model with "
+            f"a callback uses model.optimizer, and {self._task} updates the model with "
             f"{', '.join(self._paths)}: choose one, as KerasCallbacks([...], optimizer={example})"
         )
 
