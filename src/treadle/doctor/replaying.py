@@ -20,6 +20,7 @@ from ..identity import changed_code, code_of, identity
 from ..logs import LOSS_SCALE, UNDONE
 from ..options import Options
 from ..resuming import circumstances
+from ..saved_constants import SavedConstants
 from ..state import State
 from ..tracebacks import shortened
 from ..when import Scheduled
@@ -110,6 +111,7 @@ class _Run:
         place: Path,
     ) -> None:
         self._task, self._directory, self._hooks, self._place = task, directory, hooks, place
+        self._constants = SavedConstants(task)
         self._facts = facts = read_run(directory)
         # A run of the command line has settings of its own there; the rest of both must agree.
         known = {**identity(task), "settings": facts["configuration"].get("settings")}
@@ -253,7 +255,9 @@ class _Run:
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
         task, run, place = self._task, self._directory, self._place
-        return Visit(task, found, run, place, self._hooks, self._options, last, watch)
+        return Visit(
+            task, found, run, place, self._hooks, self._options, self._constants, last, watch
+        )
 
     def _before(self, step: int) -> Checkpoint:
         found = self._checkpoints.before(step)
