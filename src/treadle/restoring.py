@@ -101,7 +101,7 @@ class Restoring:
         self._set_since = {}
         if rolled_back and earlier and self.begun is not None:
             constants.put_back(self.begun)
-        else:
+        elif found.progress.step or rolled_back:  # else all that changed them is done again
             left = self._unedited(found)
             if self._early is not None and (earlier or found.progress.batch == 0):
                 early = self._early
@@ -113,7 +113,8 @@ class Restoring:
         if training.changed_constants():
             prepare()
         self._left = constants.missing(left)
-        self.recompiled = list(found.loop.get("recompile", ())) if self._started else []
+        notes = found.loop.get("recompile") if self._started else None
+        self.recompiled = [str(note) for note in notes] if isinstance(notes, list) else []
         self._script = self._early = None
         self.rolled_back = False
 

@@ -176,6 +176,7 @@ class SavedConstants:
         self._first: dict[str, Value] = {}
         with suppress(StateError):  # an optimizer that is refused, which building the step reports
             self._first = self.values()
+        self._made = dict(self._first)  # before anything was built
         self._touched: set[str] = set()
         self._saved: dict[int, dict[str, Change]] = {}
 
@@ -265,7 +266,9 @@ class SavedConstants:
             if change.was is None or first is None:
                 continue
             opaque = change.was.kind == first.kind == "object"
-            if not (opaque or change.was.is_like(first)):
+            # Building may have changed it in this process, and not yet when the run began.
+            same = change.was.is_like(first) or change.was.is_like(self._made.get(path))
+            if not (opaque or same):
                 found[path] = str(change.was), str(first)
         return found
 
@@ -318,7 +321,7 @@ class SavedConstants:
             elif wanted.kind == "object" and wanted.thing is None:
                 alike = value is not None and value.type == wanted.type
                 there = alike and (
-                    _is_encoded_alike(value, wanted) and not value.is_like(self._first.get(path))
+                    _is_encoded_alike(value, wanted) and not value.is_like(self._made.get(path))
                 )
             else:
                 there = wanted.is_like(value)

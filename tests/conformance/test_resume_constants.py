@@ -73,6 +73,31 @@ class Many(treadle.Task):
         return {"loss": treadle.minimize(objective, trained, self.optimizer)}
 
 
+class Two(Many):
+    """Trains by another optimizer once a flag is set, and with a layer that is made only then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.late = keras.optimizers.Adam(0.01), False
+        self.accumulator, self.head = treadle.Accumulator(2), None
+
+    def train_step(self, batch: Any) -> Any:
+        if not self.late:
+            return super().train_step(batch)
+        if self.head is None:
+            self.head = keras.layers.Dense(1)
+        x, y = batch
+        inputs, trained = self.model.layers[0], self.model.layers[0].trainable_variables
+        head: Any = self.head
+
+        def objective() -> Any:
+            return ops.mean((head(inputs(x)) - y) ** 2)
+
+        loss, grads = treadle.gradients(objective, trained)
+        self.accumulator.add(grads, lambda mean: self.second.apply(mean, trained))
+        return {"loss": loss}
+
+
 class Dying(treadle.Hook):
     def __init__(self, at: int | None) -> None:
         self._at = at
@@ -176,6 +201,10 @@ def replace_schedule(loop: Any) -> None:
     loop.task.optimizer.learning_rate = Schedule(0.2, 40, alpha=0.5)
 
 
+def select_the_second(loop: Any) -> None:
+    loop.task.late = True
+
+
 def scheduled() -> Many:
     return Many(Schedule(0.05, 20))
 
@@ -190,6 +219,7 @@ def scheduled() -> Many:
         (change_objects, Many),
         (change_rates, Many),
         (replace_schedule, scheduled),
+        (select_the_second, Two),
     ],
 )
 def test_what_a_hook_changed_is_as_in_a_run_that_was_never_cut(
@@ -370,7 +400,9 @@ def test_an_override_resumes_without_what_cannot_be_put_back(tmp_path: Path) -> 
     loop = run(tmp_path, hooks, override=["constants.shape"])
     assert loop.progress.step == 15 and loop.task.scale == 2.0 and loop.task.shape is ops.abs
     [found] = json.loads((tmp_path / "run.json").read_text())["overridden"]
-    assert found.startswith("constants.shape was shape changed from one function to one function")
+    assert found == (
+        "constants.shape was not put back: shape changed from one function to one function"
+    )
 
 
 def test_a_changed_value_that_the_script_now_begins_with_otherwise(tmp_path: Path) -> None:

@@ -146,9 +146,7 @@ class RunRecord(Hook):
 
     def may_lose(self, changed: Mapping[str, str]) -> bool:
         """Say whether an override lets the run resume without these changes; record them if so."""
-        found = [
-            f"constants.{path} was {was}, and was not put back" for path, was in changed.items()
-        ]
+        found = [f"constants.{path} was not put back: {how}" for path, how in changed.items()]
         if not all(self._may_differ(text) for text in found):
             return False
         self.facts["overridden"] = [*self.facts.get("overridden", []), *found]
