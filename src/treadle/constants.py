@@ -1,15 +1,28 @@
 """What a compiled step takes as constant: how each Python value is told from what it was."""
 
+import dataclasses
 import zlib
 from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
 SHOWN = 5  # keys of a dict that a message lists
+
+
+class Constant(NamedTuple):
+    """Where a Python value of a task is.
+
+    Attributes:
+        read: Returns the value as it is now; None where it is gone.
+        write: Sets it. Raises what Python or the owner's class raises where that is not possible.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
 
 
 class This:
@@ -85,6 +98,32 @@ def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
             return None
 
     return read
+
+
+def set_part(whole: Constant, key: Any, value: Any) -> None:
+    """Set one item of a list or dict; a tuple is replaced by another one."""
+    container = whole.read()
+    if isinstance(container, tuple):
+        parts: list[Any] = list(container)  # type: ignore[reportUnknownArgumentType]
+        parts[key] = value
+        whole.write(tuple_like(container, parts))  # type: ignore[reportUnknownArgumentType]
+    else:
+        container[key] = value
+
+
+def tuple_like(like: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    """Return a tuple of the same class, which may be a named one."""
+    make: Callable[[list[Any]], Any] = getattr(like, "_make", type(like))
+    return make(parts)
+
+
+def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) -> None:
+    """Set an attribute; a frozen dataclass is replaced in its owner by another one."""
+    parameters: Any = getattr(holder, "__dataclass_params__", None)
+    if owner is not None and parameters is not None and parameters.frozen:
+        owner.write(dataclasses.replace(owner.read(), **{name: value}))
+    else:
+        setattr(holder, name, value)
 
 
 def told(path: str, old: Any, new: Any) -> str:

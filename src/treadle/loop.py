@@ -36,7 +36,7 @@ from .backends.window import Window
 from .call import Call
 from .data import as_source
 from .data.source import Source
-from .errors import ConfigurationError, RolledBack, TreadleWarning, noting
+from .errors import ConfigurationError, RolledBack, StateError, TreadleWarning, noting
 from .evaluation import Validation
 from .explaining import explaining
 from .identity import source_facts
@@ -341,7 +341,9 @@ class Loop(Run):
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
         self._watchers.tell("before", self)  # first: what it changes may need another program
-        note = self._training.recompiled(window)
+        restoring = self._restoring
+        note = self._training.recompiled(window, restoring.recompiled)
+        restoring.recompiled = []
         if note:
             self.log({"note": note})
         lost = self._training.steps_lost_on_error(window)
@@ -371,10 +373,18 @@ class Loop(Run):
 
     def _begin(self, window: Window) -> None:
         """Build the step, take over what an earlier process left, and start hooks."""
-        if self._training.prepared is None:
+        found, restoring = self._resuming.found, self._restoring
+        if found is not None:
+            call = self._resuming.call
+            restoring.restore(found, call, self._training, lambda: self._prepare(window))
+        elif self._training.prepared is None:
             self._prepare(window)
         later = self._resuming.is_later(self._resuming.call)
-        found = self._resuming.take_over(self.state)
+        try:
+            found = self._resuming.take_over(self.state)
+        except StateError:
+            restoring.refuse_lost()  # an object that was replaced has other variables
+            raise
         if not self._watched:
             self._averages.begin(self.state)
         if found is not None:
@@ -390,7 +400,11 @@ class Loop(Run):
                 self._weights.restore(found.loop.get("weights"))
             else:
                 self._weights.start(self.state)
+            restoring.before_start()
             self._watchers.tell("start", self)
+            self._watchers.warn(
+                restoring.after_start(self._training, lambda: self._prepare(window))
+            )
             if self.directory is not None:
                 self._watchers.warn(deaf())
 
@@ -399,7 +413,7 @@ class Loop(Run):
         with shortened():
             window = self._feed.sample(source, Progress(), self)
             if window is not None:
-                self._prepare(window)
+                self._restoring.build(self._training, lambda: self._prepare(window))
             self._resuming.assign_what_exists(self.state)
 
     def _come_to_end(self, source: Source) -> None:
@@ -417,8 +431,9 @@ class Loop(Run):
             self._feed.open(source, self.progress, self, found.source)
 
     def _prepare(self, window: Window) -> None:
-        building = self._watchers.activity("building the step")
-        with building, noting("train_step", self.progress, running=1), explaining(window):
+        shown = self._watchers.activity("building the step")
+        noted_errors = noting("train_step", self.progress, running=1)
+        with shown, noted_errors, explaining(window), self._constants.building():
             self._training.prepare(window)
 
     def _end_epoch(self) -> None:
@@ -487,6 +502,8 @@ class Loop(Run):
         if counted:
             self._resuming.begin(self.progress)
         begun, found = self._resuming.begun, self._resuming.found
+        if counted and found is not None and found.loop["call"] == self._resuming.call:
+            self._restoring.begin_call(found)
         self._call = call = Call(begun, self.progress, epochs, steps, deadline)
         if found is not None and not self._resuming.is_later(self._resuming.call):
             call.stop(found.loop["reason"])
@@ -558,8 +575,11 @@ class Loop(Run):
         if not done and not self._resuming.over:
             return False
         self._resuming.begin(self.progress)
+        lost = self._restoring.begin_call(self._resuming.found)
         self._resuming.assign_what_exists(self.state)
         if done:
+            if lost:
+                self._watchers.warn(f"not everything is as the run left it: {lost} during the run")
             self._call.reason = "it was finished before"
             self._watchers.say(f"{record.path} holds this run already, finished; nothing was done")
             self._watchers.warn(record.changed)
@@ -576,6 +596,7 @@ class Loop(Run):
                 record.pass_over(back.passed, str(back))
                 self._passed = record.passed_over()
             self._feed.close()
+            self._restoring.rolled_back = True
             self._resuming = Resuming(self._watchers.newest_checkpoint(), self._resuming.call - 1)
             seconds = self.progress.seconds  # what was lost took time all the same
             self._stand(record, at_end=False)

@@ -22,7 +22,9 @@ from .hooks.run_record import RunRecord
 from .logs import History, Record, loggable
 from .options import Options
 from .progress import Costs, Progress
+from .restoring import Restoring
 from .resuming import Resuming, about_call, circumstances
+from .saved_constants import SavedConstants
 from .state import State
 from .tracebacks import shortened
 from .training import Training
@@ -70,9 +72,15 @@ class Run:
         self._averages = Averages()
         self._swapped: list[Any] | None = None  # while hooks end: optimizers; see `Averages`
         self._resuming = Resuming(None)
+        self._constants = SavedConstants(task)
+        self._restoring = Restoring(self._constants, record)
         if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
             self._stand(record, at_end=record.finished)
+            found = self._resuming.found
+            if found is not None and found.loop["call"] < 0:
+                # A run of `loop.step` alone: what the script does from here on comes after it.
+                self._restoring.begin_call(found)
 
     @property
     def state(self) -> State:
@@ -190,6 +198,12 @@ class Run:
             fixed=frozenset(path for path in state.variables if path not in written),
             loop={
                 **about_call(self._resuming),
+                "constants": self._constants.capture(
+                    self.progress.step,
+                    # Hooks that start with the run do so again when it begins there again.
+                    self._restoring.begun if self.progress.step == 0 else None,
+                ),
+                "recompile": self._training.changed_constants(),
                 "means": self._training.sums(),
                 "looked": asdict(self._looked),
                 "recorded": self._recorded,

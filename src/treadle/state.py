@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from .backends.base import Variable, active
-from .constants import mark, part_of
+from .constants import Constant, mark, part_of, set_attribute, set_part
 from .errors import StateError
 from .logs import LOSS_SCALE
 from .loss_scale import LossScale
@@ -63,7 +63,7 @@ class State:
         self.loss_scale: LossScale | None = None
         self._paths: dict[int, str] = {}
         self._seen: set[int] = set()
-        self._constants: dict[str, Callable[[], Any]] = {}
+        self._constants: dict[str, Constant] = {}
         self._backend = active()
 
     @classmethod
@@ -75,10 +75,10 @@ class State:
                 layer computes in float16, and the attribute `loss_scale` is something else.
         """
         state = cls()
-        state._walk_attributes(task, "")
+        state._walk_attributes(task, "", None)
         if any(layer.compute_dtype == "float16" for layer in state.layers):
             state.loss_scale = LossScale.of(task)
-            state._walk(state.loss_scale, LOSS_SCALE, partial(getattr, task, LOSS_SCALE, None))
+            state._walk(state.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
         for path, optimizer in state.optimizers.items():
             state._add_optimizer(path, optimizer)
         # `keras.random` without a seed draws from here.
@@ -86,6 +86,18 @@ class State:
         state._add("random/keras", generator.state)
         state.seeds.append(generator.state)
         return state
+
+    @classmethod
+    def constants_of(cls, task: Any) -> dict[str, Constant]:
+        """Return where the Python values of a task are, by path, without changing anything.
+
+        A layer comes before its parts, since its `trainable` sets theirs.
+        """
+        state = cls()
+        state._walk_attributes(task, "", None)
+        for path, optimizer in state.optimizers.items():
+            state._add_constants_of_optimizer(path, optimizer)
+        return state._constants
 
     def path_of(self, variable: Variable) -> str:
         """Return a variable's path; for one that is not part of the state, Keras' own name."""
@@ -149,12 +161,12 @@ class State:
 
     def constants(self) -> dict[str, Any]:
         """Return the Python values that a compiled step takes as they are now, by path."""
-        return {path: read() for path, read in self._constants.items()}
+        return {path: mark(constant.read()) for path, constant in self._constants.items()}
 
-    def _walk(self, thing: Any, path: str, again: Callable[[], Any] | None = None) -> None:
+    def _walk(self, thing: Any, path: str, again: Constant | None = None) -> None:
         """Take in one value: a variable, something that holds some, or a Python constant.
 
-        `again` reads it again later, where the Python values among its parts are constants.
+        `again` reads and sets it later, where the Python values among its parts are constants.
         """
         if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
             self._add(path, thing)
@@ -162,10 +174,9 @@ class State:
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             if self._first_visit(thing):
                 if again is not None:
-                    self._constants[path] = lambda: mark(again())
-                for key, part in pairs:
-                    part_again = None if again is None else part_of(again, key)
-                    self._walk(part, f"{path}/{key}", part_again)
+                    self._constants[path] = again
+                for key, part in list(pairs):
+                    self._walk(part, f"{path}/{key}", again and _part(again, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
                 self._add(f"{path}/state", thing.state)
@@ -181,24 +192,29 @@ class State:
         elif isinstance(thing, keras.Layer):
             if self._first_visit(thing):
                 self._add_layer(path, thing)
-        elif dataclasses.is_dataclass(thing) or getattr(thing, "holds_state", False):
+        elif (
+            dataclasses.is_dataclass(thing)
+            or getattr(thing, "holds_state", False)
+            or isinstance(thing, keras.optimizers.schedules.LearningRateSchedule)
+        ):
             if self._first_visit(thing):
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
-                self._walk_attributes(thing, path)
+                self._walk_attributes(thing, path, again)
         elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
         if again is not None and not isinstance(thing, (list, tuple, dict)):
             # A plain value is a constant; anything else is one in that it is this very object.
-            self._constants.setdefault(path, lambda: mark(again()))
+            self._constants.setdefault(path, again)
 
-    def _walk_attributes(self, holder: Any, path: str) -> None:
+    def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
+        """Take in the attributes of a task, or of what one holds; `owner` is where that is."""
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
-            again = partial(getattr, holder, name, None)
+            again = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
-                self._constants[inner] = lambda again=again: mark(again())
+                self._constants[inner] = again
             else:
                 self._walk(value, inner, again)
 
@@ -245,8 +261,7 @@ class State:
         for name in names:
             plain = isinstance(getattr(thing, name, ()), PLAIN)
             if plain and not name.startswith("_") and name not in ("name", "built"):
-                again = partial(getattr, thing, name, None)
-                self._constants.setdefault(f"{path}/{name}", lambda again=again: mark(again()))
+                self._constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
 
     def _add_metric(self, path: str, metric: Any) -> None:
         name = path.rsplit("/", 1)[-1]
@@ -259,7 +274,7 @@ class State:
 
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
         """Add an optimizer's variables; a slot is named by the variable that it belongs to."""
-        self._add_plain(path, optimizer, vars(optimizer))
+        self._add_constants_of_optimizer(path, optimizer)
         owners = [self.path_of(v) for v in optimizer._trainable_variables]
         for name, value in list(vars(optimizer).items()):
             slot = f"{path}/{name.lstrip('_')}"
@@ -273,6 +288,48 @@ class State:
                         self._add_optimizer(f"{slot}/{i}", part)
         for i, variable in enumerate(optimizer.variables):
             self._add(f"{path}/variables/{i}", variable)
+
+    def _add_constants_of_optimizer(self, path: str, optimizer: Any) -> None:
+        """Take note of an optimizer's numbers, and of its learning rate: a variable or a schedule.
+
+        A compiled step goes by the one that was there when it was compiled.
+        """
+        self._add_plain(path, optimizer, vars(optimizer))
+        rate = getattr(optimizer, "_learning_rate", None)
+        if rate is not None:
+            reads = partial(getattr, optimizer, "_learning_rate", None)
+            again = Constant(reads, partial(_set_learning_rate, optimizer))
+            if isinstance(rate, keras.Variable):
+                self._constants.setdefault(f"{path}/learning_rate", again)
+            else:
+                self._walk(rate, f"{path}/learning_rate", again)
+        for name, value in list(vars(optimizer).items()):  # those of a MultiOptimizer
+            for i, part in enumerate(value if isinstance(value, list) else ()):
+                if isinstance(part, keras.optimizers.Optimizer):
+                    inner = f"{path}/{name.lstrip('_')}/{i}"
+                    self._add_constants_of_optimizer(inner, part)
+
+
+def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
+    return Constant(
+        partial(getattr, holder, name, None), partial(set_attribute, holder, name, owner)
+    )
+
+
+def _part(whole: Constant, key: Any) -> Constant:
+    return Constant(part_of(whole.read, key), partial(set_part, whole, key))
+
+
+def _set_learning_rate(optimizer: Any, rate: Any) -> None:
+    """Set what gives an optimizer's learning rate; Keras' own setter takes back no variable."""
+    if not isinstance(rate, keras.Variable):
+        optimizer.learning_rate = rate
+    elif optimizer._learning_rate is not rate:
+        optimizer._learning_rate = rate
+        tracker = optimizer._tracker
+        locked, tracker.locked = tracker.locked, False
+        optimizer._track_variable(rate)
+        tracker.locked = locked
 
 
 def refuse_scaling(path: str, optimizer: Any) -> None:

@@ -108,13 +108,23 @@ class Training:
         """Raise what phases changed without owning it in the window that ran last."""
         raise_violations(self._broken)
 
-    def recompiled(self, window: Window) -> str:
-        """Compile anew where a Python value of the task has changed; say which, or nothing."""
-        changed = self.prepared.changed_constants() if self.prepared else []
-        if not changed:
-            return ""
-        self.prepare(window)
-        return f"compiled anew, because {'; '.join(changed)}"
+    def changed_constants(self) -> list[str]:
+        """Return which Python values of the task changed since the step was built, and how."""
+        return self.prepared.changed_constants() if self.prepared else []
+
+    def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
+        """Compile anew where a Python value of the task has changed; say which, or nothing.
+
+        Args:
+            window: What will be trained on.
+            before: What changed before a resume, which has compiled the step for it.
+        """
+        changed = self.changed_constants()
+        if changed:
+            self.prepare(window)
+        return (
+            f"compiled anew, because {'; '.join([*before, *changed])}" if before or changed else ""
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""

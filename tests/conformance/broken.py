@@ -102,8 +102,8 @@ def spent_data() -> Iterator[Any]:
     return (numbers(i) for i in range(BATCHES))
 
 
-class Hooked(Line):
-    """The step reads a number that a hook changes."""
+class Growing(Line):
+    """The step reads a Python value of the task that a hook changes, which is exact."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +117,29 @@ class Hooked(Line):
 
     def grow(self, loop: Any) -> None:
         self.factor += 0.5
+
+    def datasets(self) -> treadle.Datasets:
+        return treadle.Datasets(train=fixed())
+
+
+class Hooked(Line):
+    """The step reads a number that a hook counts for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = keras.Variable(1.0, trainable=False)
+
+    def train_step(self, batch: Any) -> Any:
+        return super().train_step(batch * self.factor)
+
+    def hooks(self) -> list[Any]:
+        factor = [1.0]
+
+        def grow(loop: Any) -> None:
+            factor[0] += 0.5
+            self.factor.assign(factor[0])
+
+        return [treadle.every("2 steps", grow)]
 
     def datasets(self) -> treadle.Datasets:
         return treadle.Datasets(train=fixed())

@@ -64,8 +64,8 @@ def cause(
             )
         return (
             f"{begun}, and the step depends on something that is not part of the checkpoint: a "
-            "Python value that a hook or the step itself changes. Keep it in a keras.Variable that "
-            "the task holds, or give the hook state() and restore(state)"
+            "value that a hook keeps for itself, or a global one. Keep it as an attribute of the "
+            "task, or give the hook state() and restore(state)"
         )
     if kind == "record":
         return (

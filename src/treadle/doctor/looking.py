@@ -13,6 +13,7 @@ from ..backends.base import active, context, recorded_by
 from ..options import Options
 from ..programs import Prepared
 from ..randomness import set_random_states
+from ..saved_constants import SavedConstants
 from .numbers import Array
 from .visiting import Moment
 
@@ -101,6 +102,7 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
         options: How the run executed its steps.
     """
     window = moment.window.streamed()
+    SavedConstants(task).put_back(moment.constants)  # hooks may have changed some after the step
     eager = replace(options, execution="eager")
     prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
     prepared.state.assign(moment.state)

@@ -20,6 +20,7 @@ from ..identity import changed_code, code_of, identity
 from ..logs import LOSS_SCALE, UNDONE
 from ..options import Options
 from ..resuming import circumstances
+from ..saved_constants import SavedConstants
 from ..state import State
 from ..tracebacks import shortened
 from ..when import Scheduled
@@ -111,6 +112,7 @@ class _Run:
         place: Path,
     ) -> None:
         self._task, self._directory, self._hooks, self._place = task, directory, hooks, place
+        self._constants = SavedConstants(task)
         recorded = Recorded(directory)
         self._facts = facts = recorded.facts
         # A run of the command line has settings of its own there; the rest of both must agree.
@@ -215,7 +217,9 @@ class _Run:
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
         task, run, place = self._task, self._directory, self._place
-        return Visit(task, found, run, place, self._hooks, self._options, last, watch)
+        return Visit(
+            task, found, run, place, self._hooks, self._options, self._constants, last, watch
+        )
 
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
         compared, difference = 0, ""

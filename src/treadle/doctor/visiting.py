@@ -22,7 +22,9 @@ from ..loop import Loop
 from ..options import Options
 from ..progress import Progress
 from ..randomness import random_states
+from ..restoring import Restoring
 from ..resuming import Resuming
+from ..saved_constants import SavedConstants, Values
 from ..state import State
 from ..watchers import Watchers
 from ..when import Scheduled, at, every
@@ -50,6 +52,7 @@ class Moment:
         window: The step's batch, as a window of one.
         state: Every variable by path.
         random: The states of the generators that are no variables.
+        constants: The task's Python values.
         changed: Variables that became non-finite since the step before had ended: something
             between the steps made them so. None where that is not known.
     """
@@ -58,6 +61,7 @@ class Moment:
     window: Window
     state: Mapping[str, Array]
     random: Mapping[str, Any]
+    constants: Values
     changed: frozenset[str] | None
 
     @property
@@ -132,6 +136,7 @@ class Visit(Loop):
         place: A folder for what the task's own hooks write.
         hooks: The run's own hooks; those of `LEFT_OUT` are left out.
         options: How steps are executed.
+        constants: The task's Python values, from before the first visit.
         last: The step to end with.
         watch: Ends it at the first step after which this says so of the state.
 
@@ -150,6 +155,7 @@ class Visit(Loop):
         place: Path,
         hooks: Sequence[Hook | Scheduled],
         options: Options,
+        constants: SavedConstants,
         last: int,
         watch: Callable[[State], bool] | None = None,
     ) -> None:
@@ -160,6 +166,9 @@ class Visit(Loop):
         self.after: Mapping[str, Array] = {}
         self.met: int | None = None
         self.directory = place
+        self._constants = constants
+        self._restoring = Restoring(constants, None)
+        self._restoring.rolled_back = True  # an earlier visit may have changed the task
         self._last, self._watch = last, watch
         self._spoiled: frozenset[str] | None = None
         kept = [hook for hook in hooks if not isinstance(hook, LEFT_OUT)]
@@ -208,7 +217,8 @@ class Visit(Loop):
         if before.step == self._last - 1:
             state = self.state.arrays()
             changed = None if self._spoiled is None else _spoiled(state) - self._spoiled
-            self.moment = Moment(before, window, state, random_states(), changed)
+            constants = self._constants.values()
+            self.moment = Moment(before, window, state, random_states(), constants, changed)
         super()._train(window, meanwhile)
         if self._watch is not None and self._watch(self.state):
             self.met = self.progress.step

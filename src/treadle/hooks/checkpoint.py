@@ -19,10 +19,11 @@ from .nonfinite import not_finite
 class Checkpoint(Hook):
     """Saves all that a run is, now and then, and when it is asked to end.
 
-    A checkpoint holds every variable, the optimizer's and the metrics' among them, the place in the
-    data, random states, and what hooks keep: the same script, or the same `treadle run`, goes on
-    from the newest one as if it had never stopped. Writing happens in a thread of its own; training
-    waits while floats are looked at for NaN, values are copied, and the log is brought to the disk.
+    A checkpoint holds every variable, the optimizer's and the metrics' among them, the Python
+    values of the task that changed, the place in the data, random states, and what hooks keep: the
+    same script, or the same `treadle run`, goes on from the newest one as if it had never stopped.
+    Writing happens in a thread of its own; training waits while floats are looked at for NaN,
+    values are copied, and the log is brought to the disk.
 
     One of step 0 is always kept. What holds NaN or infinity that was not there at the start is not
     saved.

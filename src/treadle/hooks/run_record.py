@@ -135,6 +135,23 @@ class RunRecord(Hook):
         self._compare(f"{self.path} holds another run", before, wanted)
         return self.finished and not self.overridden
 
+    def compare_constants(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Compare the Python values that the run began with, of those that changed since.
+
+        Raises:
+            DirectoryError: The script begins with other values, and no override allows that.
+        """
+        what = f"{self.path} holds a run that began with other Python values"
+        self._compare(what, {"constants": before}, {"constants": now})
+
+    def may_lose(self, changed: Mapping[str, str]) -> bool:
+        """Say whether an override lets the run resume without these changes; record them if so."""
+        found = [f"constants.{path} was not put back: {how}" for path, how in changed.items()]
+        if not all(self._may_differ(text) for text in found):
+            return False
+        self.facts["overridden"] = [*self.facts.get("overridden", []), *found]
+        return True
+
     def start(self, loop: LoopView) -> None:
         """Take the directory for this process; a call that trains is unfinished until its end.
 

@@ -1,0 +1,256 @@
+"""Python values of a task as checkpoints hold them, and what a file may and may not set."""
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle.checkpoint.structure import decode, encode
+from treadle.errors import CheckpointError
+from treadle.saved_constants import MOST_CHANGED, SavedConstants, described
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Pair(NamedTuple):
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str = "a"
+    rate: float = 0.5
+
+
+class Plain(treadle.Task):
+    def __init__(self) -> None:
+        self.number, self.text, self.flag, self.nothing = 1.5, "a", True, None
+        self.color, self.pair, self.setting = Color.RED, Pair(0.0, 1.0), Setting()
+        self.items: Any = [1, {"a": 2, 3: [4]}]
+        self.array, self.scalar = np.arange(3), np.float32(0.1)
+        self.layer = keras.layers.Dense(2)
+        self.layers = [self.layer]
+        self.function: Any = max
+
+    def method(self) -> str:
+        return "mine"
+
+
+def changed(change: Any) -> dict[str, Any]:
+    """What a checkpoint holds after a change, as it comes back from the disk."""
+    task = Plain()
+    constants = SavedConstants(task)
+    change(task)
+    arrays: list[Any] = []
+    written = encode(constants.capture(1), "constants", arrays)
+    return decode(written, arrays)
+
+
+def restored(found: Any) -> tuple[Plain, dict[str, Any]]:
+    task = Plain()
+    constants = SavedConstants(task)
+    changes = constants.read(found)
+    constants.restore(changes)
+    return task, constants.missing(changes)
+
+
+def test_nothing_is_recorded_of_what_did_not_change() -> None:
+    assert changed(lambda task: None) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("number", 2),
+        ("number", math.nan),
+        ("number", -math.inf),
+        ("number", None),
+        ("number", [1.0, "x"]),
+        ("flag", 1),
+        ("text", "é\n\udc80"),
+        ("nothing", {"a": (1, 2), True: []}),
+        ("color", Color.BLUE),
+        ("pair", Pair(0.0, 2.0)),
+        ("setting", Setting("b", 0.25)),
+        ("items", [1, {"a": 5, 3: [4, 6, 7]}]),
+        ("items", []),
+        ("items", (1, 2)),
+        ("array", np.arange(4, dtype="int8")),
+        ("scalar", np.float32(0.2)),
+        ("layer", None),
+        ("function", None),
+    ],
+)
+def test_values_are_put_back_with_their_types(name: str, value: Any) -> None:
+    found, missing = restored(changed(lambda task: setattr(task, name, value)))
+    back = getattr(found, name)
+    assert not missing
+    assert type(back) is type(value)
+    assert repr(back) == repr(value)
+
+
+def test_what_was_changed_back_is_recorded_as_it_is() -> None:
+    task = Plain()
+    constants = SavedConstants(task)
+    task.number = 3.0
+    constants.capture(1)
+    task.number = 1.5
+    found = constants.capture(2)
+    assert found["number"]["now"] == found["number"]["was"]
+    other = Plain()
+    other.number = 3.0  # set by the script between the loop and its first call
+    again = SavedConstants(Plain())
+    again._task = other
+    again.restore(again.read(found))
+    assert other.number == 1.5
+
+
+def test_the_list_itself_is_kept() -> None:
+    found = changed(lambda task: task.items.append(5))
+    task = Plain()
+    held = task.items
+    constants = SavedConstants(task)
+    constants.restore(constants.read(found))
+    assert held is task.items and held == [1, {"a": 2, 3: [4]}, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda task: setattr(task, "function", min),
+            "function changed from one builtin_function_or_method to one builtin_function_or_method",  # noqa: E501
+        ),
+        (
+            lambda task: setattr(task, "layer", keras.layers.Dense(2)),
+            "layer changed from one Dense to one Dense",
+        ),
+        (
+            lambda task: task.layers.append(keras.layers.Dense(2)),
+            "layers changed from a list of 1 to a list of 2; layers/1 changed from nothing to one "
+            "Dense",
+        ),
+        (
+            lambda task: setattr(task, "text", "x" * 70_000),
+            "text changed from 'a' to one str of 70,000 characters",
+        ),
+        (
+            lambda task: setattr(task, "array", np.zeros(10_000)),
+            "array changed from an array of shape (3,) to one ndarray",
+        ),
+        (lambda task: delattr(task, "number"), "number changed from 1.5 to nothing"),
+        (
+            lambda task: setattr(task, "items", list(range(20_000))),
+            "the task changed from one set of values to one set of 20,001 changed values",
+        ),
+    ],
+)
+def test_what_cannot_be_put_back_is_told(change: Any, told: str) -> None:
+    _, missing = restored(changed(change))
+    assert described(missing) == told
+
+
+def test_an_object_counts_as_there_where_another_one_of_its_class_came() -> None:
+    found = changed(lambda task: setattr(task, "layer", keras.layers.Dense(2)))
+    task = Plain()
+    constants = SavedConstants(task)
+    changes = constants.read(found)
+    assert set(constants.missing(changes)) >= {"layer"}
+    task.layer = keras.layers.Dropout(0.5)
+    assert "layer" in constants.missing(changes)
+    task.layer = keras.layers.Dense(2)
+    assert "layer" not in constants.missing(changes)
+
+
+def test_parts_of_a_layer_keep_what_its_own_trainable_does_not_say() -> None:
+    class Frozen(treadle.Task):
+        def __init__(self) -> None:
+            self.model = keras.Sequential([keras.Input((2,)), *map(keras.layers.Dense, (3, 2, 1))])
+
+    task = Frozen()
+    constants = SavedConstants(task)
+    task.model.trainable = False
+    task.model.layers[1].trainable = True
+    found = constants.capture(1)
+    other = Frozen()
+    again = SavedConstants(other)
+    changes = again.read(found)
+    again.restore(changes)
+    assert not again.missing(changes)
+    assert [layer.trainable for layer in other.model.layers] == [False, True, False]
+
+
+# Files made to harm
+
+
+def value(kind: str, content: Any, name: str = "float") -> dict[str, Any]:
+    return {"kind": kind, "type": name, "content": content}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["method", "__class__", "train_step", "_made_with", "layer/kernel_initializer", "layer/_dtype",
+     "items/-1", "items/7", "other", "../number", ""],
+)  # fmt: skip
+def test_no_path_is_set_but_those_of_the_tasks_own_values(path: str) -> None:
+    task, missing = restored({path: {"was": None, "now": value("plain", 7.0)}})
+    assert set(missing) == {path}
+    assert task.method() == "mine" and type(task) is Plain
+    assert not hasattr(task, "other") and task.items == [1, {"a": 2, 3: [4]}]
+    assert callable(task.layer.kernel_initializer)
+
+
+def test_no_object_gives_way_to_a_value_but_none() -> None:
+    for path in ("layer", "layers/0", "function", "setting"):
+        task, missing = restored({path: {"was": None, "now": value("plain", 7.0)}})
+        assert set(missing) == {path}
+        assert isinstance(task.layer, keras.Layer) and task.layers == [task.layer]
+        assert task.function is max and task.setting == Setting()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        7,
+        {"number": 7},
+        {"number": {"was": None}},
+        {"number": {"was": None, "now": 7}},
+        {"number": {"was": None, "now": {"kind": "plain", "type": "float"}}},
+        {"number": {"was": None, "now": value("plain", [1])}},
+        {"number": {"was": None, "now": value("code", "print()")}},
+        {"number": {"was": None, "now": value("list", 10**12)}},
+        {"number": {"was": None, "now": value("list", -1)}},
+        {"number": {"was": None, "now": value("dict", [["a"]])}},
+        {"number": {"was": None, "now": value("array", 3)}},
+        {"number": {"was": None, "now": value("array", np.zeros(10**5))}},
+        {"number": {"was": None, "now": value("plain", 1.0, 3)}},  # type: ignore[arg-type]
+        {str(i): {"was": None, "now": None} for i in range(MOST_CHANGED + 1)},
+    ],
+)
+def test_what_no_checkpoint_says_is_refused(found: Any) -> None:
+    with pytest.raises(CheckpointError, match="Python values in this checkpoint cannot be read: "):
+        SavedConstants(Plain()).read(found)
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        value("enum", "PURPLE", "Color"),
+        value("enum", "RED", "int"),
+        value("fields", None, "Evil"),
+        value("object", None, "Evil"),
+        value("list", 2, "Evil"),
+    ],
+)
+def test_what_fits_no_value_of_the_task_is_left_out(now: Any) -> None:
+    task, missing = restored({"color": {"was": None, "now": now}})
+    assert set(missing) == {"color"} and task.color is Color.RED
