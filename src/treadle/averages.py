@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import keras
+
 from .backends.base import active
 from .state import State
 
@@ -62,7 +64,8 @@ class Averages:
                     )
                 owners[name] = path
                 source, target = (variable, average) if done else (average, variable)
-                backend.write(target, backend.keep(source))
+                # A copy: two variables with one buffer cannot be donated, as `fit` does on JAX.
+                backend.write(target, keras.ops.copy(backend.keep(source)))
         return warnings
 
 

@@ -15,7 +15,8 @@ Everything that trains goes through `Loop._windows`, in one order:
     stop?     asked for, by a signal, or at the end of the call
 
 At the end of an epoch come validation, hooks due by epochs, the epoch's record, and a checkpoint,
-in this order.
+in this order. When training ends: a checkpoint, averages of weights (see `averages`), the end of
+hooks.
 
 Calls that train are counted: the same script run again does nothing in those that an earlier
 process has done, and goes on in the midst of the one that it was in (see `resuming`). `fit` may
