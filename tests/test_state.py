@@ -312,3 +312,33 @@ def test_python_values_are_constants() -> None:
     after = state.constants()
     assert after["table"] == "gone"
     assert [after[path] for path in tables] == [None, None]
+
+
+def test_the_learning_rate_of_an_optimizer_is_a_constant() -> None:
+    schedule = keras.optimizers.schedules.CosineDecay
+    plain, scheduled = keras.optimizers.SGD(0.1), keras.optimizers.SGD(schedule(1.0, 9))
+    several = keras.optimizers.MultiOptimizer(lambda _: scheduled)
+    several.build([variable()])
+    state = State.discover(Holder(a=plain, b=several))
+    before = state.constants()
+    assert before["b/inner_optimizers/0/learning_rate/decay_steps"] == 9
+    plain.learning_rate = 0.5  # assigned to its variable
+    assert state.constants() == before
+    plain.learning_rate = schedule(1.0, 9)
+    scheduled._learning_rate.decay_steps = 10
+    after = state.constants()
+    changed = {path for path in before if before[path] != after[path]}
+    assert changed == {"a/learning_rate", "b/inner_optimizers/0/learning_rate/decay_steps"}
+
+
+def test_constants_are_set_where_they_are() -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    rate = optimizer._learning_rate
+    task = Holder(pair=[(1, 2)], optimizer=optimizer, drop=keras.layers.Dropout(0.5))
+    constants = State.constants_of(task)
+    constants["pair/0/1"].write(3)
+    constants["drop/rate"].write(0.25)
+    optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(1.0, 9)
+    constants["optimizer/learning_rate"].write(rate)
+    assert task.pair == [(1, 3)] and task.drop.rate == 0.25
+    assert optimizer.learning_rate is rate and rate in optimizer.variables

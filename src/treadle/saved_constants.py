@@ -331,11 +331,12 @@ class SavedConstants:
 
 
 def described(changes: Mapping[str, Change]) -> str:
-    """Describe how values changed; of an object that was replaced not what it held."""
+    """Describe how values changed; of an object that was replaced not what it holds."""
     opaque = {path: c for path, c in changes.items() if c.now and c.now.kind not in CONTAINERS}
+    old = {p: c for p, c in changes.items() if c.was or (c.now and c.now.kind == "object")}
     shown = [
         f"{path or 'the task'} changed from {c.was or 'nothing'} to {c.now or 'nothing'}"
-        for path, c in changes.items()
+        for path, c in (old or changes).items()
         if not is_within(path, opaque)
     ]
     more = f"; and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
