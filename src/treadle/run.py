@@ -100,6 +100,11 @@ class Run:
         return self._call.steps
 
     @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self._training.compiling
+
+    @property
     def evaluated(self) -> tuple[int, int | None] | None:
         """Batches that the evaluation now running has done, and how many there are if known."""
         return self._evaluation.position

@@ -1,16 +1,36 @@
-"""A line that says what a process is waiting for, and for how long."""
+"""Text on a terminal: lines broken between words, and a line that says what takes long."""
 
+import textwrap
 import threading
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import rich
-import rich.console
-from rich.cells import set_cell_size
+if TYPE_CHECKING:  # importing it takes a tenth of a second
+    import rich.console
 
 INTERVAL = 0.25  # seconds between two drawings on a terminal
 PLAIN_INTERVAL = 30.0  # seconds between two lines elsewhere
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return a text with lines broken between words; a longer word, as a path, stays whole.
+
+    Example:
+        >>> print(wrapped("saved in runs/one", 10))
+        saved in
+        runs/one
+    """
+    broken: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            broken.append(line)
+        else:
+            broken += textwrap.wrap(
+                line, width, break_long_words=False, break_on_hyphens=False, tabsize=1
+            )
+    return "\n".join(broken)
 
 
 class Waiting:
@@ -30,10 +50,12 @@ class Waiting:
     def __init__(
         self,
         text: str | Callable[[], str],
-        to: rich.console.Console | None = None,
+        to: "rich.console.Console | None" = None,
         quiet: bool = False,
         at_once: bool = True,
     ) -> None:
+        import rich
+
         self._text = text if callable(text) else lambda: text
         self._console = to or rich.get_console()
         self._quiet, self._at_once = quiet, at_once
@@ -91,7 +113,7 @@ class Waiting:
             if not self._ended.is_set():
                 line = self._line()
                 width = self._console.width - 1  # a full line would wrap
-                line = line if len(line) <= width else set_cell_size(line, width)
+                line = line if len(line) <= width else f"{line[: width - 1]}…"
                 self._console.file.write(f"\r\x1b[2m{line}\x1b[0m\x1b[K")
                 self._console.file.flush()
 
