@@ -8,9 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # importing it takes a tenth of a second
-    import rich.console
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-INTERVAL = 0.25  # seconds between two drawings on a terminal
+PER_SECOND = 4  # drawings on a terminal
 PLAIN_INTERVAL = 30.0  # seconds between two lines elsewhere
 
 
@@ -41,6 +43,7 @@ class Waiting:
         to: Where; rich's own console, on the standard output, if not given.
         quiet: Show nothing.
         at_once: Elsewhere than on a terminal, print a line at the start, not only after 30 seconds.
+        prints: Show above the line what is printed meanwhile.
 
     Example:
         >>> with Waiting("importing jax", quiet=True):
@@ -50,31 +53,40 @@ class Waiting:
     def __init__(
         self,
         text: str | Callable[[], str],
-        to: "rich.console.Console | None" = None,
+        to: "Console | None" = None,
         quiet: bool = False,
         at_once: bool = True,
+        prints: bool = True,
     ) -> None:
-        import rich
-
         self._text = text if callable(text) else lambda: text
-        self._console = to or rich.get_console()
-        self._quiet, self._at_once = quiet, at_once
-        self._terminal = self._console.is_interactive and not self._console.is_jupyter
+        self._to, self._quiet, self._at_once, self._prints = to, quiet, at_once, prints
         self._began = 0.0
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._live: Live | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Waiting":
         """Show the first line."""
         self._began = monotonic()
-        if not self._quiet:
-            if self._terminal:
-                self._draw()
-            elif self._at_once:
-                self._console.print(f"{self._text()} …", soft_wrap=True, highlight=False)
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+        if self._quiet:
+            return self
+        if self._console.is_interactive and not self._console.is_jupyter:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._line,
+                console=self._console,
+                refresh_per_second=PER_SECOND,
+                transient=True,
+                redirect_stdout=self._prints,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+            return self
+        if self._at_once:
+            self.print(f"{self._text()} …")
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -85,39 +97,27 @@ class Waiting:
     ) -> None:
         """Remove the line from a terminal."""
         self._ended.set()
+        if self._live is not None:
+            self._live.stop()
         if self._thread is not None:
             self._thread.join()
-            with self._lock:
-                self._erase()
 
     def print(self, text: str) -> None:
         """Print a line that stays."""
-        with self._lock:
-            self._erase()
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
-        if self._thread is not None and self._terminal:
-            self._draw()
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def _run(self) -> None:
-        while not self._ended.wait(INTERVAL if self._terminal else PLAIN_INTERVAL):
-            if self._terminal:
-                self._draw()
-            else:
-                self._console.print(self._line(), soft_wrap=True, highlight=False)
+    @property
+    def _console(self) -> "Console":
+        import rich
 
-    def _line(self) -> str:
-        return f"{self._text()} … {monotonic() - self._began:.0f} s"
+        return self._to or rich.get_console()
 
-    def _draw(self) -> None:
-        with self._lock:
-            if not self._ended.is_set():
-                line = self._line()
-                width = self._console.width - 1  # a full line would wrap
-                line = line if len(line) <= width else f"{line[: width - 1]}…"
-                self._console.file.write(f"\r\x1b[2m{line}\x1b[0m\x1b[K")
-                self._console.file.flush()
+    def _repeat(self) -> None:
+        while not self._ended.wait(PLAIN_INTERVAL):
+            self.print(str(self._line()))
 
-    def _erase(self) -> None:
-        if self._terminal and self._thread is not None:
-            self._console.file.write("\r\x1b[K")
-            self._console.file.flush()
+    def _line(self) -> "Text":
+        from rich.text import Text
+
+        line = f"{self._text()} … {monotonic() - self._began:.0f} s"
+        return Text(line, style="dim", no_wrap=True, overflow="ellipsis")

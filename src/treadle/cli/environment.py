@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from ..backend_choice import choose_backend, default_backend, installed_backends
 from ..errors import BackendError, DataError
 from ..options import setup
+from ..terminal import Waiting
 
 # What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
@@ -96,14 +97,20 @@ def _importing(backend: str, quiet: bool) -> Generator[None]:
         return
     from rich.console import Console  # late: it takes a tenth of a second
 
-    from ..terminal import Waiting
-
     sys.stderr.flush()
     with (
         os.fdopen(os.dup(2), "w") as file,  # standard error itself is caught meanwhile
-        Waiting(f"importing keras and {backend}", Console(file=file)),
+        # Libraries may keep sys.stderr as it is now, so it stays what it is.
+        Waiting(f"importing keras and {backend}", Console(file=file), prints=False),
     ):
         yield
+
+
+def making(quiet: bool) -> Waiting:
+    """Show on standard error that a task is being made, if that takes long."""
+    from rich.console import Console
+
+    return Waiting("making the task", Console(stderr=True), quiet=quiet, at_once=False)
 
 
 @contextmanager

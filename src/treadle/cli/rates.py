@@ -173,7 +173,7 @@ def _made(
 ) -> "Made":
     """Make a task; this imports Keras."""
     environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
-    with overriding(seed, precision, backend):
+    with environment.making(quiet), overriding(seed, precision, backend):
         return recipe.make(settings)
 
 

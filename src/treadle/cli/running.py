@@ -90,7 +90,10 @@ def train(request: Request) -> Outcome:
         request.precision,
         request.quiet,
     )
-    with overriding(request.seed, request.precision, request.backend):
+    with (
+        environment.making(request.quiet),
+        overriding(request.seed, request.precision, request.backend),
+    ):
         made = request.recipe.make(request.settings)
     asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
     lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
@@ -118,7 +121,8 @@ def train(request: Request) -> Outcome:
             console=not request.quiet,
         )
         with loop:
-            data = made.datasets()
+            with environment.making(request.quiet):
+                data = made.datasets()
             if request.weights_from is not None and not exists:
                 loop.prepare(data.train)  # a model may be built by its first batch
                 treadle.warm_start(made.task, request.weights_from)
@@ -255,7 +259,7 @@ def _made_again(
     environment.prepare(
         ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
     )
-    with overriding(**ran):
+    with environment.making(quiet), overriding(**ran):
         return recipe.make(configuration["settings"])
 
 
