@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from treadle import __version__, backend_choice, cli
 from treadle.arrays import read_arrays
 from treadle.checkpoint import Checkpoints
-from treadle.cli import environment
+from treadle.cli import environment, output
 from treadle.errors import BackendError
 from treadle.recipes import find
 
@@ -568,3 +569,104 @@ def test_the_command_starts_without_chatter():
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert abs(json.loads(result.stdout)["last"]["prediction_of_3"] - 3) < 0.5
+
+
+def test_help_shows_no_types_of_flags_and_has_examples():
+    for command in (
+        "run",
+        "resume",
+        "evaluate",
+        "replay",
+        "certify",
+        "find-lr",
+        "schedule",
+        "tune",
+    ):
+        text = treadle(command, "--help").output
+        assert "<bool>" not in text and "<str>" not in text and "<path>" not in text
+        assert f"treadle {command} " in text[text.index("Examples:") :]
+    assert "<bool>" not in treadle("--help").output
+
+
+def test_help_of_a_task_lists_its_settings():
+    text = treadle("run", "digits", "--help").output
+    assert "Settings of digits, given as --set NAME=VALUE:" in text
+    assert re.search(r"batch_size +int, default 64, searched by tune in 16,32,64,128", text)
+    own = treadle("run", "mine.py:Tiny", "--epochs", 2, "--help").output
+    assert re.search(r"rate +float, default 0.1\n", own)
+    assert "Settings of" not in treadle("run", "--help").output
+    assert "mine.py" not in treadle("run", "none.py", "--help").output
+
+
+@pytest.mark.parametrize("option", [["--batch-size", "32"], ["--batch-size=32"]])
+def test_an_option_that_is_a_setting_gets_a_hint(option):
+    text = " ".join(treadle("run", "digits", *option, code=2).output.replace("│", " ").split())
+    assert (
+        "No such option: --batch-size. It is a setting of the task digits: use --set batch_size=32"
+    ) in text
+    text = treadle("run", "digits", "--nonsense", "32", code=2).output
+    assert "No such option: --nonsense" in text and "--set" not in text
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"treadle {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["replay", "here", "--step", "99"], "there is no step 99 in here: its steps are 1 to 4"),
+        (["replay", "here"], "say which step: either --step N"),
+        (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
+        (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
+        (["replay", "here", "--bisect", "loss > 1e9"], "holds of none of the 4 steps in"),
+        (
+            ["schedule", "cyclick(1, 2, 3)"],
+            "there is no schedule 'cyclick'. Did you mean 'Cyclic'?",
+        ),
+        (["schedule", "cyclic(1, 2)"], "Cyclic needs step_size; its arguments are low, high"),
+        (["schedule", "cyclic(1, 2, size=3)"], "Cyclic has no argument 'size'. Did you mean"),
+        (["schedule", "warm_up(cosine_decay(1), 5)"], "CosineDecay needs decay_steps"),
+        (["schedule", "one_cycle(1, 2, 3, 4, 5, 6)"], "OneCycle takes 5 arguments (peak, steps"),
+        (["schedule", "cyclic(a, 2, 3)"], "cannot read the schedule 'cyclic(a, 2, 3)'"),
+    ],
+)
+def test_wrong_arguments_are_refused_without_importing_keras(arguments, message):
+    if arguments[0] == "replay":
+        run_tiny("--quiet", "--directory", "here")
+    code = (
+        "import sys\nfrom treadle.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'keras' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert message in done.stderr
+    assert done.stdout.split() == ["2", "False"]
+
+
+def test_what_takes_long_is_shown_in_plain_lines_when_piped():
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle", "run", "mine.py:Tiny"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("importing keras and ")
+    assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr
+
+
+def test_lines_of_a_terminal_are_broken_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = SimpleNamespace(isatty=lambda: True)
+    text = "error: one sentence with a/path/that/is/longer/than/the/terminal at the end"
+    assert output.fitted(text, stream).split("\n") == [
+        "error: one sentence with",
+        "a/path/that/is/longer/than/the/terminal",
+        "at the end",
+    ]
+    assert output.fitted(text, SimpleNamespace(isatty=lambda: False)) == text

@@ -1,6 +1,8 @@
 import io
 import itertools
 import re
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +55,7 @@ class Run:
         self.unfinished, self.directory = False, None
         self.epochs_planned, self.steps_planned, self.steps_per_epoch = epochs, end, length
         self.asked, self.costs, self.evaluated = 0, Costs(), None
+        self.compiling = False
         self.clock, self.began, self.file = clock, clock.now, to.file
         self.hook = Console(to=to, **kwargs)
         self.hook.start(self)
@@ -422,3 +425,114 @@ def test_numbers_are_short():
 def test_lines_and_clocks():
     assert line({"loss": 0.5, "why": "none"}) == "loss 0.5  why: none"
     assert [clock(s) for s in (0.4, 61, 3600)] == ["0:00", "1:01", "1:00:00"]
+
+
+def test_a_terminal_shows_what_takes_long_and_for_how_long(terminal):
+    run = terminal(plan="")
+    call = run.hook._call
+
+    def note(bar):
+        call._show_activity(run, run.clock.now)
+        return run.shown[bar].split("  ")[-1]
+
+    run.clock.now += 4.0
+    assert note(-1) == "compiling the first step … 4 s"
+    run.window(seconds=1.0)
+    run.clock.now += 2.0
+    assert note(-3) == "running steps … 2 s"
+    run.compiling = True
+    assert note(-3) == "compiling … 2 s"
+    run.window(seconds=1.0)
+    run.hook.validation(run, None)
+    run.evaluated = (3, 10)
+    run.clock.now += 3.0
+    assert note(-3) == "validating 3/10 … 3 s"
+    run.evaluated = (4, None)
+    assert note(-3) == "validating 4 … 3 s"
+    run.hook.validation(run, {})
+    run.end()
+    assert run.shown[-1].startswith("finished")
+
+
+def test_plain_text_shows_what_takes_long(plain_text):
+    run = plain_text()
+    run.hook.validation(run, None)
+    run.clock.now += 31
+    run.hook._call._show_activity(run, run.clock.now)
+    assert run.lines[-1] == "validating … 31 s"
+
+
+def test_the_thread_of_a_run_ends_with_it(clock_, monkeypatch):
+    monkeypatch.undo()
+    before = threading.active_count()
+    run = Run(Clock(), rich.console.Console(file=io.StringIO()))
+    assert threading.active_count() == before + 1
+    run.end()
+    assert threading.active_count() == before
+
+
+def test_compiling_counts_for_no_pace(terminal):
+    run = terminal(length=1000, epochs=1)
+    run.window(steps=10)
+    run.clock.now += 50.0
+    run.costs = Costs(1, 50.0)
+    run.window(steps=90, seconds=9.0)
+    assert run.shown[-4].endswith("1:30 left")
+    assert run.shown[-3].endswith("640 examples/s")
+
+
+def test_bars_of_an_older_width_are_erased(terminal, monkeypatch):
+    width = [100]
+    monkeypatch.setattr(rich.console.Console, "width", property(lambda self: width[0]))
+    run = terminal()
+    run.window(steps=10, seconds=2.0)
+    drawn = run.hook._call._display.drawn
+    assert len(drawn) == 4 and max(drawn) > 50
+    before = len(run.file.getvalue())
+    width[0] = 30
+    run.window(seconds=1.0)
+    written = run.file.getvalue()[before:]
+    rows = sum(-(-length // 30) for length in drawn)
+    assert written.startswith(f"\r\x1b[{rows - 1}A\x1b[J\x1b[3B")
+    before = len(run.file.getvalue())
+    run.window(seconds=1.0)
+    assert "\x1b[J" not in run.file.getvalue()[before:]
+
+
+def test_values_that_do_not_fit_are_left_out(terminal):
+    run = terminal(width=44)
+    run.metrics = lambda: {f"metric_{number}": 0.5 for number in range(8)}
+    run.window()
+    run.window(seconds=2.0)
+    assert run.shown[-1] == "mean  metric_0 0.5000  metric_1 0.5000  …"
+
+
+def test_long_sentences_on_a_terminal_are_broken_between_words(terminal):
+    run = terminal(width=44)
+    run.end(ValueError())
+    run.hook.say("one sentence that is far longer than the terminal is wide, with whole words")
+    assert run.shown[-2:] == [
+        "one sentence that is far longer than the",
+        "terminal is wide, with whole words",
+    ]
+
+
+def test_seconds_of_an_epoch_include_its_validation():
+    import keras
+
+    import treadle
+
+    keras.backend.clear_session()
+    seconds = []
+
+    class Watching(treadle.Hook):
+        def validation(self, loop, results):
+            seconds.append(loop.progress.seconds)
+            time.sleep(0.05)
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    data = treadle.data.from_arrays(np.ones((4, 1)), np.ones((4, 1)), batch_size=4)
+    loop = treadle.Loop(treadle.Supervised(model, "mse", "sgd"), hooks=[Watching()], console=False)
+    history = loop.fit(data, data, epochs=1)
+    assert loop.progress.seconds >= seconds[0] + 0.1
+    assert history.records[-1].progress.seconds >= seconds[0] + 0.1

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from treadle import errors
 from treadle.errors import TreadleError, did_you_mean, noting
 from treadle.progress import Progress
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("keras", "numpy", "tensorflow", "jax", "torch", "rich", "typer")
 
 
@@ -127,7 +129,38 @@ def test_noting_knows_the_start() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["errors", "hook", "plan"])
+@pytest.mark.parametrize("name", ["errors", "hook", "plan", "terminal"])
 def test_examples_in_docstrings(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"treadle.{name}"))
     assert tried and not failed
+
+
+def test_dir_is_what_all_says() -> None:
+    shown = set(dir(treadle))
+    assert set(treadle.__all__) <= shown
+    assert {name for name in shown if not name.startswith("__")} == {
+        name for name in treadle.__all__ if not name.startswith("__")
+    }
+    assert run("from treadle import errors, Options; import treadle; print(len(dir(treadle)) > 40)")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_package_page_has_no_relative_links() -> None:
+    page = (ROOT / PROJECT["readme"]).read_text()
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", PROJECT["readme"]])
+def test_every_extra_is_described(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for extra in PROJECT["optional-dependencies"]:
+        assert f"`{extra}`" in text or f"[{extra}]" in text, extra
+
+
+def test_what_report_requires_is_imported() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    for requirement in PROJECT["optional-dependencies"]["report"]:
+        assert re.search(rf"\b{re.match('[a-z0-9]+', requirement)[0]}\b", sources)  # type: ignore

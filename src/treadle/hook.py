@@ -55,6 +55,11 @@ class LoopView(Protocol):
         ...
 
     @property
+    def compiling(self) -> bool:
+        """Whether steps are being compiled now."""
+        ...
+
+    @property
     def evaluated(self) -> tuple[int, int | None] | None:
         """Batches that the evaluation now running has done, and how many there are if known."""
         ...

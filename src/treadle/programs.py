@@ -28,6 +28,7 @@ class Prepared:
         state: All that the task reaches, after building.
         plan: How it runs; None before the first window.
         compile_seconds: What tracing and compiling took so far.
+        compiling: It is compiling now; read by the thread that shows progress.
         written: Paths of the variables that the step may change.
         metrics: Names of the metrics that the step updates.
         differentiates: Whether the step computes gradients by Treadle.
@@ -84,6 +85,7 @@ class Prepared:
         self._executor = self._make(eager=options.execution == "eager")
         self.plan: Plan | None = None
         self.compile_seconds = 0.0
+        self.compiling = False
 
     def _compile_by_rule(self, window: Window) -> None:
         """Choose a plan and compile; where the compiler refuses, choose again without it."""
@@ -132,6 +134,14 @@ class Prepared:
 
     def run(self, window: Window, first_step: int) -> Outputs:
         """Begin to run a window, which is `placed`; the first of its form is compiled before."""
+        self.compiling = True
+        try:
+            self._compile(window)
+        finally:
+            self.compiling = False
+        return self._executor.run(window, first_step)
+
+    def _compile(self, window: Window) -> None:
         started = time.monotonic()
         if self.plan is None:
             if self._options.execution == "measure":
@@ -145,7 +155,6 @@ class Prepared:
         if self._executor.compile(window) or compiled:
             self.compile_seconds += time.monotonic() - started
         self.plan = self._executor.plan
-        return self._executor.run(window, first_step)
 
     def _undoing(self, function: Step, scale: LossScale) -> Step:
         """Return a step that is undone where its gradients overflow; see `loss_scale`."""

@@ -126,6 +126,11 @@ class Run:
         }
 
     @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self._training.compiling
+
+    @property
     def evaluated(self) -> tuple[int, int | None] | None:
         """Batches that the evaluation now running has done, and how many there are if known."""
         return self._evaluation.position

@@ -52,6 +52,11 @@ class Training:
         self.prepared = prepared
         return prepared
 
+    @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self.prepared is not None and self.prepared.compiling
+
     def costs(self) -> Costs:
         """Return what compiling took so far."""
         before, now = self._compiled_before, self.prepared

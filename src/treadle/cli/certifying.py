@@ -96,7 +96,7 @@ def make(
     recipe = resolve(task)
     settings = recipe.settings(given)
     environment.prepare(
-        backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision
+        backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision, quiet=True
     )
     import keras  # late, as is all that imports it
 

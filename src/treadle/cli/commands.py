@@ -195,7 +195,7 @@ def evaluate(
     """
     with told():
         with output.kept_free(json):
-            results = running.evaluate(directory, data_dir)
+            results = running.evaluate(directory, data_dir, quiet=json)
         output.print_results(results, json)
 
 
@@ -221,7 +221,7 @@ def replay(
         if save is not None and not save.absolute().parent.is_dir():
             raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
         with output.kept_free(json):
-            found = running.replay(directory, step, bisect, data_dir)
+            found = running.replay(directory, step, bisect, data_dir, quiet=json)
         if save is not None:
             found.save(save)
         output.print_replay(found, json)

@@ -5,12 +5,14 @@ import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from ..backend_choice import choose_backend, default_backend, installed_backends
 from ..errors import BackendError, DataError
 from ..options import setup
+from ..terminal import Waiting
 
 # What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
@@ -22,6 +24,7 @@ def prepare(
     data_dir: Path | None,
     seed: int | None,
     precision: str | None,
+    quiet: bool = False,
 ) -> None:
     """Choose the backend, import Keras, and set it up.
 
@@ -31,6 +34,7 @@ def prepare(
         data_dir: The folder that data sets are looked for in, or None.
         seed: For `treadle.setup`; 0 if not given, until the task's file says otherwise.
         precision: For `treadle.setup`.
+        quiet: Do not show that Keras is being imported, which takes seconds.
 
     Raises:
         BackendError: The backend is unknown, not installed, loaded already as another one, or not
@@ -40,9 +44,11 @@ def prepare(
     """
     if data_dir is not None:
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
-    choose_backend(choose(backend, only))
-    with _quiet_start():
+    chosen = choose(backend, only)
+    choose_backend(chosen)
+    with _importing(chosen, quiet or "keras" in sys.modules), _quiet_start():
         setup(seed=seed or 0, precision=precision)
+        import_module("treadle.loop")  # all that a command needs: this takes a second or two
 
 
 def checked_folder(data_dir: Path) -> Path:
@@ -81,6 +87,30 @@ def choose(backend: str | None, only: str | None) -> str:
             f"this task runs on {only} only, and {origin} says {asked}: use --backend {only}"
         )
     return only
+
+
+@contextmanager
+def _importing(backend: str, quiet: bool) -> Generator[None]:
+    """Show on standard error that Keras is being imported, and for how long."""
+    if quiet:
+        yield
+        return
+    from rich.console import Console  # late: it takes a tenth of a second
+
+    sys.stderr.flush()
+    with (
+        os.fdopen(os.dup(2), "w") as file,  # standard error itself is caught meanwhile
+        # Libraries may keep sys.stderr as it is now, so it stays what it is.
+        Waiting(f"importing keras and {backend}", Console(file=file), prints=False),
+    ):
+        yield
+
+
+def making(quiet: bool) -> Waiting:
+    """Show on standard error that a task is being made, if that takes long."""
+    from rich.console import Console
+
+    return Waiting("making the task", Console(stderr=True), quiet=quiet, at_once=False)
 
 
 @contextmanager

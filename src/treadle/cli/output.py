@@ -8,7 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -21,6 +21,7 @@ from ..errors import (
     TreadleError,
 )
 from ..recipes import Recipe
+from ..terminal import wrapped
 
 if TYPE_CHECKING:
     from ..doctor import Replay
@@ -38,9 +39,9 @@ def told() -> Generator[None]:
     try:
         yield
     except TreadleError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        typer.secho(fitted(f"error: {error}", sys.stderr), fg=typer.colors.RED, err=True)
         for text in getattr(error, "__notes__", ()):
-            typer.secho(f"  {text}", dim=True, err=True)
+            typer.secho(fitted(f"  {text}", sys.stderr), dim=True, err=True)
         raise typer.Exit(USAGE if isinstance(error, ABOUT_USAGE) else TRAINING) from error
     except KeyboardInterrupt as error:
         typer.secho("interrupted", err=True)
@@ -67,12 +68,17 @@ def interrupts(told: bool) -> Generator[None]:
 
 def say(text: str) -> None:
     """Print a text."""
-    typer.echo(text)
+    typer.echo(fitted(text, sys.stdout))
 
 
 def note(text: str) -> None:
     """Print a sentence that is not part of the results."""
-    typer.secho(text, dim=True, err=True)
+    typer.secho(fitted(text, sys.stderr), dim=True, err=True)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Return a text with lines broken between words for a terminal; unchanged for a file."""
+    return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def kept_free(wanted: bool) -> AbstractContextManager[Any]:
@@ -124,14 +130,14 @@ def print_outcome(outcome: "Outcome", as_json: bool) -> None:
         )
         return
     if outcome.before and outcome.quiet:
-        typer.echo(f"{outcome.directory} holds this run already, finished; nothing was done")
+        say(f"{outcome.directory} holds this run already, finished; nothing was done")
     width = max(map(len, last), default=0)
     for name, value in last.items():
         line = f"{name.ljust(width)}  {short(value)}"
         if name in best and best[name][0] != value:
             line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
-        typer.echo(line)
-    typer.echo(f"{outcome.directory}: {', '.join(files)}")
+        say(line)
+    say(f"{outcome.directory}: {', '.join(files)}")
 
 
 def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
@@ -143,7 +149,7 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
         return
     for name, values in results.items():
         numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
-        typer.echo(f"{name}: {numbers}")
+        say(f"{name}: {numbers}")
 
 
 def print_replay(found: "Replay", as_json: bool) -> None:

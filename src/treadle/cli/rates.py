@@ -10,10 +10,10 @@ import typer
 import treadle
 
 from ..drawing import checked_picture
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError
 from ..options import overriding
 from ..recipes import Recipe, resolve
-from . import environment, output
+from . import environment, output, schedule_texts
 from .commands import EPILOG, app, refuse_extra
 from .help import Command
 from .output import told
@@ -83,7 +83,7 @@ def find_lr(
         settings = recipe.settings(set_ or [])
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
-            made = _made(recipe, settings, backend, precision, seed, data_dir)
+            made = _made(recipe, settings, backend, precision, seed, data_dir, json)
             found = treadle.doctor.find_learning_rate(
                 made.task,
                 made.datasets().train,
@@ -137,12 +137,12 @@ def schedule(
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
             if what.rstrip().endswith(")"):
-                node = _parsed(what)
-                environment.prepare(backend, None, None, None, None)
+                node = schedule_texts.parsed(what)
+                environment.prepare(backend, None, None, None, None, json)
                 shown = {what: _schedule(node, what)}
             else:
                 recipe = resolve(what)
-                made = _made(recipe, recipe.settings(set_ or []), backend)
+                made = _made(recipe, recipe.settings(set_ or []), backend, quiet=json)
                 shown = _rates(made.task)
             found = {name: treadle.schedules.values(part, steps) for name, part in shown.items()}
         if picture is not None:
@@ -169,10 +169,11 @@ def _made(
     precision: str | None = None,
     seed: int | None = None,
     data_dir: Path | None = None,
+    quiet: bool = False,
 ) -> "Made":
     """Make a task; this imports Keras."""
-    environment.prepare(backend, recipe.backend, data_dir, seed, precision)
-    with overriding(seed, precision, backend):
+    environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
+    with environment.making(quiet), overriding(seed, precision, backend):
         return recipe.make(settings)
 
 
@@ -191,18 +192,6 @@ def _rates(task: Any) -> dict[str, Any]:
     }
 
 
-def _parsed(text: str) -> ast.expr:
-    """Return a schedule's text as an expression.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise _unreadable(text) from error
-
-
 def _schedule(node: ast.expr, text: str) -> Any:
     """Return what a part of a schedule's text means: a schedule, a list, or a plain value.
 
@@ -212,11 +201,7 @@ def _schedule(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             known = _kinds()
-            kind = {k.lower(): kind for k, kind in known.items()}.get(name.replace("_", "").lower())
-            if kind is None:
-                raise ConfigurationError(
-                    f"there is no schedule {name!r}.{did_you_mean(name, known)}"
-                )
+            kind = known[schedule_texts.named(name, list(known))]
             named = {word.arg: _schedule(word.value, text) for word in keywords if word.arg}
             try:
                 return kind(*[_schedule(part, text) for part in args], **named)
@@ -228,7 +213,7 @@ def _schedule(node: ast.expr, text: str) -> Any:
             try:
                 return ast.literal_eval(node)
             except ValueError as error:
-                raise _unreadable(text) from error
+                raise schedule_texts.unreadable(text) from error
 
 
 def _kinds() -> dict[str, Any]:
@@ -248,10 +233,3 @@ def _kinds() -> dict[str, Any]:
 
     public = [name for name in vars(schedules) if name[0] != "_"]
     return of(schedules, public) | of(keras.optimizers.schedules, dir(keras.optimizers.schedules))
-
-
-def _unreadable(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"cannot read the schedule {text!r}: write it as a call with numbers, such as "
-        "'cyclic(1e-4, 1e-2, step_size=500)'"
-    )

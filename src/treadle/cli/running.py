@@ -88,8 +88,12 @@ def train(request: Request) -> Outcome:
         request.data_dir,
         request.seed,
         request.precision,
+        request.quiet,
     )
-    with overriding(request.seed, request.precision, request.backend):
+    with (
+        environment.making(request.quiet),
+        overriding(request.seed, request.precision, request.backend),
+    ):
         made = request.recipe.make(request.settings)
     asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
     lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
@@ -117,7 +121,8 @@ def train(request: Request) -> Outcome:
             console=not request.quiet,
         )
         with loop:
-            data = made.datasets()
+            with environment.making(request.quiet):
+                data = made.datasets()
             if request.weights_from is not None and not exists:
                 loop.prepare(data.train)  # a model may be built by its first batch
                 treadle.warm_start(made.task, request.weights_from)
@@ -168,7 +173,9 @@ def resume(
     )
 
 
-def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, float]]:
+def evaluate(
+    directory: Path, data_dir: Path | None, quiet: bool = False
+) -> dict[str, dict[str, float]]:
     """Make the task of a run again, with what it learned, and measure it.
 
     Of a run that did not finish, this is what its newest checkpoint holds; a note says so.
@@ -185,7 +192,7 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
     """
     configuration = _opened(directory, "call loop.evaluate in the script")
     state = _state(directory)
-    made = _made_again(directory, configuration, data_dir)
+    made = _made_again(directory, configuration, data_dir, quiet)
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
@@ -200,7 +207,11 @@ def evaluate(directory: Path, data_dir: Path | None) -> dict[str, dict[str, floa
 
 
 def replay(
-    directory: Path, step: int | None, bisect: str | None, data_dir: Path | None
+    directory: Path,
+    step: int | None,
+    bisect: str | None,
+    data_dir: Path | None,
+    quiet: bool = False,
 ) -> "Replay":
     """Make the task of a run again, and go back to a step of it.
 
@@ -226,7 +237,7 @@ def replay(
         recorded.check_condition(condition)
     elif step is not None:
         recorded.check_step(step)
-    made = _made_again(directory, configuration, data_dir)
+    made = _made_again(directory, configuration, data_dir, quiet)
     data = made.datasets()
     return treadle.doctor.replay(
         made.task,
@@ -239,12 +250,16 @@ def replay(
     )
 
 
-def _made_again(directory: Path, configuration: Mapping[str, Any], data_dir: Path | None) -> "Made":
+def _made_again(
+    directory: Path, configuration: Mapping[str, Any], data_dir: Path | None, quiet: bool
+) -> "Made":
     """Return the task of a run, made as it was; this imports Keras."""
     recipe, folder = _recipe(directory, configuration), _data_dir(data_dir, configuration)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
-    environment.prepare(ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"])
-    with overriding(**ran):
+    environment.prepare(
+        ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
+    )
+    with environment.making(quiet), overriding(**ran):
         return recipe.make(configuration["settings"])
 
 

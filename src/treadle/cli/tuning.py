@@ -11,6 +11,7 @@ import treadle
 
 from ..errors import TreadleWarning
 from ..recipes import resolve
+from ..terminal import Waiting
 from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output
@@ -124,7 +125,19 @@ def tune(
         silent = quiet or json
         if not silent:
             output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
-        with warnings.catch_warnings():
+        ended = 0
+
+        def told_of(trial: Trial) -> None:
+            nonlocal ended
+            ended += 1
+            if not silent:
+                waiting.print(_line(trial, monitor))
+
+        def progress() -> str:
+            trying = f", {workers} at a time" if workers > 1 else ""
+            return f"{ended} of up to {trials} trials ended in this call{trying}"
+
+        with Waiting(progress, quiet=silent) as waiting, warnings.catch_warnings():
             warnings.simplefilter("ignore", TreadleWarning)  # said below
             found = treadle.tune(
                 task,
@@ -143,7 +156,7 @@ def tune(
                 data_dir=folder,
                 pruning=not no_pruning,
                 fresh=fresh,
-                told=None if silent else lambda trial: output.say(_line(trial, monitor)),
+                told=told_of,
             )
         if found.changed:
             output.note(f"warning: {found.changed}")

@@ -113,8 +113,8 @@ class _Run:
     ) -> None:
         self._task, self._directory, self._hooks, self._place = task, directory, hooks, place
         self._constants = SavedConstants(task)
-        recorded = Recorded(directory)
-        self._facts = facts = recorded.facts
+        self._recorded = past = Recorded(directory)
+        self._facts = facts = past.facts
         # A run of the command line has settings of its own there; the rest of both must agree.
         known = {**identity(task), "settings": facts["configuration"].get("settings")}
         if "recipe" not in facts["configuration"]:
@@ -126,9 +126,8 @@ class _Run:
                 f"{directory} holds the run of another task: {'; '.join(found)}. Make the task as "
                 "for the run, after the same treadle.setup, on the same backend"
             )
-        self._recorded = recorded
-        self._sources = Sources(train, validation, recorded.calls, directory)
-        self._log, self._last = recorded.log, recorded.last
+        self._sources = Sources(train, validation, past.calls, directory)
+        self._log, self._last = past.log, past.last
         steps = self._log.values()
         skips = any(UNDONE in line and LOSS_SCALE not in line for line in steps)
         self._options = replace(_options(facts), skip_nonfinite=skips)

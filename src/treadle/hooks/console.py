@@ -15,9 +15,9 @@ from rich.text import Text
 from ..errors import RolledBack
 from ..hook import Hook, LoopView
 from ..logs import Record, StepLogs
+from ..terminal import Waiting, wrapped
 from .display import Display, Pace, Position, Table, notes, progress_line
 from .values import brief, clock, line
-from .waiting import Waiting
 
 # Seconds between two looks.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
@@ -234,7 +234,8 @@ class _Call:
             shown = now
 
     def _show_activity(self, loop: LoopView, now: float) -> None:
-        what, evaluated = self.doing or "waiting for a step to end", loop.evaluated
+        running = "compiling" if loop.compiling else "running steps"
+        what, evaluated = self.doing or running, loop.evaluated
         if self.doing == "validating" and evaluated is not None:
             done, of = evaluated
             what += f" {done:,}/{of:,}" if of is not None else f" {done:,}"
@@ -310,7 +311,5 @@ class _Call:
 
 def show(console: rich.console.Console, text: str, style: str = "") -> None:
     """Print a text: on a terminal broken between words, in a file as it is."""
-    if console.is_terminal:
-        console.print(Text(text, style), overflow="ignore", crop=False)
-    else:
-        console.print(Text(text, style), soft_wrap=True)
+    text = wrapped(text, console.width) if console.is_terminal else text
+    console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,123 @@
+"""Text on a terminal: lines broken between words, and a line that says what takes long."""
+
+import textwrap
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+PER_SECOND = 4  # drawings on a terminal
+PLAIN_INTERVAL = 30.0  # seconds between two lines elsewhere
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return a text with lines broken between words; a longer word, as a path, stays whole.
+
+    Example:
+        >>> print(wrapped("saved in runs/one", 10))
+        saved in
+        runs/one
+    """
+    broken: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            broken.append(line)
+        else:
+            broken += textwrap.wrap(
+                line, width, break_long_words=False, break_on_hyphens=False, tabsize=1
+            )
+    return "\n".join(broken)
+
+
+class Waiting:
+    """Shows an activity and its seconds, on a terminal over itself, elsewhere as plain lines.
+
+    Args:
+        text: What is shown, or a function that returns it.
+        to: Where; rich's own console, on the standard output, if not given.
+        quiet: Show nothing.
+        at_once: Elsewhere than on a terminal, print a line at the start, not only after 30 seconds.
+        prints: Show above the line what is printed meanwhile.
+
+    Example:
+        >>> with Waiting("importing jax", quiet=True):
+        ...     pass
+    """
+
+    def __init__(
+        self,
+        text: str | Callable[[], str],
+        to: "Console | None" = None,
+        quiet: bool = False,
+        at_once: bool = True,
+        prints: bool = True,
+    ) -> None:
+        self._text = text if callable(text) else lambda: text
+        self._to, self._quiet, self._at_once, self._prints = to, quiet, at_once, prints
+        self._began = 0.0
+        self._ended = threading.Event()
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Waiting":
+        """Show the first line."""
+        self._began = monotonic()
+        if self._quiet:
+            return self
+        if self._console.is_interactive and not self._console.is_jupyter:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._line,
+                console=self._console,
+                refresh_per_second=PER_SECOND,
+                transient=True,
+                redirect_stdout=self._prints,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+            return self
+        if self._at_once:
+            self.print(f"{self._text()} …")
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the line from a terminal."""
+        self._ended.set()
+        if self._live is not None:
+            self._live.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    @property
+    def _console(self) -> "Console":
+        import rich
+
+        return self._to or rich.get_console()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(PLAIN_INTERVAL):
+            self.print(str(self._line()))
+
+    def _line(self) -> "Text":
+        from rich.text import Text
+
+        line = f"{self._text()} … {monotonic() - self._began:.0f} s"
+        return Text(line, style="dim", no_wrap=True, overflow="ellipsis")
