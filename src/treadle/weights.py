@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import keras
-import numpy as np
 
 from .backends.base import Variable, active
 from .logs import UNDONE, StepLogs
@@ -85,8 +84,7 @@ class WeightCheck:
 
 def checksum(variable: Variable) -> int:
     """Return the CRC-32 of a variable's bytes."""
-    array = np.ascontiguousarray(active().read(variable))
-    return zlib.crc32(array.reshape(-1).view(np.uint8))
+    return zlib.crc32(active().read(variable).tobytes())
 
 
 def _steps_to_change(state: State) -> int:

@@ -111,9 +111,30 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
+def hyper_parameters(folder: Path) -> list[bytes]:
+    """The content of every value of the page HParams."""
+    about = [v.metadata.plugin_data for event in events(folder) for v in event.summary.value]
+    return [data.content for data in about if data.plugin_name == "hparams"]
+
+
+def test_a_run_is_one_run_and_one_below_it_for_validation(tmp_path: Path) -> None:
+    def runs(directory: Path) -> list[str]:
+        root = directory / "tensorboard"
+        found = {file.parent.relative_to(root) for file in root.rglob("events.out.*")}
+        assert all(scalars(root / run) for run in found)  # none is an empty page
+        return sorted(map(str, found))
+
+    train(tmp_path / "both", [TensorBoard()], epochs=1)
+    assert runs(tmp_path / "both") == [".", "validation"]
+    assert len(hyper_parameters(tmp_path / "both" / "tensorboard")) == 1
+    with treadle.Loop(Classify(), tmp_path / "one", [TensorBoard()], console=False) as loop:
+        loop.fit(source(), epochs=1)
+    assert runs(tmp_path / "one") == ["."]
+
+
 def test_numbers(tmp_path: Path) -> None:
     loop = train(tmp_path, [TensorBoard(), Telling()], validate_every="5 steps")
-    found = scalars(tmp_path / "tensorboard" / "train")
+    found = scalars(tmp_path / "tensorboard")
     assert [*found["steps/loss"]] == list(range(1, 16))
     for name in ("loss", "doubled"):
         wanted = loop.history.steps(name)
@@ -137,7 +158,7 @@ def test_texts_pictures_histograms_and_hyper_parameters(tmp_path: Path) -> None:
     loop = train(tmp_path, [hook, Telling()], epochs=2)
     folder = tmp_path / "tensorboard"
     texts, histograms = [], []
-    for event in events(folder / "train"):
+    for event in events(folder):
         for value in event.summary.value:
             plugin = value.metadata.plugin_data.plugin_name
             if plugin == "text":
@@ -152,8 +173,7 @@ def test_texts_pictures_histograms_and_hyper_parameters(tmp_path: Path) -> None:
     assert {tag for _, tag, _ in histograms} == set(names)
     sizes = {tag: rows[:, 2].sum() for _, tag, rows in histograms}
     assert [sizes[name] for name in names] == [24, 6, 12, 2]
-    (event,) = (event for event in events(folder) if event.summary.value)
-    content = event.summary.value[0].metadata.plugin_data.content
+    (content,) = hyper_parameters(folder)
     settings = HParamsPluginData.FromString(content).session_start_info.hparams
     assert settings["settings.units"].number_value == 6
     assert settings["backend"].string_value == keras.config.backend()
@@ -164,7 +184,7 @@ def test_a_picture(tmp_path: Path) -> None:
     picture = treadle.Image(np.eye(3)[:2])
     showing = treadle.at("1 epoch", lambda loop: {"samples": picture})
     train(tmp_path, [TensorBoard(), showing], epochs=1)
-    values = [v for e in events(tmp_path / "tensorboard" / "train") for v in e.summary.value]
+    values = [v for e in events(tmp_path / "tensorboard") for v in e.summary.value]
     (image,) = [value.image for value in values if value.tag == "samples"]
     assert (image.height, image.width, image.colorspace) == (2, 3, 1)
     assert image.encoded_image_string == picture.png()
@@ -180,19 +200,18 @@ def test_no_step_is_there_twice_after_a_resume(tmp_path: Path, at: int) -> None:
         train(tmp_path / "cut", [*hooks(), Dying(at)])
     train(tmp_path / "cut", hooks())
     train(tmp_path / "whole", hooks())
-    for part in ("train", "validation"):
+    for part in ("", "validation"):
         cut, whole = (scalars(tmp_path / run / "tensorboard" / part) for run in ("cut", "whole"))
         rates = [found.pop("learning_rate", {}) for found in (cut, whole)]
         assert {5, 10, 15} & {*rates[0]} == {5, 10, 15} & {*rates[1]}
         assert cut == whole
     starts = [
         event.step
-        for event in events(tmp_path / "cut" / "tensorboard" / "train")
+        for event in events(tmp_path / "cut" / "tensorboard")
         if event.HasField("session_log")
     ]
     assert starts == ([] if at == 3 else [at // 5 * 5 + 1])
-    kept = sum(1 for event in events(tmp_path / "cut" / "tensorboard") if event.summary.value)
-    assert kept == 1  # hyper-parameters, once
+    assert len(hyper_parameters(tmp_path / "cut" / "tensorboard")) == 1
 
 
 def test_later_calls_go_on_in_the_same_place(tmp_path: Path) -> None:
@@ -200,7 +219,7 @@ def test_later_calls_go_on_in_the_same_place(tmp_path: Path) -> None:
     with treadle.Loop(Classify(), hooks=[TensorBoard(tmp_path)], console=False) as loop:
         loop.fit(source(), epochs=1)
         loop.fit(source(), epochs=1)
-    assert [*scalars(tmp_path / "train")["steps/loss"]] == list(range(1, 11))
+    assert [*scalars(tmp_path)["steps/loss"]] == list(range(1, 11))
     with pytest.raises(ConfigurationError, match="holds events of another run"):
         train(None, [TensorBoard(tmp_path)], epochs=1)
 
@@ -209,7 +228,7 @@ def test_a_run_begun_anew_begins_its_events_anew(tmp_path: Path) -> None:
     train(tmp_path, [TensorBoard()], epochs=1)
     with treadle.Loop(Classify(), tmp_path, [TensorBoard()], fresh=True, console=False) as loop:
         loop.fit(source(), epochs=1)
-    assert [*scalars(tmp_path / "tensorboard" / "train")["steps/loss"]] == list(range(1, 6))
+    assert [*scalars(tmp_path / "tensorboard")["steps/loss"]] == list(range(1, 6))
 
 
 def test_without_a_directory_or_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +254,7 @@ print("tensorflow" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-    assert "steps/loss" in scalars(tmp_path / "train")
+    assert "steps/loss" in scalars(tmp_path)
 
 
 def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
@@ -244,7 +263,7 @@ def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train(tmp_path, [TensorBoard(histograms="1 epoch"), Telling()], epochs=2)
-    found = EventAccumulator(str(tmp_path / "tensorboard" / "train")).Reload()
+    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     tags = found.Tags()
     assert "steps/loss" in tags["scalars"] and "learning_rate" in tags["scalars"]
     assert {"model/layers/0/kernel", "note"} <= {*tags["tensors"]}

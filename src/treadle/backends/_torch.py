@@ -57,8 +57,7 @@ class TorchBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate by `torch.autograd.grad`; inside another objective the graph is kept."""
-        scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
-        scoped = scoped or any(not v.value.requires_grad for v in variables)
+        scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
             sources = [_leaf(v.value, fresh=scoped) for v in variables]
             inputs = [_leaf(x, fresh=True) for x in inputs]
@@ -107,8 +106,11 @@ class TorchBackend:
         return then() if bool(predicate) else otherwise()
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """Run a Python loop."""
+        """Run a Python loop, or record one where nothing is differentiated through it."""
         tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        tape = current()
+        if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
+            return tape.for_each(function, tensors)
         count = keras.tree.flatten(tensors)[0].shape[0]
         rows = [function(row(tensors, i)) for i in range(count)]
         return keras.tree.map_structure(
@@ -219,6 +221,11 @@ class TorchBackend:
         if isinstance(array, np.ndarray) and array.dtype == np.float64:
             array = array.astype(keras.config.floatx())
         return keras.ops.convert_to_tensor(array)
+
+
+def _scoped() -> bool:
+    """Say whether variables have the values of a scope."""
+    return keras.src.backend.common.stateless_scope.in_stateless_scope()
 
 
 def _leaf(tensor: Tensor, fresh: bool) -> Tensor:

@@ -14,8 +14,10 @@ from ._torch_nodes import (
     Block,
     Branch,
     Kind,
+    Loop,
     Operation,
     Ref,
+    aten,
     internals,
     is_operator,
     refs_in,
@@ -111,6 +113,8 @@ class Code:
             self._origins[len(self.source) + 1] = node.line
             if isinstance(node, Branch):
                 self._write_branch(node, indent)
+            elif isinstance(node, Loop):
+                self._write_loop(node, indent)
             else:
                 self._write_operation(node, indent)
             if i in done:
@@ -126,6 +130,21 @@ class Code:
                 if results
                 else f"{indent}    pass"
             )
+
+    def _write_loop(self, node: Loop, indent: str) -> None:
+        """Write a block for each row; the results of all rows are stacked after the last."""
+        select, stack = (self._bound(_callable(x)) for x in (aten.select.int, aten.stack.default))
+        outputs, inner = [self._text(ref) for ref in node.outputs], indent + "    "
+        number = f"i{len(self.source)}"
+        self.source += [f"{indent}{output} = []" for output in outputs]
+        self.source.append(f"{indent}for {number} in range({node.count}):")
+        for source, row in zip(node.sources, node.rows, strict=True):
+            call = f"{select}({self._text(source)}, 0, {number})"
+            self.source.append(f"{inner}{self._text(row)} = {call}")
+        self._write_block(node.block, inner, set(node.results))
+        for output, result in zip(outputs, node.results, strict=True):
+            self.source.append(f"{inner}{output}.append({self._text(result)})")
+        self.source += [f"{indent}{output} = {stack}({output})" for output in outputs]
 
     def _write_operation(self, node: Operation, indent: str) -> None:
         self.length += 1

@@ -62,7 +62,30 @@ class Branch:
     line: str
 
 
-Block = list[Operation | Branch]
+@dataclass(slots=True)
+class Loop:
+    """A block that is played once for each row of some tensors.
+
+    Attributes:
+        count: How many rows there are.
+        sources: The tensors whose rows are taken.
+        rows: Under which names the block knows its row of each.
+        block: What is done for a row.
+        results: What the block returns.
+        outputs: Under which names the results of all rows, stacked, are known afterwards.
+    """
+
+    count: int
+    sources: list[Ref]
+    rows: list[Ref]
+    block: "Block"
+    results: list[Ref]
+    outputs: list[Ref]
+    line: str
+
+
+Node = Operation | Branch | Loop
+Block = list[Node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +167,11 @@ def replaced(tree: Any, names: Mapping[Ref, Ref]) -> Any:
     return tree
 
 
-def used_by(node: Operation | Branch) -> set[Ref]:
-    """Return all values that a node uses; for a branch also those that it makes for itself."""
+def used_by(node: Node) -> set[Ref]:
+    """Return all values that a node uses; for one with blocks also those that it makes inside."""
     if isinstance(node, Operation):
         return set(refs_in((node.args, node.kwargs)))
+    if isinstance(node, Loop):
+        return {*node.sources, *node.results}.union(*(used_by(part) for part in node.block))
     inner = [used_by(part) for block in node.blocks for part in block]
     return {node.predicate, *node.results[0], *node.results[1]}.union(*inner)

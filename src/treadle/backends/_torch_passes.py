@@ -14,6 +14,8 @@ from ._torch_nodes import (
     Block,
     Branch,
     Kind,
+    Loop,
+    Node,
     Operation,
     Ref,
     aten,
@@ -68,6 +70,9 @@ def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
         if isinstance(node, Branch):
             inner = [_without_the_same(tape, part, names) for part in node.blocks]
             kept.append(_renamed(replace(node, blocks=(inner[0], inner[1])), names))
+        elif isinstance(node, Loop):
+            inner = _without_the_same(tape, node.block, names)
+            kept.append(_renamed(replace(node, block=inner), names))
         elif node.function in _SAME and not _turns(tape, node):
             names[node.outputs] = replaced(node.args[0], names)
         elif not _becomes_constant(tape, node):
@@ -94,6 +99,7 @@ def _becomes_constant(tape: Tape, node: Operation) -> bool:
 def _needed(block: Block, wanted: set[Ref]) -> Block:
     """Drop what nobody uses and what changes nothing."""
     kept: Block = []
+    wanted = set(wanted)  # grown in place: a new set for each operation would be quadratic
     for node in reversed(block):
         if isinstance(node, Branch):
             inner = [
@@ -101,11 +107,26 @@ def _needed(block: Block, wanted: set[Ref]) -> Block:
                 for part, refs in zip(node.blocks, node.results, strict=True)
             ]
             node.blocks = inner[0], inner[1]
+        elif isinstance(node, Loop):
+            _need_of_rows(node, wanted)
+            if not node.block and not node.outputs:
+                continue
         elif not _acts(node) and wanted.isdisjoint(refs_in(node.outputs)):
             continue
-        wanted = wanted | used_by(node)
+        wanted |= used_by(node)
         kept.append(node)
     return kept[::-1]
+
+
+def _need_of_rows(node: Loop, wanted: set[Ref]) -> None:
+    """Drop what nobody uses from a loop."""
+    pairs = zip(node.results, node.outputs, strict=True)
+    chosen = [(result, output) for result, output in pairs if output in wanted]
+    node.results, node.outputs = [r for r, _ in chosen], [o for _, o in chosen]
+    node.block = _needed(node.block, set(node.results))
+    used = set(node.results).union(*(used_by(part) for part in node.block))
+    rows = [pair for pair in zip(node.sources, node.rows, strict=True) if pair[1] in used]
+    node.sources, node.rows = [source for source, _ in rows], [row for _, row in rows]
 
 
 def _acts(node: Operation) -> bool:
@@ -126,7 +147,9 @@ def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) 
     for node in block:
         node = _renamed(node, names)
         kept.append(node)
-        if isinstance(node, Branch) or node.function is not aten.clone.default:
+        if isinstance(node, Loop):
+            node.block = _without_copies(tape, node.block, node.results, names)
+        if not isinstance(node, Operation) or node.function is not aten.clone.default:
             continue
         copy, source = node.outputs, node.args[0]
         if tape.is_written(copy) or tape.is_written(source):
@@ -148,7 +171,7 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
 
     PyTorch pools them eight times as fast, and what follows does not have to mix two orders.
     """
-    users: dict[Ref, list[Operation | Branch]] = {}
+    users: dict[Ref, list[Node]] = {}
     for node in block:
         for ref in used_by(node):
             users.setdefault(ref, []).append(node)
@@ -161,7 +184,7 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
             for user in users.get(ref, [])
         )
 
-    def is_pooled(copy: Ref, user: Operation | Branch) -> bool:
+    def is_pooled(copy: Ref, user: Node) -> bool:
         return (
             isinstance(user, Operation)
             and user.function in _POOLS
@@ -172,6 +195,8 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
     kept: Block = []
     for node in block:
         node = _renamed(node, names)
+        if isinstance(node, Loop):
+            node.block = _pooled_as_it_lies(tape, node.block, node.results, names)
         if isinstance(node, Operation) and node.function is aten.clone.default:
             copy, source = node.outputs, node.args[0]
             image = tape.objects[source.index]
@@ -202,7 +227,9 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
     for node in block:
         node = _renamed(node, names)
         kept.append(node)
-        if isinstance(node, Branch):
+        if isinstance(node, Loop):
+            node.block = _summed_in_place(tape, node.block, node.results, names)
+        if not isinstance(node, Operation):
             continue
         if node.function in _SLICES and uses[node.outputs] == 1:
             padded[node.outputs] = node
@@ -231,6 +258,21 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
     return [node for node in kept if id(node) not in dropped]
 
 
+def has_poolings(block: Block) -> bool:
+    """Say whether `simplified` may find something to lay out otherwise."""
+    for node in block:
+        inner = (
+            node.blocks
+            if isinstance(node, Branch)
+            else [node.block]
+            if isinstance(node, Loop)
+            else []
+        )
+        if any(map(has_poolings, inner)) or getattr(node, "function", None) in _POOLS:
+            return True
+    return False
+
+
 def _is_view(node: Operation) -> bool:
     """Say whether an operation returns another look at the memory it is given."""
     return is_operator(node.function) and Kind.of(node.function).views
@@ -246,6 +288,13 @@ def _renamed(node: Any, names: Names) -> Any:
     if isinstance(node, Operation):
         args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
         return Operation(node.function, args, kwargs, replaced(node.outputs, names), node.line)
+    if isinstance(node, Loop):
+        return replace(
+            node,
+            sources=replaced(node.sources, names),
+            block=[_renamed(part, names) for part in node.block],
+            results=replaced(node.results, names),
+        )
     blocks = [[_renamed(part, names) for part in inner] for inner in node.blocks]
     results = [replaced(refs, names) for refs in node.results]
     return Branch(

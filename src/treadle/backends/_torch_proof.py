@@ -17,6 +17,7 @@ import torch
 from keras.src.backend.torch.core import get_device
 
 from ._torch_code import Code
+from ._torch_passes import has_poolings
 from ._torch_recording import recording
 from ._torch_tape import Tape
 from .base import Program
@@ -79,12 +80,20 @@ class Prover:
         self._program, self._around = program, around
         self._state = [variable._value for variable in program.variables]
         self._paths = list(program.new_context(0).variables)
+        self._has_loops = False
 
     def capture(self, batches: SomeBatches) -> Captured | str:
         """Return the captured step, or why there is none; all is then as it was before."""
+        captured = self._capture(batches, rolled=True)
+        if isinstance(captured, str) and self._has_loops:
+            # The function of a `for_each` may keep tensors of a row for the next one, in Python.
+            captured = self._capture(batches, rolled=False)
+        return captured
+
+    def _capture(self, batches: SomeBatches, rolled: bool) -> Captured | str:
         try:
             with self._undone():
-                tape, result = self._record(batches)
+                tape, result = self._record(batches, rolled)
         except RefusedError as refused:
             return str(refused)
         except Exception as error:  # the step's own come again when it runs as it is
@@ -92,14 +101,14 @@ class Prover:
         parts = result.values, result.weights, result.broken
         names = [list(part) for part in parts]
         refs = [tape.ref_of(x) for part in parts for x in part.values()]
-        plain, relaid = (
-            Captured(Code(tape, refs, self._program.name, relaid), names)
-            for relaid in (False, True)
-        )
+        plain = Captured(Code(tape, refs, self._program.name, relaid=False), names)
         with self._undone():
             why = self._difference(plain, batches, exact=device() == "cpu")
-        if why or relaid.length == plain.length:
+        if why or not has_poolings(tape.block):
             return why or plain
+        relaid = Captured(Code(tape, refs, self._program.name, relaid=True), names)
+        if relaid.length == plain.length:
+            return plain
         with self._undone():
             return plain if self._difference(relaid, batches, exact=False) else relaid
 
@@ -108,14 +117,17 @@ class Prover:
         with self._undone(), self._around(self._program):
             run_step(self._program, batches.batch(0), 0)
 
-    def _record(self, batches: SomeBatches) -> tuple[Tape, StepResult]:
+    def _record(self, batches: SomeBatches, rolled: bool) -> tuple[Tape, StepResult]:
         as_tensor = step_number(0)
         batch = batches.batch(0)
         with (
             self._around(self._program),
-            recording(self._state, tensors_of(batch), as_tensor) as tape,
+            recording(self._state, tensors_of(batch), as_tensor, rolled) as tape,
         ):
-            result = run_step(self._program, batch, as_tensor)
+            try:
+                result = run_step(self._program, batch, as_tensor)
+            finally:
+                self._has_loops = tape.loops > 0
         if any(
             v._value is not x for v, x in zip(self._program.variables, self._state, strict=True)
         ):

@@ -43,18 +43,21 @@ def current() -> Tape | None:
 
 
 @contextmanager
-def recording(state: Sequence[Any], batch: Sequence[Any], number: Any) -> Generator[Tape]:
+def recording(
+    state: Sequence[Any], batch: Sequence[Any], number: Any, rolled: bool = False
+) -> Generator[Tape]:
     """Record what is done to tensors inside.
 
     Args:
         state: The variables' own tensors, which what is recorded may change.
         batch: Tensors that are others in every step.
         number: The step's number, a tensor.
+        rolled: Record a mapped function as a loop, where that can be.
 
     Raises:
         RefusedError: It cannot be played again.
     """
-    tape = Tape(state, batch, number)
+    tape = Tape(state, batch, number, rolled)
     forms = [_form(tensor) for tensor in state]
     gradients = [tensor.grad for tensor in state]
     called_backward = False

@@ -21,6 +21,7 @@ from ._torch_nodes import (
     Block,
     Branch,
     Kind,
+    Loop,
     Operation,
     Ref,
     aten,
@@ -46,16 +47,22 @@ class Tape(TorchDispatchMode):
         state: The variables' own tensors, which the step may change.
         batch: Tensors that are others in every step.
         number: The step's number.
+        rolled: Record a mapped function for one row, as a loop over all rows, where that can be.
 
     Attributes:
+        rolled: The same.
+        loops: How many loops were recorded.
         block: What was done, in order.
         objects: Every value by its `Ref`'s index.
         turned: Indices of values that changed their shape in place.
         idle: Nothing is written down at the moment.
     """
 
-    def __init__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> None:
+    def __init__(
+        self, state: Sequence[Any], batch: Sequence[Any], number: Any, rolled: bool = False
+    ) -> None:
         super().__init__()
+        self.rolled, self.loops = rolled, 0
         self.block: Block = []
         self.objects: list[Any] = []
         self.turned: set[int] = set()
@@ -207,6 +214,36 @@ class Tape(TorchDispatchMode):
         )
         return results[taken]
 
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Record a function for the first row, to be played for each; return its results, stacked.
+
+        Only outside of differentiation: the gradients of each row would have to be kept for later.
+        The results have the right shapes; the values are those of the first row, which matters as
+        little as the values of any recorded step.
+        """
+        tensors = keras.tree.flatten(inputs)
+        sources, count = [self._ref(x) for x in tensors], tensors[0].shape[0]
+        self.loops += 1
+        outer, self.block = self.block, []
+        self._blocks.append(id(self.block))
+        try:
+            with self.paused():
+                firsts = [x[0] for x in tensors]
+            rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
+            result = function(keras.tree.pack_sequence_as(inputs, firsts))
+            result = keras.tree.map_structure(keras.ops.convert_to_tensor, result)
+            made = keras.tree.flatten(result)
+            results = [self._ref(x) for x in made]
+            block = self.block
+        finally:
+            self._blocks.pop()
+            self.block = outer
+        with self.paused():
+            stacks = [torch.stack([x] * count) for x in made]
+        outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
+        self.block.append(Loop(count, sources, rows, block, results, outputs, place()))
+        return keras.tree.pack_sequence_as(result, stacks)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -294,7 +331,7 @@ class Tape(TorchDispatchMode):
     def _ref(self, thing: Any) -> Ref:
         index = self._known(thing, "found")
         if self._homes[index] not in self._blocks:
-            self.refuse("a tensor made in a branch of cond is used outside of it")
+            self.refuse("a tensor made in a branch of cond or in a row of for_each is used outside")
         return Ref(index)
 
     def _refs(self, tree: Any) -> Any:

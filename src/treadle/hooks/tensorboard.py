@@ -19,7 +19,9 @@ from ..when import Span, When
 from .events import PATTERN, EventFile
 from .values import plain
 
-TRAIN, VALIDATION, CONFIGURATION = "train", "validation", ""  # folders: TensorBoard's runs
+# Folders: TensorBoard's runs. Hyper-parameters are written to the one of training: one of their
+# own would be shown as a run without charts.
+TRAIN, VALIDATION = "", "validation"
 SECONDS_BETWEEN = 1.0  # writes of steps: a write of many takes hardly longer than one of few
 BINS = 30  # as many as TensorBoard draws
 
@@ -27,8 +29,8 @@ BINS = 30  # as many as TensorBoard draws
 class TensorBoard(Hook):
     """Writes what a run logs for TensorBoard: `tensorboard --logdir runs`.
 
-    The horizontal axis is the run's step everywhere. Under the runs `train` and `validation`,
-    whose curves share their charts:
+    The horizontal axis is the run's step everywhere. TensorBoard shows the directory as one run,
+    and validation as another below it, `validation`, whose curves share the charts of training:
 
     - `loss` and the like: means and metrics of each epoch and validation; `val_loss` is `loss` of
       `validation`;
@@ -153,7 +155,7 @@ class TensorBoard(Hook):
     def _paths(self) -> Iterable[tuple[str, Path]]:
         """Yield the event files that are there, and what they are called in checkpoints."""
         assert self._root is not None
-        for folder in (TRAIN, VALIDATION, CONFIGURATION):
+        for folder in (TRAIN, VALIDATION):
             for path in (self._root / folder).glob(PATTERN):
                 yield f"{folder}/{path.name}", path
 
@@ -266,7 +268,7 @@ class TensorBoard(Hook):
         settings = facts.get("configuration") or identity(loop.task)
         name = str(loop.directory if loop.directory is not None else self._root)
         summary = hparams_pb(dict(_flat(settings)), trial_id=name)
-        self._file(CONFIGURATION).add(0, time(), summary.value)
+        self._file(TRAIN).add(0, time(), summary.value)
 
 
 def _by_folder(record: Record) -> dict[str, dict[str, Any]]:
