@@ -11,7 +11,7 @@ import treadle
 from treadle import data
 from treadle.arrays import read_arrays
 
-OPTIONS = treadle.Options(jit=False)  # XLA would take most of the time of these tests
+OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)

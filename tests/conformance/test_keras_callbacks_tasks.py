@@ -15,7 +15,7 @@ from treadle.errors import ConfigurationError, NonFiniteError, StateError
 from treadle.hooks import KerasCallbacks
 
 kinds = keras.callbacks
-OPTIONS = treadle.Options(jit=False)  # XLA would take most of the time of these tests
+OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 

@@ -210,15 +210,15 @@ class TensorFlowBackend:
         return not tf.config.list_physical_devices("GPU")
 
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return a variable that was created under a strategy, or the strategy around this call."""
+        """Return the strategy around this call, or one that a variable was created under."""
         remedy = "create the task, and train, outside of strategy.scope()"
+        if tf.distribute.has_strategy():
+            return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
         for variable in variables:
             value = getattr(variable, "value", variable)
             if isinstance(value, tf.distribute.DistributedValues):
                 kind = getattr(value, "distribute_strategy", None)
                 return Distribution(f"tf.distribute.{_kind(kind)}", remedy, variable)
-        if tf.distribute.has_strategy():
-            return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
         return None
 
     def computes_on(self) -> dict[str, Any]:
