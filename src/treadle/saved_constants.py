@@ -177,6 +177,7 @@ class SavedConstants:
         with suppress(StateError):  # an optimizer that is refused, which building the step reports
             self._first = self.values()
         self._made = dict(self._first)  # before anything was built
+        self._compiled: Values = {}
         self._touched: set[str] = set()
         self._saved: dict[int, dict[str, Change]] = {}
 
@@ -189,7 +190,7 @@ class SavedConstants:
         """Count what building a step changes as part of the beginning: layers make attributes."""
         before = self.values()
         yield
-        after = self.values()
+        after = self._compiled = self.values()
         for path in {**before, **after}:
             if path not in after:
                 self._first.pop(path, None)
@@ -235,6 +236,11 @@ class SavedConstants:
         Raises:
             CheckpointError: It did not return this.
         """
+        changes = self._decoded(found)
+        self._touched |= set(changes)
+        return changes
+
+    def _decoded(self, found: Any) -> dict[str, Change]:
         try:
             if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
                 raise ValueError("they are not a dict of changed values")
@@ -251,8 +257,33 @@ class SavedConstants:
             raise CheckpointError(
                 f"the Python values in this checkpoint cannot be read: {error}"
             ) from error
-        self._touched |= set(changes)
         return changes
+
+    def compiled(self) -> None:
+        """Take note that the step was compiled again for the values as they are now."""
+        self._compiled = self.values()
+
+    def compiled_for(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of changes that the step is not yet compiled for.
+
+        These are the values that it was compiled for: a resumed run logs that it compiles again.
+        """
+        now = self.values()
+        return {
+            path: value.encoded()
+            for path, value in self._compiled.items()
+            if path in now and not value.is_like(now[path])
+        }
+
+    def read_compiled_for(self, found: Any) -> dict[str, Value]:
+        """Return what `compiled_for` returned in another process.
+
+        Raises:
+            CheckpointError: It did not return this.
+        """
+        held = found if isinstance(found, Mapping) else {"": None}  # type: ignore[reportUnknownVariableType]
+        changes = {path: {"was": None, "now": value} for path, value in held.items()}  # type: ignore[reportUnknownVariableType]
+        return {path: c.now for path, c in self._decoded(changes).items() if c.now is not None}
 
     def saved(self, step: int) -> dict[str, Change] | None:
         """Return what this process saved at a step, objects included; None where it did not."""
@@ -319,9 +350,11 @@ class SavedConstants:
             if wanted is None:
                 there = value is None
             elif wanted.kind == "object" and wanted.thing is None:
-                alike = value is not None and value.type == wanted.type
-                there = alike and (
-                    _is_encoded_alike(value, wanted) and not value.is_like(self._made.get(path))
+                there = (
+                    value is not None
+                    and value.type == wanted.type
+                    and value.encoded()["kind"] == wanted.kind
+                    and not value.is_like(self._made.get(path))
                 )
             else:
                 there = wanted.is_like(value)
@@ -341,10 +374,6 @@ def described(changes: Mapping[str, Change]) -> str:
     ]
     more = f"; and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
     return "; ".join(shown[:NAMED]) + more
-
-
-def _is_encoded_alike(value: Value, wanted: Value) -> bool:
-    return value.encoded()["kind"] == wanted.kind
 
 
 def is_within(path: str, found: Mapping[str, object]) -> bool:

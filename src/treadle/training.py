@@ -111,19 +111,13 @@ class Training:
         """Return which Python values of the task changed since the step was built, and how."""
         return self.prepared.changed_constants() if self.prepared else []
 
-    def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
-        """Compile anew where a Python value of the task has changed; say which, or nothing.
-
-        Args:
-            window: What will be trained on.
-            before: What changed before a resume, which has compiled the step for it.
-        """
+    def recompiled(self, window: Window) -> str:
+        """Compile anew where a Python value of the task has changed; say which, or nothing."""
         changed = self.changed_constants()
-        if changed:
-            self.prepare(window)
-        return (
-            f"compiled anew, because {'; '.join([*before, *changed])}" if before or changed else ""
-        )
+        if not changed:
+            return ""
+        self.prepare(window)
+        return f"compiled anew, because {'; '.join(changed)}"
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
