@@ -316,9 +316,9 @@ class Loop(Run):
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
         self._watchers.tell("before", self)  # first: what it changes may need another program
-        note = self._training.recompiled(window)
+        note = self._training.recompiled(window, self._restoring.recompile)
+        self._restoring.recompile = []
         if note:
-            self._constants.compiled()
             self.log({"note": note})
         lost = self._training.steps_lost_on_error(window)
         try:

@@ -32,6 +32,7 @@ class Restoring:
 
     Attributes:
         begun: All values when the call began, before hooks started; None before the first call.
+        recompile: What had changed before the checkpoint, and the step was not yet compiled for.
         rolled_back: The run goes back within this process.
     """
 
@@ -43,7 +44,7 @@ class Restoring:
         self._early: Values | None = None  # after they were put back at the beginning of the call
         self._left: dict[str, Change] = {}
         self._set_since: Values = {}
-        self._compiled_for: Values = {}
+        self.recompile: list[str] = []
         self._started = False  # hooks had started before the checkpoint
 
     def begin_call(self, found: Checkpoint | None) -> str:
@@ -112,8 +113,8 @@ class Restoring:
         if training.changed_constants():
             prepare()
         self._left = constants.missing(left)
-        compiled_for = found.loop.get("compiled_for", {}) if self._started else {}
-        self._compiled_for = constants.read_compiled_for(compiled_for)
+        notes = found.loop.get("recompile") if self._started else None
+        self.recompile = [str(note) for note in notes] if isinstance(notes, list) else []  # type: ignore[reportUnknownVariableType]
         self._script = self._early = None
         self.rolled_back = False
 
@@ -164,14 +165,12 @@ class Restoring:
         self._constants.restore(self._left)
         self._left = self._constants.missing(self._left)
         self.refuse_lost()
-        now = self._constants.values()
-        self._constants.put_back({**now, **self._compiled_for})
         if training.changed_constants():
             prepare()
         # The step is compiled for these when it is about to run, as it always is, which is logged.
-        self._constants.put_back({**now, **self._set_since})
+        self._constants.put_back(self._set_since)
         new = {path: c for path, c in self._left.items() if self._is_new(path)}
-        self._left, self._set_since, self._compiled_for = {}, {}, {}
+        self._left, self._set_since = {}, {}
         if not new:
             return ""
         return (

@@ -12,7 +12,7 @@ these kinds.
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import NoneType
@@ -177,7 +177,6 @@ class SavedConstants:
         with suppress(StateError):  # an optimizer that is refused, which building the step reports
             self._first = self.values()
         self._made = dict(self._first)  # before anything was built
-        self._compiled: Values = {}
         self._touched: set[str] = set()
         self._saved: dict[int, dict[str, Change]] = {}
 
@@ -186,11 +185,11 @@ class SavedConstants:
         return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
 
     @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self) -> Generator[None]:
         """Count what building a step changes as part of the beginning: layers make attributes."""
         before = self.values()
         yield
-        after = self._compiled = self.values()
+        after = self.values()
         for path in {**before, **after}:
             if path not in after:
                 self._first.pop(path, None)
@@ -236,11 +235,6 @@ class SavedConstants:
         Raises:
             CheckpointError: It did not return this.
         """
-        changes = self._decoded(found)
-        self._touched |= set(changes)
-        return changes
-
-    def _decoded(self, found: Any) -> dict[str, Change]:
         try:
             if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
                 raise ValueError("they are not a dict of changed values")
@@ -257,33 +251,8 @@ class SavedConstants:
             raise CheckpointError(
                 f"the Python values in this checkpoint cannot be read: {error}"
             ) from error
+        self._touched |= set(changes)
         return changes
-
-    def compiled(self) -> None:
-        """Take note that the step was compiled again for the values as they are now."""
-        self._compiled = self.values()
-
-    def compiled_for(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of changes that the step is not yet compiled for.
-
-        These are the values that it was compiled for: a resumed run logs that it compiles again.
-        """
-        now = self.values()
-        return {
-            path: value.encoded()
-            for path, value in self._compiled.items()
-            if path in now and not value.is_like(now[path])
-        }
-
-    def read_compiled_for(self, found: Any) -> dict[str, Value]:
-        """Return what `compiled_for` returned in another process.
-
-        Raises:
-            CheckpointError: It did not return this.
-        """
-        held = found if isinstance(found, Mapping) else {"": None}  # type: ignore[reportUnknownVariableType]
-        changes = {path: {"was": None, "now": value} for path, value in held.items()}  # type: ignore[reportUnknownVariableType]
-        return {path: c.now for path, c in self._decoded(changes).items() if c.now is not None}
 
     def saved(self, step: int) -> dict[str, Change] | None:
         """Return what this process saved at a step, objects included; None where it did not."""

@@ -111,13 +111,21 @@ class Training:
         """Return which Python values of the task changed since the step was built, and how."""
         return self.prepared.changed_constants() if self.prepared else []
 
-    def recompiled(self, window: Window) -> str:
-        """Compile anew where a Python value of the task has changed; say which, or nothing."""
+    def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
+        """Compile anew where a Python value of the task has changed; say which, or nothing.
+
+        Args:
+            window: What will be trained on.
+            before: What changed before a checkpoint that the run resumed from: the step was built
+                for it, and it is yet to be logged.
+        """
         changed = self.changed_constants()
-        if not changed:
+        if self.prepared is None or not (before or changed):
             return ""
-        self.prepare(window)
-        return f"compiled anew, because {'; '.join(changed)}"
+        told = _joined_changes(before, changed, list(self.prepared.state.constants()))
+        if changed:
+            self.prepare(window)
+        return f"compiled anew, because {told}"
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
@@ -156,6 +164,17 @@ class Training:
         if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
             raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
         return self._last[1].batch(step - 1 - self._last[0])
+
+
+def _joined_changes(before: Sequence[str], since: Sequence[str], paths: Sequence[str]) -> str:
+    """Return changes as one text, in the order of the paths; one that changed twice is one."""
+    found = {text.split(" changed from ")[0]: text for text in before}
+    for text in since:
+        path, new = text.split(" changed from ")[0], text.rsplit(" to ", 1)[-1]
+        old = found.get(path, text).rsplit(" to ", 1)[0]
+        found[path] = f"{old} to {new}"
+    order = {path: i for i, path in enumerate(paths)}
+    return "; ".join(found[path] for path in sorted(found, key=lambda p: order.get(p, -1)))
 
 
 def stacked(batch: Any) -> Window:
