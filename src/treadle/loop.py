@@ -342,9 +342,8 @@ class Loop(Run):
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
         self._watchers.tell("before", self)  # first: what it changes may need another program
-        restoring = self._restoring
-        note = self._training.recompiled(window, restoring.recompiled)
-        restoring.recompiled = []
+        note = self._training.recompiled(window, self._restoring.recompile)
+        self._restoring.recompile = []
         if note:
             self.log({"note": note})
         lost = self._training.steps_lost_on_error(window)

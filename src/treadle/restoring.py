@@ -32,18 +32,19 @@ class Restoring:
 
     Attributes:
         begun: All values when the call began, before hooks started; None before the first call.
-        recompiled: What the checkpoint holds of changes that the step was not yet compiled for.
+        recompile: What had changed before the checkpoint, and the step was not yet compiled for.
+        rolled_back: The run goes back within this process.
     """
 
     def __init__(self, constants: SavedConstants, record: RunRecord | None) -> None:
         self._constants, self._record = constants, record
         self.begun: Values | None = None
-        self.recompiled: list[str] = []
         self.rolled_back = False
         self._script: Values | None = None  # what the script itself has made of the task
         self._early: Values | None = None  # after they were put back at the beginning of the call
         self._left: dict[str, Change] = {}
         self._set_since: Values = {}
+        self.recompile: list[str] = []
         self._started = False  # hooks had started before the checkpoint
 
     def begin_call(self, found: Checkpoint | None) -> str:
@@ -107,14 +108,13 @@ class Restoring:
                 early = self._early
                 constants.put_back(early)
                 left = {path: change for path, change in self._left.items() if path in left}
-                # The step is compiled for it when it is about to run, as it always is.
                 self._set_since = {p: x for p, x in wanted.items() if not x.is_like(early.get(p))}
             constants.restore(left, everything=rolled_back)
         if training.changed_constants():
             prepare()
         self._left = constants.missing(left)
         notes = found.loop.get("recompile") if self._started else None
-        self.recompiled = [str(note) for note in notes] if isinstance(notes, list) else []
+        self.recompile = [str(note) for note in notes] if isinstance(notes, list) else []  # type: ignore[reportUnknownVariableType]
         self._script = self._early = None
         self.rolled_back = False
 
@@ -167,6 +167,7 @@ class Restoring:
         self.refuse_lost()
         if training.changed_constants():
             prepare()
+        # The step is compiled for these when it is about to run, as it always is, which is logged.
         self._constants.put_back(self._set_since)
         new = {path: c for path, c in self._left.items() if self._is_new(path)}
         self._left, self._set_since = {}, {}

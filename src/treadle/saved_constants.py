@@ -12,7 +12,7 @@ these kinds.
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import NoneType
@@ -185,7 +185,7 @@ class SavedConstants:
         return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
 
     @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self) -> Generator[None]:
         """Count what building a step changes as part of the beginning: layers make attributes."""
         before = self.values()
         yield
@@ -319,9 +319,11 @@ class SavedConstants:
             if wanted is None:
                 there = value is None
             elif wanted.kind == "object" and wanted.thing is None:
-                alike = value is not None and value.type == wanted.type
-                there = alike and (
-                    _is_encoded_alike(value, wanted) and not value.is_like(self._made.get(path))
+                there = (
+                    value is not None
+                    and value.type == wanted.type
+                    and value.encoded()["kind"] == wanted.kind
+                    and not value.is_like(self._made.get(path))
                 )
             else:
                 there = wanted.is_like(value)
@@ -341,10 +343,6 @@ def described(changes: Mapping[str, Change]) -> str:
     ]
     more = f"; and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
     return "; ".join(shown[:NAMED]) + more
-
-
-def _is_encoded_alike(value: Value, wanted: Value) -> bool:
-    return value.encoded()["kind"] == wanted.kind
 
 
 def is_within(path: str, found: Mapping[str, object]) -> bool:

@@ -122,14 +122,16 @@ class Training:
 
         Args:
             window: What will be trained on.
-            before: What changed before a resume, which has compiled the step for it.
+            before: What changed before a checkpoint that the run resumed from: the step was built
+                for it, and it is yet to be logged.
         """
         changed = self.changed_constants()
+        if self.prepared is None or not (before or changed):
+            return ""
+        told = _joined_changes(before, changed, list(self.prepared.state.constants()))
         if changed:
             self.prepare(window)
-        return (
-            f"compiled anew, because {'; '.join([*before, *changed])}" if before or changed else ""
-        )
+        return f"compiled anew, because {told}"
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
@@ -171,6 +173,17 @@ class Training:
         if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
             raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
         return self._last[1].batch(step - 1 - self._last[0])
+
+
+def _joined_changes(before: Sequence[str], since: Sequence[str], paths: Sequence[str]) -> str:
+    """Return changes as one text, in the order of the paths; one that changed twice is one."""
+    found = {text.split(" changed from ")[0]: text for text in before}
+    for text in since:
+        path, new = text.split(" changed from ")[0], text.rsplit(" to ", 1)[-1]
+        old = found.get(path, text).rsplit(" to ", 1)[0]
+        found[path] = f"{old} to {new}"
+    order = {path: i for i, path in enumerate(paths)}
+    return "; ".join(found[path] for path in sorted(found, key=lambda p: order.get(p, -1)))
 
 
 def stacked(batch: Any) -> Window:
