@@ -47,6 +47,13 @@ class Evaluation:
         self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
         self.calls, self._pace = 0, Pace(options.window)
         self.position: tuple[int, int | None] | None = None
+        self._compiled_before = 0.0
+
+    @property
+    def compile_seconds(self) -> float:
+        """What tracing and compiling `eval_step` took so far."""
+        now = self._prepared.compile_seconds if self._prepared is not None else 0.0
+        return self._compiled_before + now
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
         """Return the means of what `eval_step` returned and the metrics that it updated.
@@ -67,6 +74,7 @@ class Evaluation:
                 raise DataError("the source to evaluate on gave no batch")
             if self._prepared is None or self._prepared.changed_constants():
                 batch, step = window.batch(0), self._task.eval_step
+                self._compiled_before = self.compile_seconds
                 self._prepared = Prepared(self._task, step, batch, self._options, "eval_step")
             return self._run_all(feed, self._prepared, source.length)
         finally:

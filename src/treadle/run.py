@@ -138,7 +138,9 @@ class Run:
     @property
     def costs(self) -> Costs:
         """What the run has spent its time on beside training."""
-        return replace(self._training.costs(), waiting=self._feed.waited)
+        costs = self._training.costs()
+        compiling = costs.compiling + self._evaluation.compile_seconds
+        return replace(costs, compiling=compiling, waiting=self._feed.waited)
 
     def evaluate(self, source: Any) -> dict[str, float]:
         """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""

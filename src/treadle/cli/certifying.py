@@ -70,7 +70,8 @@ def certify(
             "seed": seed,
             "data_dir": str(data_dir) if data_dir else None,
         }
-        found = examine(Maker(f"{__name__}:make", arguments, recipe.name), steps)
+        with environment.showing("training in three processes", json, at_once=True):
+            found = examine(Maker(f"{__name__}:make", arguments, recipe.name), steps)
         if json:
             output.print_json(found.facts())
         else:

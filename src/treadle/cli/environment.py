@@ -106,11 +106,18 @@ def _importing(backend: str, quiet: bool) -> Generator[None]:
         yield
 
 
-def making(quiet: bool) -> Waiting:
-    """Show on standard error that a task is being made, if that takes long."""
+def showing(text: str, quiet: bool, at_once: bool = False) -> Waiting:
+    """Show on standard error what a command is doing, and for how long.
+
+    Args:
+        text: What it is doing.
+        quiet: Show nothing.
+        at_once: Where standard error is no terminal, print a line at the start as well, not only
+            after 30 seconds.
+    """
     from rich.console import Console
 
-    return Waiting("making the task", Console(stderr=True), quiet=quiet, at_once=False)
+    return Waiting(text, Console(stderr=True), quiet=quiet, at_once=at_once)
 
 
 @contextmanager

@@ -84,15 +84,16 @@ def find_lr(
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
             made = _made(recipe, settings, backend, precision, seed, data_dir, json)
-            found = treadle.doctor.find_learning_rate(
-                made.task,
-                made.datasets().train,
-                optimizer=optimizer,
-                monitor=monitor,
-                begin=begin,
-                end=end,
-                steps=steps,
-            )
+            with environment.showing("training with rising learning rates", json):
+                found = treadle.doctor.find_learning_rate(
+                    made.task,
+                    made.datasets().train,
+                    optimizer=optimizer,
+                    monitor=monitor,
+                    begin=begin,
+                    end=end,
+                    steps=steps,
+                )
         if picture is not None:
             found.draw(picture)
         if json:
@@ -173,7 +174,7 @@ def _made(
 ) -> "Made":
     """Make a task; this imports Keras."""
     environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
-    with environment.making(quiet), overriding(seed, precision, backend):
+    with environment.showing("making the task", quiet), overriding(seed, precision, backend):
         return recipe.make(settings)
 
 

@@ -91,7 +91,7 @@ def train(request: Request) -> Outcome:
         request.quiet,
     )
     with (
-        environment.making(request.quiet),
+        environment.showing("making the task", request.quiet),
         overriding(request.seed, request.precision, request.backend),
     ):
         made = request.recipe.make(request.settings)
@@ -121,7 +121,7 @@ def train(request: Request) -> Outcome:
             console=not request.quiet,
         )
         with loop:
-            with environment.making(request.quiet):
+            with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
             if request.weights_from is not None and not exists:
                 loop.prepare(data.train)  # a model may be built by its first batch
@@ -200,7 +200,10 @@ def evaluate(
     if not sets:
         raise ConfigurationError(f"{directory}: its task has neither validation nor test data")
     options = Options(execution=configuration["execution"])
-    with treadle.Loop(made.task, options=options, console=False) as loop:
+    with (
+        environment.showing("evaluating", quiet),
+        treadle.Loop(made.task, options=options, console=False) as loop,
+    ):
         loop.prepare(data.train)
         loop.state.assign(state)
         return {name: loop.evaluate(part) for name, part in sets.items()}
@@ -239,15 +242,16 @@ def replay(
         recorded.check_step(step)
     made = _made_again(directory, configuration, data_dir, quiet)
     data = made.datasets()
-    return treadle.doctor.replay(
-        made.task,
-        data.train,
-        directory,
-        step,
-        bisect=bisect,
-        validation=data.validation,
-        hooks=made.hooks(),
-    )
+    with environment.showing("running the steps again", quiet):
+        return treadle.doctor.replay(
+            made.task,
+            data.train,
+            directory,
+            step,
+            bisect=bisect,
+            validation=data.validation,
+            hooks=made.hooks(),
+        )
 
 
 def _made_again(
@@ -259,7 +263,7 @@ def _made_again(
     environment.prepare(
         ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
     )
-    with environment.making(quiet), overriding(**ran):
+    with environment.showing("making the task", quiet), overriding(**ran):
         return recipe.make(configuration["settings"])
 
 
