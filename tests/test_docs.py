@@ -23,6 +23,7 @@ from pathlib import Path
 
 import keras
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from treadle.cli import app
@@ -220,6 +221,14 @@ def test_command_exists(command: str) -> None:
         assert {option for option in options if option not in asked.output} == set()
     else:
         assert program in ("pip", "python", "cat", "ls", "cd", "git"), "what is this?"
+
+
+def test_every_option_of_run_is_on_the_page() -> None:
+    page = (ROOT / "docs/data-and-hooks.md").read_text()
+    table = page.partition("Options of `treadle run`:")[2].partition("Exit codes")[0]
+    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = {name for option in run.params for name in option.opts if name.startswith("--")}
+    assert {name for name in options if f"`{name}" not in table} == set()
 
 
 def links() -> Iterator[tuple[str, str]]:
