@@ -79,7 +79,7 @@ def gradients(task: Rows, x: Any) -> Any:
 
 
 def carried(task: Rows, x: Any) -> Any:
-    task.total.assign(task.total * 0.5 + ops.mean(x))
+    task.total.assign(task.total * 0.5 + learn(task, x))
     return task.total.value, ops.sum(task.total.value)
 
 
@@ -88,7 +88,7 @@ def branches(task: Rows, x: Any) -> Any:
         task.total.assign_add(ops.ones(3))
         return ops.mean(x)
 
-    return treadle.cond(ops.mean(x) > 0, add, lambda: ops.sum(x))
+    return treadle.cond(ops.mean(x) > 0, add, lambda: ops.sum(x)) + learn(task, x)
 
 
 def drawn(task: Rows, x: Any) -> Any:
@@ -103,7 +103,7 @@ def nested(task: Rows, x: Any) -> Any:
 def numbered(task: Rows, given: Any) -> Any:
     x, number = given
     task.total.assign_add(ops.ones(3) * ops.cast(number, "float32"))
-    return ops.mean(x) * ops.cast(number, "float32")
+    return learn(task, x) * ops.cast(number, "float32")
 
 
 def with_numbers(x: Any) -> Any:  # which are the same in every step
@@ -149,20 +149,22 @@ def test_poolings_of_rows_may_work_as_their_images_lie() -> None:
     assert trace.plan == CAPTURED
 
 
-def test_tensors_that_rows_keep_in_python_are_captured_row_by_row() -> None:
-    def make() -> Rows:
-        kept: list[Any] = []
+class Keeps(Rows):
+    """A tensor of each row is used by the next one, through Python."""
 
-        def row(task: Rows, x: Any) -> Any:
-            kept.append(ops.mean(x))
-            del kept[:-2]
-            task.total.assign_add(ops.ones(3) * kept[0])
-            return kept[-1]
+    def train_step(self, batch: Any) -> Any:
+        last = [ops.zeros(())]
 
-        return Rows(row)
+        def row(x: Any) -> Any:
+            last.append(learn(self, x) + 0.5 * last[-1])
+            return last[-1]
 
-    assert_exact(make)
-    assert not is_rolled(make)
+        return {"loss": ops.mean(treadle.for_each(row, batch))}
+
+
+def test_rows_that_depend_on_one_another_in_python_are_captured_row_by_row() -> None:
+    assert_exact(lambda: Keeps(learn))
+    assert not is_rolled(lambda: Keeps(learn))
 
 
 class Objective(Rows):

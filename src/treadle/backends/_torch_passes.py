@@ -260,17 +260,15 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
 
 def has_poolings(block: Block) -> bool:
     """Say whether `simplified` may find something to lay out otherwise."""
-    for node in block:
-        inner = (
-            node.blocks
-            if isinstance(node, Branch)
-            else [node.block]
-            if isinstance(node, Loop)
-            else []
-        )
-        if any(map(has_poolings, inner)) or getattr(node, "function", None) in _POOLS:
-            return True
-    return False
+
+    def pools(node: Node) -> bool:
+        if isinstance(node, Branch):
+            return any(map(has_poolings, node.blocks))
+        if isinstance(node, Loop):
+            return has_poolings(node.block)
+        return node.function in _POOLS
+
+    return any(map(pools, block))
 
 
 def _is_view(node: Operation) -> bool:
