@@ -346,6 +346,8 @@ class Loop(Run):
         self._restoring.recompile = []
         if note:
             self.log({"note": note})
+        if not self._training.is_prepared(window):
+            self._prepare(window)
         lost = self._training.steps_lost_on_error(window)
         try:
             with noting("train_step", self.progress, window.count, lost), explaining(window):
@@ -381,7 +383,7 @@ class Loop(Run):
             self._prepare(window)
         later = self._resuming.is_later(self._resuming.call)
         try:
-            found = self._resuming.take_over(self.state)
+            found = self._resuming.take_over(self.state, self._initial())
         except StateError:
             restoring.refuse_lost()  # an object that was replaced has other variables
             raise
@@ -431,10 +433,13 @@ class Loop(Run):
             self._feed.open(source, self.progress, self, found.source)
 
     def _prepare(self, window: Window) -> None:
-        shown = self._watchers.activity("building the step")
-        noted_errors = noting("train_step", self.progress, running=1)
-        with shown, noted_errors, explaining(window), self._constants.building():
-            self._training.prepare(window)
+        """Build the step; where the run is resumed, for all forms of batch that it has met."""
+        forms, shown = self._resuming.forms, self._watchers.activity("building the step")
+        with shown, self._constants.building():
+            with noting("train_step", self.progress, running=1), explaining(window):
+                self._training.prepare(window, forms.get("train_step", ()))
+            with noting("eval_step", self.progress), explaining():
+                self._evaluation.prepare(forms.get("eval_step", ()))
 
     def _end_epoch(self) -> None:
         """Validate, run hooks that are due, and record the epoch."""
