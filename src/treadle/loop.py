@@ -319,6 +319,7 @@ class Loop(Run):
         note = self._training.recompiled(window, self._restoring.recompile)
         self._restoring.recompile = []
         if note:
+            self._constants.compiled()
             self.log({"note": note})
         lost = self._training.steps_lost_on_error(window)
         try:

@@ -180,6 +180,7 @@ class Run:
                     # Hooks that start with the run do so again when it begins there again.
                     self._restoring.begun if self.progress.step == 0 else None,
                 ),
+                "compiled_for": self._constants.compiled_for(),
                 "recompile": self._training.changed_constants(),
                 "means": self._training.sums(),
                 "looked": asdict(self._looked),
