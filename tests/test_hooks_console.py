@@ -97,7 +97,7 @@ def clock_(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(console, "monotonic", clock)
     # A thread would look at this clock at any moment: tests call what it calls.
-    monkeypatch.setattr(console._Call, "_watch", lambda call, loop: None)
+    monkeypatch.setattr(console, "_watch", lambda *_: None)
     return clock
 
 
@@ -328,8 +328,8 @@ def test_a_table_too_wide_for_a_terminal_is_written_in_lines(terminal):
     run = terminal(width=50)
     run.window(steps=100)
     run.record("epoch", **{f"a_long_metric_name_{i}": 0.5 for i in range(2)})
-    told = "epoch 1/2  0.00 s  a_long_metric_name_0 0.5  a_long_metric_name_1 0.5"
-    assert told in run.shown
+    told = ["epoch 1/2  0.00 s  a_long_metric_name_0 0.5", "a_long_metric_name_1 0.5"]
+    assert [line for line in run.shown if "a_long" in line] == told
 
 
 def test_narrow_terminals_get_shorter_bars(terminal):
@@ -432,14 +432,14 @@ def test_a_terminal_shows_what_takes_long_and_for_how_long(terminal):
     call = run.hook._call
 
     def note(bar):
-        call._show_activity(run, run.clock.now)
+        call.show_activity(run, run.clock.now)
         return run.shown[bar].split("  ")[-1]
 
     run.clock.now += 4.0
     assert note(-1) == "compiling the first step … 4 s"
     run.window(seconds=1.0)
     run.clock.now += 2.0
-    assert note(-3) == "running steps … 2 s"
+    assert "…" not in note(-3)  # steps run, or the body of the user's own for
     run.compiling = True
     assert note(-3) == "compiling … 2 s"
     run.window(seconds=1.0)
@@ -458,7 +458,7 @@ def test_plain_text_shows_what_takes_long(plain_text):
     run = plain_text()
     run.hook.validation(run, None)
     run.clock.now += 31
-    run.hook._call._show_activity(run, run.clock.now)
+    run.hook._call.show_activity(run, run.clock.now)
     assert run.lines[-1] == "validating … 31 s"
 
 

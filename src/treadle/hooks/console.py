@@ -2,6 +2,7 @@
 
 import importlib.util
 import threading
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from math import ceil
@@ -140,7 +141,9 @@ class _Call:
             # No thread draws while steps run: it would take the interpreter from the loop.
             self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
             self._live.start(refresh=True)
-        self._thread = threading.Thread(target=self._watch, args=(loop,), daemon=True)
+        silence = SILENCE_IN_PLAIN_TEXT if self._live is None else SILENCE_ON_TERMINAL
+        watching = (silence, self._ended, weakref.ref(self), weakref.ref(loop))
+        self._thread = threading.Thread(target=_watch, args=watching, daemon=True)
         self._thread.start()
 
     def look(self, loop: LoopView, logs: StepLogs, now: float) -> None:
@@ -216,26 +219,11 @@ class _Call:
         if loop.unfinished and loop.directory is not None:
             self._print(f"all of it is saved in {loop.directory}: run the same again to go on")
 
-    def _watch(self, loop: LoopView) -> None:
-        """Show what the run is doing where no step ends for a while; a thread of its own."""
-        silence = SILENCE_IN_PLAIN_TEXT if self._live is None else SILENCE_ON_TERMINAL
-        shown = self.last
-        while not self._ended.wait(silence / 2):
-            since = self.last
-            now = monotonic()
-            if self._live is None:
-                since, shown = max(since, shown), max(since, shown)
-            if now - since < silence:
-                continue
-            with self.lock:
-                if self._ended.is_set():
-                    return
-                self._show_activity(loop, now)
-            shown = now
-
-    def _show_activity(self, loop: LoopView, now: float) -> None:
-        running = "compiling" if loop.compiling else "running steps"
-        what, evaluated = self.doing or running, loop.evaluated
+    def show_activity(self, loop: LoopView, now: float) -> None:
+        """Show that the loop compiles or validates, and for how long; else nothing."""
+        what, evaluated = self.doing or ("compiling" if loop.compiling else ""), loop.evaluated
+        if not what or self._ended.is_set():
+            return
         if self.doing == "validating" and evaluated is not None:
             done, of = evaluated
             what += f" {done:,}/{of:,}" if of is not None else f" {done:,}"
@@ -307,6 +295,28 @@ class _Call:
     def _print(self, text: str, style: str = "") -> None:
         self._adapt()
         show(self._console, text, style)
+
+
+def _watch(
+    silence: float,
+    ended: threading.Event,
+    call: "weakref.ref[_Call]",
+    loop: "weakref.ref[LoopView]",
+) -> None:
+    """Show what a run is doing where no step ends for a while, until it ends or is forgotten."""
+    shown = monotonic()
+    while not ended.wait(silence / 2):
+        watched, view = call(), loop()
+        if watched is None or view is None:
+            return
+        now = monotonic()
+        # Bars are drawn over, and plain lines repeated more seldom.
+        since = watched.last if silence < 1 else max(watched.last, shown)
+        if now - since >= silence:
+            with watched.lock:
+                watched.show_activity(view, now)
+            shown = now
+        del watched, view  # so that a run that was left may be forgotten
 
 
 def show(console: rich.console.Console, text: str, style: str = "") -> None:
