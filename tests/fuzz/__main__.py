@@ -18,7 +18,7 @@ from pathlib import Path
 from .grammar import FEATURES
 
 ROOT = Path(__file__).parents[2]
-PER_WORKER = 40
+PER_WORKER = {"tensorflow": 15, "jax": 40, "torch": 40}
 SECONDS = 900  # for one program, shrinking included
 
 
@@ -38,6 +38,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--without", nargs="*", default=[], choices=FEATURES, help="what no program is to use"
     )
+    parser.add_argument("--short", action="store_true", help="smaller programs, fewer checks")
     parser.add_argument("--no-shrink", action="store_true", help="report failures as they are")
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="a folder")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -54,23 +55,17 @@ def work(arguments: argparse.Namespace) -> None:
     if arguments.backend == "jax":
         import jax
 
-        # The runs of one program compile the same programs again.
-        with tempfile.TemporaryDirectory(prefix="fuzz-jax-") as cache:
-            jax.config.update("jax_compilation_cache_dir", cache)
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-            run_all(arguments)
-    else:
-        run_all(arguments)
-
-
-def run_all(arguments: argparse.Namespace) -> None:
+        # The runs of one program compile the same programs again, and so do the next workers.
+        cache = Path(tempfile.gettempdir()) / f"treadle-jax-{jax.__version__}"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     from .report import examined
 
     features = frozenset(FEATURES) - set(arguments.without)
     for number in range(arguments.seed, arguments.seed + arguments.programs):
         tell(begins=number)
-        tell(**examined(number, features, shrink=not arguments.no_shrink))
+        tell(**examined(number, features, arguments.short, not arguments.no_shrink))
 
 
 def tell(**line: object) -> None:
@@ -85,7 +80,7 @@ def lead(arguments: argparse.Namespace) -> int:
     plans = Counter[str]()
     try:
         while number < end:
-            process = worker(arguments, number, min(PER_WORKER, end - number))
+            process = worker(arguments, number, min(PER_WORKER[arguments.backend], end - number))
             try:
                 number = follow(arguments, process, number, started, counts, plans)
             finally:
@@ -105,6 +100,7 @@ def lead(arguments: argparse.Namespace) -> int:
 def worker(arguments: argparse.Namespace, first: int, count: int) -> "subprocess.Popen[str]":
     own = [f"--programs={count}", f"--seed={first}", f"--backend={arguments.backend}", "--worker"]
     own += ["--no-shrink"] if arguments.no_shrink else []
+    own += ["--short"] if arguments.short else []
     own += ["--without", *arguments.without] if arguments.without else []
     environment = os.environ | {"KERAS_BACKEND": arguments.backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     errors = arguments.failures.with_suffix(".log").open("a")
@@ -129,7 +125,7 @@ def follow(
 ) -> int:
     """Read what a worker tells; return the number of the next program."""
     assert process.stdout is not None
-    begun = False
+    begun, shown = False, 0.0
     limit = signal.signal(signal.SIGALRM, lambda *_: process.kill())
     for text in process.stdout:
         signal.alarm(SECONDS)
@@ -144,7 +140,8 @@ def follow(
         done = sum(counts.values())
         if line["result"] != "agree":
             told(arguments, line)
-        if line["result"] != "agree" or done % 10 == 0:
+        if line["result"] != "agree" or time.monotonic() > shown + 30:
+            shown = time.monotonic()
             seconds = time.monotonic() - started
             told_counts = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
             print(f"{done} of {arguments.programs}, {seconds / done:.1f} s each: {told_counts}")

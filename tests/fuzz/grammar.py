@@ -13,6 +13,7 @@ What is left out, and why:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from .program import FRONTS, LOSSES, PREDICATES, ROWS, Change, Form, Network, Pa
 
 FEATURES = (
     "forms",  # more than one structure of batches
+    "lists",  # one optimizer that is applied to several lists of variables
     "hook_constants",  # a kill after a hook changed a Python value
     "changes",  # hooks that change something
     "nonfinite",
@@ -148,6 +150,16 @@ def parts(
     return Part(draw(some(kinds)), number, draw(some(LOSSES)), only)
 
 
+def with_one_list(form: Form) -> Form:
+    """Return the form without parts that apply an optimizer to some variables of a network."""
+    return replace(
+        form,
+        parts=tuple(
+            replace(part, kind="minimize") if part.kind == "parts" else part for part in form.parts
+        ),
+    )
+
+
 @st.composite
 def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> tuple[Change, ...]:
     made: list[Change] = []
@@ -161,7 +173,9 @@ def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> 
         kinds = [("task.scale *= 2.0", True), ("task.scale = 0.5", True)]
         if "falling" not in program["optimizers"][number]:
             kinds += [(f"task.opt{number}.learning_rate = 0.03", False)]
-        if not fixed and not network.frozen and network.body:
+        # Keras pairs averages with the variables that are left, as far as they go.
+        averages = "use_ema" in program["optimizers"][number]
+        if not fixed and not averages and not network.frozen and network.body:
             kinds += [(f"task.net{number}.layers[-2].trainable = False", True)]
         if network.has("Dropout"):
             layer = f"next(x for x in task.net{number}.layers if isinstance(x, layers.Dropout))"
@@ -172,8 +186,8 @@ def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> 
 
 
 @st.composite
-def programs(draw: Callable[[Any], Any], features: frozenset[str]) -> Program:
-    """Draw a program that uses only these features."""
+def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) -> Program:
+    """Draw a program that uses only these features, or a short one that is sooner compiled."""
     made: dict[str, Any] = {"seed": draw(st.integers(0, 99))}
     precisions = ["float32"] * 6
     if "precision" in features:
@@ -185,7 +199,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str]) -> Program:
     nonfinite = None
     if "nonfinite" in features and not half:
         nonfinite = draw(some((None, None, None, "skip", "rollback")))
-    count = draw(st.integers(1, 3))
+    count = draw(st.integers(1, 2 if short else 3))
     made["networks"] = tuple(
         draw(networks(features, half, nonfinite is None)) for _ in range(count)
     )
@@ -198,7 +212,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str]) -> Program:
     kinds = ["plain"]
     if "forms" in features and source != "arrays":
         more = ["renamed", "narrow", "whole", "weighted"]
-        kinds += draw(st.lists(some(more), max_size=2, unique=True))
+        kinds += draw(st.lists(some(more), max_size=1 if short else 2, unique=True))
     elif draw(st.booleans()):
         kinds = ["weighted"]
     noises = (None, None, "seeded", "unseeded") if "random" in features else (None,)
@@ -206,12 +220,20 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str]) -> Program:
         Form(
             kind,
             tuple(
-                draw(st.lists(parts(features, made, kind == "weighted"), min_size=1, max_size=2))
+                draw(
+                    st.lists(
+                        parts(features, made, kind == "weighted"),
+                        min_size=1,
+                        max_size=1 if short else 2,
+                    )
+                )
             ),
             draw(some(noises)),
         )
         for kind in kinds
     )
+    if "lists" not in features:
+        made["forms"] = tuple(map(with_one_list, made["forms"]))
     batches = draw(st.integers(3, 6))
     more_of = st.lists(
         st.integers(0, len(kinds) - 1),

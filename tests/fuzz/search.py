@@ -10,28 +10,29 @@ from .grammar import programs
 from .program import Program
 
 
-def program_of(number: int, features: frozenset[str]) -> Program:
+def program_of(number: int, features: frozenset[str], short: bool = False) -> Program:
     """Return the program that a seed stands for."""
     found: list[Program] = []
-    _run(number, features, found.append)
+    _run(number, features, short, found.append)
     return found[-1]
 
 
 def shrunk(
-    number: int, features: frozenset[str], fails: Any, seconds: float = 300
+    number: int, features: frozenset[str], short: bool, fails: Any, seconds: float = 300
 ) -> tuple[Program, Any]:
     """Return the smallest program that fails as the seed's own does, and what it fails with.
 
     Args:
         number: The seed.
         features: What the grammar may use.
+        short: Programs are small.
         fails: Returns what a program fails with, or None; what differs in kind is None as well.
         seconds: After so many the smallest one so far is taken.
     """
     known: dict[Program, Any] = {}
     best: list[tuple[Program, Any]] = []
     end = time.monotonic() + seconds
-    first = program_of(number, features)
+    first = program_of(number, features, short)
 
     def body(program: Program) -> None:
         if program not in known:
@@ -41,11 +42,11 @@ def shrunk(
             raise AssertionError
 
     with contextlib.suppress(AssertionError):
-        _run(number, features, body)
+        _run(number, features, short, body)
     return best[0]
 
 
-def _run(number: int, features: frozenset[str], body: Any) -> None:
+def _run(number: int, features: frozenset[str], short: bool, body: Any) -> None:
     """Call `body` with the program of a seed, and while it raises, with smaller ones."""
     calls = 0
 
@@ -59,7 +60,7 @@ def _run(number: int, features: frozenset[str], body: Any) -> None:
         report_multiple_bugs=False,
         verbosity=Verbosity.quiet,
     )
-    @given(programs(features))
+    @given(programs(features, short))
     def one(program: Program) -> None:
         nonlocal calls
         calls += 1

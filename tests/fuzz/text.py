@@ -22,6 +22,7 @@ from .program import (
 
 HEAD = """\
 import shutil
+import time
 
 import keras
 import numpy as np
@@ -108,10 +109,14 @@ copies = []  # where to keep what a process would leave that is killed after ste
 
 
 def killed(loop):
-    while copies and not copies[0].exists():
+    if not copies or copies[0].exists():
+        return
+    for _ in range(40):  # until what is being saved is on the disk
         newest = Checkpoints(loop.directory / "checkpoints").latest()
         if newest is not None and newest.progress.step >= {_saved_before(program)}:
-            shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
+            break
+        time.sleep(0.05)
+    shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
 
 
 class NoModel(FinalModel):  # which takes longer than the run
@@ -139,7 +144,7 @@ def run(directory=None, **options):
 
 
 def _saved_before(program: Program) -> int:
-    """The newest step that is surely saved when hooks run after the step of the kill."""
+    """The newest step that is saved when hooks run after the step of the kill, if all went well."""
     return (program.killed - 1) // program.every * program.every
 
 
