@@ -109,14 +109,24 @@ class Accumulator:
         return full
 
     def _build(self, grads: Sequence[Tensor]) -> None:
-        """Make the sums; while a model is being built, again where there are more gradients now."""
+        """Make the sums; in a dry run, again if there are more gradients now.
+
+        Raises:
+            StepError: The sums are of other shapes, and steps already add to them.
+        """
         given, held = [tuple(g.shape) for g in grads], [tuple(s.shape) for s in self.sums]
         if given == held:
             return
-        if self.sums and context().build is None:
+        build = context().build
+        if self.sums and (build is None or id(self.sums[0]) in build.settled):
             raise StepError(
                 f"an Accumulator began with {len(held)} gradients of shapes {held}, and was now "
                 f"given {len(given)} of shapes {given}: use one for each list of variables"
+            )
+        if self.sums:  # what was added to them belongs to another update
+            self.filled, self.weight = (
+                _zeros((), "int32", "filled"),
+                _zeros((), "float32", "weight"),
             )
         self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum") for g in grads]
 

@@ -11,13 +11,19 @@ import numpy as np
 
 from .backends.base import Build, StepContext, active
 from .errors import StateError, StepError
+from .optimizers import build_optimizers
 from .state import State
 
 MAX_BUILD_RUNS = 8
 
 
 def build(
-    task: Any, function: Callable[[Any], Any], batch: Any, name: str, check: bool = True
+    task: Any,
+    function: Callable[[Any], Any],
+    batch: Any,
+    name: str,
+    check: bool = True,
+    settled: frozenset[int] = frozenset(),
 ) -> tuple[State, Build]:
     """Run a step abstractly until no new variable appears; its updates are discarded.
 
@@ -31,23 +37,22 @@ def build(
         name: The step's name, for messages.
         check: Refuse variables and optimizers that no attribute reaches, and random numbers that
             are not Keras' own.
+        settled: Ids of the variables that the step already uses for batches of another form.
 
     Raises:
         StateError: The step uses a variable or an optimizer that no attribute of the task reaches,
             or makes new variables every time.
     """
     backend = active()
-    known = -1
     for _ in range(MAX_BUILD_RUNS):
         state = State.discover(task)
-        found = Build()
+        found = Build(settled=settled)
         step = StepContext(
             build=found,
             layers=state.layers,
             variables=state.variables,
             path_of=state.path_of,
         )
-        before = len(state.variables)
         drawn = _positions(task)
         try:
             with _apply_builds(found):
@@ -55,30 +60,35 @@ def build(
         except Exception:
             # A native step may stumble over variables that it has only just made: once they exist
             # it gets another run.
-            if len(State.discover(task).variables) == before:
+            if not _differ(state, State.discover(task)):
                 raise
             continue
         found.read, found.written = dict(scope.foreign), dict(scope.assigned)
-        for optimizer, variables, _ in found.applied:
-            if not optimizer.built and variables:
-                with keras.name_scope(optimizer.name):
-                    optimizer.build(variables)
-        state = State.discover(task)
-        used = {**found.read, **found.written}
-        if len(state.variables) + len(used) == known:  # nothing is new: what was seen holds
-            _check_gradients(state, found, name)
-            if check:
-                _check_reached(state, found, name)
-                _check_random(drawn, _positions(task), name)
-            return state, found
-        known = len(state.variables) + len(used)
+        after = State.discover(task)
+        if check:
+            _check_optimizers(after, found, name)
+        applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
+        if build_optimizers(task, applied, name) or _differ(state, after):
+            continue
+        _check_gradients(after, found, name)
+        if check:
+            _check_variables(after, found, name)
+            _check_random(drawn, _positions(task), name)
+        return after, found
     raise StateError(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
         "in __init__ and keep them as attributes"
     )
 
 
-def _check_reached(state: State, found: Build, name: str) -> None:
+def _differ(before: State, after: State) -> bool:
+    """Return whether a run of the step has made variables or layers."""
+    return [id(v) for v in before.variables.values()] != [
+        id(v) for v in after.variables.values()
+    ] or len(before.layers) != len(after.layers)
+
+
+def _check_optimizers(state: State, found: Build, name: str) -> None:
     reached = {id(optimizer) for optimizer in state.optimizers.values()}
     for optimizer, _, _ in found.applied:
         if id(optimizer) not in reached:
@@ -87,6 +97,9 @@ def _check_reached(state: State, found: Build, name: str) -> None:
                 "which no attribute of the task reaches, so it would be neither saved nor compiled "
                 "in: keep it as an attribute, or pass it to treadle.task(…, optimizer=optimizer)"
             )
+
+
+def _check_variables(state: State, found: Build, name: str) -> None:
     hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
     if hidden:
         names = ", ".join(state.path_of(v) for v in hidden[:5])

@@ -1,19 +1,20 @@
 """Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import keras
 import numpy as np
 
 from .backends.base import active
-from .backends.window import row
+from .backends.window import Window, form_of, row
 from .building import build
 from .data import as_source, random_states
 from .data.source import Source
 from .errors import ConfigurationError, DataError
 from .feed import Feed
+from .forms import zeros
 from .hook import LoopView
 from .identity import source_facts
 from .logs import Means
@@ -41,7 +42,7 @@ class Evaluation:
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self._prepared: Prepared | None = None
-        self._callers: dict[Any, tuple[Callable[[Any, int], Any], State, dict[str, Any]]] = {}
+        self._callers: dict[Any, dict[Hashable, _Caller]] = {}
         self.calls, self._pace = 0, Pace(options.window)
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
@@ -60,28 +61,64 @@ class Evaluation:
             window = feed.first(Progress())
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
-            if self._prepared is None or self._prepared.changed_constants():
-                batch, step = window.batch(0), self._task.eval_step
-                self._prepared = Prepared(self._task, step, batch, self._options, "eval_step")
-            return self._run_all(feed, self._prepared)
+            return self._run_all(feed, self._made(window.batch(0)))
         finally:
             feed.close()
 
+    @property
+    def forms(self) -> list[Any]:
+        """Descriptions of the forms of batch with which `eval_step` made variables, in order."""
+        return self._prepared.forms if self._prepared else []
+
+    @property
+    def initial(self) -> Mapping[str, Any]:
+        """The first values of the variables that `eval_step` made, by path."""
+        return self._prepared.initial if self._prepared else {}
+
+    def prepare(self, forms: Sequence[Any]) -> None:
+        """Build `eval_step` for the forms of batch that made variables before a checkpoint."""
+        for form in forms:
+            self._made(zeros(form))
+
+    def _made(self, batch: Any) -> Prepared:
+        """Return `eval_step` ready for batches like this."""
+        if self._prepared is None:
+            step = self._task.eval_step
+            self._prepared = Prepared(
+                self._task, step, batch, self._options, "eval_step", late=True
+            )
+        if self._prepared.changed_constants():
+            self._prepared.start_over()
+        self._prepared.prepare(batch)
+        return self._prepared
+
     def _run_all(self, feed: Feed, prepared: Prepared) -> dict[str, float]:
         """Run every window of an opened source, from metrics at zero, and put all back."""
-        state, means, progress = prepared.state, Means(), Progress()
-        metrics = [state.metrics[name] for name in prepared.metrics]
-        changed = {id(v) for m in metrics for v in m.variables}
-        kept = state.keep(
-            [p for p, v in state.variables.items() if id(v) in changed or p in prepared.written]
-        )
-        pace = self._pace
+        means, progress, pace = Means(), Progress(), self._pace
+        kept: dict[str, Any] = {}
+        begun: set[Hashable] = set()
+        names: set[str] = set()
+
+        def begin(window: Window) -> None:
+            """Keep what batches of this form change, and let their metrics begin at zero."""
+            state, written, updated = prepared.state, *prepared.changes(window)
+            metrics = [state.metrics[name] for name in updated]
+            chosen = {*written, *(state.path_of(v) for m in metrics for v in m.variables)}
+            new = [path for path in state.variables if path in chosen and path not in kept]
+            kept.update(state.keep(new))
+            for name, metric in zip(updated, metrics, strict=True):
+                if name not in names:
+                    metric.reset_state()
+            names.update(updated)
+            begun.add(window.form)
+
         try:
             with active().own_random():
-                for metric in metrics:
-                    metric.reset_state()
                 while (window := feed.take(pace.size, progress)) is not None:
                     window = prepared.placed(window)
+                    prepared.compile(window)
+                    if window.form not in begun:
+                        begin(window)
                     outputs = prepared.run(window, progress.step)
                     try:
                         feed.read_ahead(pace.size, prepared.placed, outputs.running)
@@ -92,9 +129,10 @@ class Evaluation:
                     means.add(values, {n: weights.get(n, examples) for n in values})
                     pace.ran(window, outputs.seconds, prepared.largest)
                     progress = progress.advanced(window.count, window.count * window.examples)
-                results = metric_results(state, prepared.metrics)
+                updated = [name for name in prepared.state.metrics if name in names]
+                results = metric_results(prepared.state, updated)
         finally:
-            state.put_back(kept)
+            prepared.state.put_back(kept)
         return joined(means.result(), results, "eval_step")
 
     def predict(self, source: Any, loop: LoopView) -> Any:
@@ -135,17 +173,29 @@ class Evaluation:
 
         of = getattr(function, "__func__", function)
         key = (of, id(getattr(function, "__self__", None)), constants, kinds)
-        kept = self._callers.pop(key, None)
-        if kept is None or kept[1].constants() != kept[2]:
+        callers = self._callers.pop(key, {})
+        self._callers[key] = callers  # the newest comes last
+        if len(self._callers) > MOST_CALLERS:
+            del self._callers[next(iter(self._callers))]
+        form = form_of(arrays)
+        caller = callers.get(form)
+        if caller is None or caller.state.constants() != caller.constants:
             name = getattr(function, "__name__", "the function")
             preflight = self._options.preflight
             state, _ = build(self._task, bound, arrays, name, preflight)
             program = program_of(state, bound, self._options, name, native=False)
-            kept = active().caller(program), state, state.constants()
-        self._callers[key] = kept  # the newest comes last
-        if len(self._callers) > MOST_CALLERS:
-            del self._callers[next(iter(self._callers))]
-        return kept[0](arrays, stream)
+            caller = _Caller(active().caller(program), state, state.constants())
+            callers[form] = caller
+        return caller.call(arrays, stream)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """A compiled function for inputs of one form, and the Python values that it was made with."""
+
+    call: Callable[[Any, int], Any]
+    state: State
+    constants: dict[str, Any]
 
 
 class Validation:

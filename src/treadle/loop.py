@@ -319,6 +319,8 @@ class Loop(Run):
         note = self._training.recompiled(window)
         if note:
             self.log({"note": note})
+        if not self._training.is_prepared(window):
+            self._prepare(window)
         lost = self._training.steps_lost_on_error(window)
         try:
             with noting("train_step", self.progress, window.count, lost), explaining(window):
@@ -347,7 +349,7 @@ class Loop(Run):
         """Build the step, take over what an earlier process left, and start hooks."""
         if self._training.prepared is None:
             self._prepare(window)
-        found = self._resuming.take_over(self.state)
+        found = self._resuming.take_over(self.state, self._initial())
         if found is not None:
             self._training.restore(found.loop["means"])
             self._before = found.about
@@ -382,8 +384,12 @@ class Loop(Run):
             self._feed.open(source, self.progress, self, found.source)
 
     def _prepare(self, window: Window) -> None:
+        """Build the step; where the run is resumed, for all forms of batch that it has met."""
+        forms = self._resuming.forms
         with noting("train_step", self.progress, running=1), explaining(window):
-            self._training.prepare(window)
+            self._training.prepare(window, forms.get("train_step", ()))
+        with noting("eval_step", self.progress), explaining():
+            self._evaluation.prepare(forms.get("eval_step", ()))
 
     def _end_epoch(self) -> None:
         """Validate, run hooks that are due, and record the epoch."""

@@ -30,7 +30,7 @@ STREAMED_BYTES = 16 * 2**20
 DEVICE_BYTES = 2 * 2**30
 
 
-def choose(facts: Facts, options: Options, name: str = "train_step") -> Plan:
+def choose(facts: Facts, options: Options, name: str = "train_step", some: bool = False) -> Plan:
     """Return the plan for a step: the written rule.
 
     Steps are fused to windows and compiled by XLA, except:
@@ -46,6 +46,7 @@ def choose(facts: Facts, options: Options, name: str = "train_step") -> Plan:
         facts: What is known of the step.
         options: What was asked for.
         name: The step's name, for messages.
+        some: Other batches have a plan already, and these are of another form.
 
     Raises:
         StepError: The options ask for a compiled step, and it cannot be compiled.
@@ -57,9 +58,10 @@ def choose(facts: Facts, options: Options, name: str = "train_step") -> Plan:
         single steps, XLA (XLA convolves slower in a loop on a CPU)
     """
     if not facts.compilers and options.execution == "compiled":
+        which = " for some of its batches" if some else ""
         raise StepError(
-            f"{name} cannot be compiled: {facts.refusal or 'the backend has no compiler'}. Let "
-            "it run as Python with Options(execution='auto')"
+            f"{name} cannot be compiled{which}: {facts.refusal or 'the backend has no compiler'}. "
+            "Let it run as Python with Options(execution='auto')"
         )
     if not facts.compilers or options.execution == "eager":
         return Plan("", False, options.window or LARGEST_EAGER_WINDOW, facts.refusal)

@@ -1,18 +1,29 @@
 """A task's step made ready to run: built, checked, and handed to the backend."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from .backends.base import Executor, Outputs, Program, StepContext, Variable, active, context
+from .backends.base import (
+    Build,
+    Executor,
+    Outputs,
+    Program,
+    StepContext,
+    Variable,
+    active,
+    context,
+)
 from .backends.plans import Plan, RefusedError
-from .backends.window import Window
+from .backends.window import Window, form_of
 from .building import build
 from .constants import tensor_kept, told
 from .errors import ConfigurationError, StepError
+from .forms import described
 from .logs import LOSS_SCALE, UNDONE
-from .loss_scale import LossScale, undoing
+from .loss_scale import undoing
 from .measuring import fastest
 from .options import Options
 from .plan import choose, places
@@ -24,96 +35,220 @@ from .tasks import step_outputs
 class Prepared:
     """A step over a state, ready to run.
 
+    The step is built, checked and compiled for each form of batch (structure, shapes and dtypes) by
+    itself: for batches of another form it may use, change and make other variables.
+
     Attributes:
         state: All that the task reaches, after building.
         plan: How it runs; None before the first window.
         compile_seconds: What tracing and compiling took so far.
         written: Paths of the variables that the step may change.
         metrics: Names of the metrics that the step updates.
+        returns: Names of the values that the step returns.
+        forms: Descriptions of the first form and of those that made variables, in order.
+        initial: The first values of the variables that later forms made, by path.
+
+    Args:
+        task: What holds the state.
+        step: A function of a batch.
+        batch: A batch of the first form, of NumPy arrays.
+        options: How to execute.
+        name: The step's name, for messages.
+        late: Treat the first form as a later one, since another step of the task has run before.
     """
 
     def __init__(
-        self, task: Any, step: Callable[[Any], Any], batch: Any, options: Options, name: str
+        self,
+        task: Any,
+        step: Callable[[Any], Any],
+        batch: Any,
+        options: Options,
+        name: str,
+        late: bool = False,
     ) -> None:
-        names: list[list[str]] = []
-        known = 0
-
-        def function(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            nonlocal known
-            values, weights = step_outputs(step(batch), name)
-            found = len(context().variables)
-            if context().build is not None and found != known:
-                # A name may be a path, and the variables are still being found.
-                known = found
-                names.clear()
-            _same_names(names, list(values), name)
-            return values, weights
-
-        self.state, found = build(task, function, batch, name, options.preflight)
-        self._name = name
-        self._constants = self.state.constants()
-        self._settled = False
-        changed = set(found.written)
-        for optimizer, variables, _ in found.applied:
-            changed |= {id(v) for v in [*variables, *optimizer.variables]}
-        native_variable = active().is_native_variable  # whose changes nobody sees
-        self.written = [
-            path
-            for path, v in self.state.variables.items()
-            if id(v) in changed or native_variable(v)
-        ]
-        self.metrics = [
-            name
-            for name, metric in self.state.metrics.items()
-            if any(id(v) in found.written for v in metric.variables)
-        ]
-        self.returns = names[0]
-        self.changes_something = bool(found.written or found.applied)
-        native = not found.differentiated
-        run: Step = function
-        if self.state.loss_scale is not None:
-            _refuse_unscaled(self.state, native and bool(found.applied), name)
-            if not native:
-                run = self._undoing(function, self.state.loss_scale)
-        elif options.skip_nonfinite:
-            run = self._skipping(function)
-        program = program_of(self.state, run, options, name, native)
-        self._program, self._options, self._on_device = program, options, False
-        self._executor = self._make(eager=options.execution == "eager")
+        self._task, self._step, self._options, self._name = task, step, options, name
+        self._programs: dict[Hashable, _FormProgram] = {}
+        self._dropped = 0
+        self._measured: Plan | None = None
+        self._names: list[list[str]] = []
+        self._on_device = self._settled = False
+        self._late = late
+        self.state = State.discover(task)
         self.plan: Plan | None = None
         self.compile_seconds = 0.0
+        self.written: list[str] = []
+        self.metrics: list[str] = []
+        self.forms: list[Any] = []
+        self.initial: dict[str, Any] = {}
+        self.changes_something = False
+        self.prepare(batch)
 
-    def _compile_by_rule(self, window: Window) -> None:
-        """Choose a plan and compile; where the compiler refuses, choose again without it."""
-        facts = self._executor.facts(window)
+    @property
+    def returns(self) -> list[str]:
+        """Names of the values that the step returns."""
+        return self._names[0] if self._names else []
+
+    def knows(self, window: Window) -> bool:
+        """Say whether the step is ready for batches of this form."""
+        made = self._programs.get(window.form)
+        return made is not None and made.is_current()
+
+    def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
+        """Return what the step may change for batches of this form, which is compiled.
+
+        Returns:
+            The paths of the variables, and the names of the metrics.
+        """
+        made = self._programs[window.form]
+        python = not made.executor.plan.compiler  # which may look at values, and then change any
+        return list(self.state.variables) if python else made.written, made.metrics
+
+    def prepare(self, batch: Any) -> None:
+        """Build and check the step for batches of the form of this one, unless that was done."""
+        form = form_of(batch)
+        made = self._programs.get(form)
+        if made is not None and made.is_current():
+            return
+        before = State.discover(self._task)
+        settled = frozenset(map(id, self.state.variables.values()) if self._programs else ())
+        preflight = self._options.preflight
+        state, found = build(self._task, self._function, batch, self._name, preflight, settled)
+        _same_names(self._names, found.names, self._name)
+        self.state, self._constants, self._settled = state, state.constants(), False
+        self.changes_something |= bool(found.written or found.applied)
+        written = _written(state, found)
+        new = [path for path in state.variables if path not in before.variables]
+        if self._late:
+            self.initial |= {path: active().read(state.variables[path]) for path in new}
+        description = described(batch)
+        if (new or not self._late) and description not in self.forms:
+            self.forms.append(description)
+        self._late = True
+        metrics = _updated(state, found)
+        self.add_metrics(metrics)
+        native = not found.differentiated
+        if state.loss_scale is not None:
+            _refuse_unscaled(state, native and bool(found.applied), self._name)
+        if made is not None:
+            self._dropped += made.executor.programs
+        eager = self._options.execution == "eager"
+        program = self._program(written, native, eager)
+        self._programs[form] = _FormProgram(
+            program,
+            self._make(program, eager),
+            written,
+            metrics,
+            {id(o): (o, len(o.variables)) for o, _, _ in found.applied},
+        )
+        if state.loss_scale is not None and not native:
+            written = [*written, *map(state.path_of, state.loss_scale.variables)]
+        self._add_written(state.variables if eager else written)
+
+    def _program(self, written: Sequence[str], native: bool, eager: bool) -> Program:
+        """Return the program of a step that undoes what must not stay.
+
+        Args:
+            written: The paths of the variables that the step changes, as its dry run shows.
+            native: It differentiates by itself.
+            eager: It runs as Python, which may look at values and then change any variable.
+        """
+        state = self.state
+        seeds = {id(v) for v in state.seeds}  # an undone step's random numbers are used up
+        scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
+        changed = [state.variables[path] for path in (state.variables if eager else written)]
+        changed = [v for v in changed if id(v) not in seeds | scale]
+        run: Step = self._function
+        metrics = dict.fromkeys(self.metrics, 0.0)
+        if state.loss_scale is not None and not native:
+            joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, metrics, self._name)
+            run = undoing(run, state.loss_scale, changed, self._name)
+        elif state.loss_scale is None and self._options.skip_nonfinite:
+            joined({UNDONE: 0.0}, metrics, self._name)
+            counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
+            watched = [state.variables[path] for path in written]
+            watched = [v for v in watched if id(v) not in counted]
+            run = skipping(run, changed, watched, self._name)
+        program = program_of(state, run, self._options, self._name, native)
+        program.number = len(self._programs)
+        return program
+
+    def _add_written(self, paths: Iterable[str]) -> None:
+        known = {*self.written, *paths}
+        self.written = [path for path in self.state.variables if path in known]
+
+    def add_metrics(self, names: Iterable[str]) -> None:
+        """Count these among the metrics that the step updates."""
+        known = {*self.metrics, *names}
+        self.metrics = [name for name in self.state.metrics if name in known]
+
+    def start_over(self) -> None:
+        """Drop all programs, since Python values that they took as constants have changed."""
+        self._dropped = self.programs
+        self._programs.clear()
+        self._names.clear()
+        self.plan = self._measured = None
+
+    def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        values, weights = step_outputs(self._step(batch), self._name)
+        found = context().build
+        if found is None:
+            _same_names(self._names, list(values), self._name)
+        else:  # while variables are still being made, a name may be another one each time
+            found.names = list(values)
+        return values, weights
+
+    def _make(self, program: Program, eager: bool) -> Executor:
+        options = replace(self._options, execution="eager") if eager else self._options
+        return active().executor(program, options)
+
+    def _choose_plan(self, made: "_FormProgram", window: Window) -> None:
+        """Choose a plan for batches of one form and compile."""
+        measured = self._measured
+        if self._options.execution == "measure" and measured is None:
+            make = partial(self._make, made.program)
+            made.executor = fastest(make, made.executor, window, self.state)
+            self._measured = made.executor.plan
+            return
+        facts = made.executor.facts(window)
+        if measured is not None and not measured.compiler:
+            made.executor = self._make(made.program, eager=True)
         while True:
-            self._executor.plan = plan = choose(facts, self._options, self._name)
+            plan = choose(facts, self._options, self._name, some=self.plan is not None)
+            if measured is not None and measured.compiler in ("", *facts.compilers):
+                plan = measured
+            made.executor.plan = plan
             try:
-                self._executor.compile(window)
+                made.executor.compile(window)
                 return
             except RefusedError as refusal:
                 if self._options.jit:
                     raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal
                 facts = facts.without(plan.compiler, str(refusal))
 
-    def _make(self, eager: bool) -> Executor:
-        options = replace(self._options, execution="eager") if eager else self._options
-        return active().executor(self._program, options)
+    def _run_as_python(self, made: "_FormProgram") -> None:
+        """Make the program for Python, which a step that nothing compiles is run by."""
+        if self._options.execution == "eager":
+            return
+        plan = made.executor.plan
+        made.program = self._program(made.written, made.program.native, eager=True)
+        made.executor = self._make(made.program, eager=True)
+        made.executor.plan = plan
+        self._add_written(self.state.variables)
 
     @property
     def programs(self) -> int:
         """How many programs were compiled."""
-        return self._executor.programs
+        return self._dropped + sum(made.executor.programs for made in self._programs.values())
 
     @property
     def largest(self) -> int:
         """The most steps that may run as one call."""
         return self.plan.largest if self.plan else 1
 
-    @property
-    def whole(self) -> bool:
-        """A window that fails has changed nothing."""
-        return self._executor.whole
+    def is_whole(self, window: Window) -> bool:
+        """Say whether a window like this, if it fails, has changed nothing."""
+        made = self._programs.get(window.form)
+        return made is not None and made.executor.whole
 
     def told_plan(self) -> str:
         """Return how it runs, and where the data lies, in one line."""
@@ -123,44 +258,37 @@ class Prepared:
 
     def placed(self, window: Window) -> Window:
         """Return a window as it is best run: rows of what is on the device, or gathered here."""
-        compiled = self.plan is None or self.plan.compiler
-        if window.rows is None or (compiled and places(window.rows.nbytes, self._options)):
+        if window.rows is None:
+            return window
+        made = self._programs.get(window.form)
+        plan = self.plan if made is None or not made.chosen else made.executor.plan
+        compiled = plan is None or plan.compiler
+        if compiled and places(window.rows.nbytes, self._options):
             return window
         return window.streamed()
 
     def run(self, window: Window, first_step: int) -> Outputs:
         """Begin to run a window, which is `placed`; the first of its form is compiled before."""
-        started = time.monotonic()
-        if self.plan is None:
-            if self._options.execution == "measure":
-                self._executor = fastest(self._make, self._executor, window, self.state)
-            else:
-                self._compile_by_rule(window)
-            self._on_device = window.rows is not None
-            compiled = True
-        else:
-            compiled = False
-        if self._executor.compile(window) or compiled:
+        self.compile(window)
+        return self._programs[window.form].executor.run(window, first_step)
+
+    def compile(self, window: Window) -> bool:
+        """Make the program for windows like this; returns whether the form of batch is new."""
+        made = self._programs.get(window.form)
+        if made is None or not made.is_current():
+            self.prepare(window.batch(0))
+            made = self._programs[window.form]
+        started, new = time.monotonic(), not made.chosen
+        if new:
+            self._choose_plan(made, window)
+            made.chosen = True
+            self._on_device |= window.rows is not None
+            if not made.executor.plan.compiler:
+                self._run_as_python(made)
+        if made.executor.compile(window) or new:
             self.compile_seconds += time.monotonic() - started
-        self.plan = self._executor.plan
-        return self._executor.run(window, first_step)
-
-    def _undoing(self, function: Step, scale: LossScale) -> Step:
-        """Return a step that is undone where its gradients overflow; see `loss_scale`."""
-        joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, dict.fromkeys(self.metrics, 0.0), self._name)
-        seeds = {id(v) for v in self.state.seeds}  # an undone step's random numbers are used up
-        changed = [self.state.variables[path] for path in self.written]
-        self.written += [self.state.path_of(v) for v in scale.variables]
-        return undoing(function, scale, [v for v in changed if id(v) not in seeds], self._name)
-
-    def _skipping(self, function: Step) -> Step:
-        """Return a step that is undone where something is not finite after it; see `skipping`."""
-        joined({UNDONE: 0.0}, dict.fromkeys(self.metrics, 0.0), self._name)
-        seeds = {id(v) for v in self.state.seeds}
-        counted = {id(v) for metric in self.state.metrics.values() for v in metric.variables}
-        changed = [self.state.variables[path] for path in self.written]
-        watched = [v for v in changed if id(v) not in counted]
-        return skipping(function, [v for v in changed if id(v) not in seeds], watched, self._name)
+            self.plan = _summary(self.plan, made.executor.plan)
+        return new
 
     def require_results(self) -> None:
         """Refuse a step of which nothing would be known.
@@ -206,6 +334,65 @@ class Prepared:
                 "which a compiled step does only while it is traced: keep what changes in a "
                 "keras.Variable"
             )
+
+
+@dataclass
+class _FormProgram:
+    """The program of a step for batches of one form.
+
+    Attributes:
+        program: The step over the state as it was when the form came.
+        executor: What runs it.
+        written: The paths of the variables that the step changes, as its dry run shows.
+        metrics: The names of the metrics that the step updates.
+        optimizers: Those that the step applies, with the number of their variables, by id.
+        chosen: Whether the executor's plan was chosen.
+    """
+
+    program: Program
+    executor: Executor
+    written: Sequence[str]
+    metrics: Sequence[str]
+    optimizers: Mapping[int, tuple[Any, int]]
+    chosen: bool = False
+
+    def is_current(self) -> bool:
+        """Say whether its optimizers have the variables that it was made with.
+
+        An optimizer that is built again, because a later form brings it variables, has others.
+        """
+        return all(len(o.variables) == count for o, count in self.optimizers.values())
+
+
+def _written(state: State, found: Build) -> list[str]:
+    """Return the paths of the variables that a step may change."""
+    changed = set(found.written)
+    for optimizer, variables, _ in found.applied:
+        changed |= {id(v) for v in [*variables, *optimizer.variables]}
+    native_variable = active().is_native_variable  # whose changes nobody sees
+    return [p for p, v in state.variables.items() if id(v) in changed or native_variable(v)]
+
+
+def _updated(state: State, found: Build) -> list[str]:
+    """Return the names of the metrics that a step updates."""
+    return [
+        name
+        for name, metric in state.metrics.items()
+        if any(id(v) in found.written for v in metric.variables)
+    ]
+
+
+def _summary(first: Plan | None, plan: Plan) -> Plan:
+    """Return the plan of the first form of batch, with how other forms run if that differs."""
+    if first is None:
+        return plan
+    if (plan.compiler, plan.fused) == (first.compiler, first.fused):
+        return first
+    how = str(replace(plan, why="")) if plan.compiler else "as Python"
+    remark = f"{how} for some batches: {plan.why}" if plan.why else f"{how} for some batches"
+    if remark in first.why:
+        return first
+    return replace(first, why=f"{first.why}; {remark}" if first.why else remark)
 
 
 def _refuse_unscaled(state: State, unscaled: bool, name: str) -> None:

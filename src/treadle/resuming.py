@@ -55,6 +55,11 @@ class Resuming:
         self._left = dict(arrays)
 
     @property
+    def forms(self) -> Mapping[str, Any]:
+        """Forms of batch that brought variables before the checkpoint, by the step's name."""
+        return self.found.loop.get("forms", {}) if self.found is not None else {}
+
+    @property
     def waits(self) -> bool:
         """Whether variables are still to be set to what they were."""
         return bool(self._left)
@@ -93,8 +98,13 @@ class Resuming:
                 "loop.prepare(source) first"
             )
 
-    def take_over(self, state: State) -> Checkpoint | None:
+    def take_over(self, state: State, initial: Mapping[str, Any]) -> Checkpoint | None:
         """Set all variables and random states, once; returns the rest of what was found.
+
+        Args:
+            state: Of the task.
+            initial: Values for variables that are newer than the checkpoint, when a run is rolled
+                back.
 
         Raises:
             StateError: The checkpoint does not fit the task; nothing was changed.
@@ -102,7 +112,7 @@ class Resuming:
         found, self.found = self.found, None
         if found is not None:
             try:
-                _assign(state, found.state, among=None)
+                _assign(state, {**initial, **found.state}, among=None)
             except StateError:
                 self.found = found
                 raise

@@ -167,6 +167,7 @@ class Run:
             fixed=frozenset(path for path in state.variables if path not in written),
             loop={
                 **about_call(self._resuming),
+                "forms": {"train_step": self._training.forms, "eval_step": self._evaluation.forms},
                 "means": self._training.sums(),
                 "looked": asdict(self._looked),
                 "recorded": self._recorded,
@@ -178,6 +179,10 @@ class Run:
             hooks=self._watchers.states(),
             about={**circumstances(), "plan": self.plan, "score": score},
         )
+
+    def _initial(self) -> dict[str, Any]:
+        """Return the initial values of variables that are newer than the first step."""
+        return {**self._training.initial, **self._evaluation.initial}
 
     def stop(self, why: str) -> None:
         """End training at this boundary."""

@@ -9,6 +9,7 @@ from .backends.window import Window
 from .data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from .errors import DataError
 from .evaluation import metric_results
+from .forms import described, zeros
 from .logs import Means, StepLogs
 from .options import Options
 from .plan import Pace, window_size
@@ -27,7 +28,7 @@ class Training:
 
     Attributes:
         prepared: The built and compiled step; None before the first batch.
-        batch_examples: Examples in the batch that was last seen.
+        batch_examples: Examples in the largest batch so far.
         ended: When the last window ended, by the monotonic clock.
     """
 
@@ -36,27 +37,64 @@ class Training:
         self.prepared: Prepared | None = None
         self.batch_examples, self.ended = 1, 0.0
         self._pace = Pace(options.window)
-        self._compiled_before = Costs()
         self._means, self._since_look = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
 
-    def prepare(self, window: Window) -> Prepared:
-        """Build, check and compile the step for batches like these."""
-        step, batch = self._task.train_step, window.batch(0)
-        prepared = Prepared(self._task, step, batch, self._options, "train_step")
+    @property
+    def forms(self) -> list[Any]:
+        """Descriptions of the first form of batch and of those that made variables, in order."""
+        return self.prepared.forms if self.prepared else []
+
+    @property
+    def initial(self) -> Mapping[str, Any]:
+        """The first values of the variables that later forms of batch made, by path."""
+        return self.prepared.initial if self.prepared else {}
+
+    def is_prepared(self, window: Window) -> bool:
+        """Return whether the step is ready for batches like these."""
+        return self.prepared is not None and self.prepared.knows(window)
+
+    def prepare(self, window: Window, forms: Sequence[Any] = ()) -> Prepared:
+        """Build and check the step for batches like these, from scratch if constants changed.
+
+        Args:
+            window: The next batches.
+            forms: Descriptions of the forms that the run has met, if it is resumed: the step is
+                built for these instead, so that it has the variables that the checkpoint holds.
+        """
+        batch = window.batch(0)
+        known = described(batch)
+        for form in forms:
+            self._prepare(batch if form in (None, known) else zeros(form))
+        if not forms:
+            self._prepare(batch)
+        self.batch_examples = max(self.batch_examples, window.examples)
+        assert self.prepared is not None
+        return self.prepared
+
+    def _prepare(self, batch: Any) -> None:
+        prepared = self.prepared
+        if prepared is None:
+            prepared = Prepared(
+                self._task, self._task.train_step, batch, self._options, "train_step"
+            )
+        else:
+            known = set(prepared.metrics)
+            if prepared.changed_constants():
+                prepared.start_over()
+            prepared.prepare(batch)
+            for name in prepared.metrics:
+                if name not in known:
+                    prepared.state.metrics[name].reset_state()
         prepared.require_results()
-        self.batch_examples = window.examples
-        self._compiled_before = self.costs()
         self.prepared = prepared
-        return prepared
 
     def costs(self) -> Costs:
         """Return what compiling took so far."""
-        before, now = self._compiled_before, self.prepared
-        if now is None:
-            return before
-        return Costs(before.programs + now.programs, before.compiling + now.compile_seconds)
+        if self.prepared is None:
+            return Costs()
+        return Costs(self.prepared.programs, self.prepared.compile_seconds)
 
     def placed(self, window: Window) -> Window:
         """Return a window as it is best run."""
@@ -101,7 +139,7 @@ class Training:
 
     def steps_lost_on_error(self, window: Window) -> int:
         """Return how many steps may have changed the state when running a window fails."""
-        return 0 if self.prepared is None or self.prepared.whole else window.count
+        return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
     def check_promises(self) -> None:
         """Raise what phases changed without owning it in the window that ran last."""
@@ -131,12 +169,19 @@ class Training:
 
     def sums(self) -> dict[str, Any]:
         """Return what means are made of, for another process to go on with."""
-        return {"epoch": self._means.state(), "look": self._since_look.state()}
+        metrics = self.prepared.metrics if self.prepared else []
+        return {
+            "epoch": self._means.state(),
+            "look": self._since_look.state(),
+            "metrics": list(metrics),
+        }
 
     def restore(self, sums: Mapping[str, Any]) -> None:
         """Take back what `sums` returned."""
         self._means.restore(sums["epoch"])
         self._since_look.restore(sums["look"])
+        if self.prepared is not None:
+            self.prepared.add_metrics(sums.get("metrics", ()))
 
     def look(self) -> dict[str, float]:
         """Return the means since this was last asked for."""

@@ -348,7 +348,8 @@ def test_the_proof_leaves_everything_as_it_was() -> None:
     needed = {path: x.requires_grad for path, x in tensors.items()}
     before, random = runner.state.arrays(), (torch.get_rng_state(), np.random.get_state()[1])
 
-    runner._prepared._executor.facts(window)  # records and proves
+    (made,) = runner._prepared._programs.values()
+    made.executor.facts(window)  # records and proves
 
     assert runner.programs == 1
     after = runner.state.arrays()
@@ -384,7 +385,7 @@ def test_one_program_for_each_form_of_batch() -> None:
 
 
 SHORT = [(x[:5], y[:5]) for x, y in BATCHES[:2]]
-MANY = "as Python for some batches: batches come in more than 1 forms"
+MANY = "the step could not be captured: batches come in more than 1 forms"
 
 
 def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,12 +400,12 @@ def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -
         return trace
 
     captured, eager = run("auto"), run("eager")
-    assert captured.plan == f"{CAPTURED} ({MANY})"
+    assert captured.plan == f"{CAPTURED} (as Python for some batches: {MANY})"
     compare(captured, eager, "captured", "run eagerly", tolerance=None)
     with pytest.raises(StepError) as caught:
         run("compiled")
     assert str(caught.value) == (
-        "train_step cannot be compiled for some of its batches: batches come in more than 1 forms. "
+        f"train_step cannot be compiled for some of its batches: {MANY}. "
         "Let it run as Python with Options(execution='auto')"
     )
 

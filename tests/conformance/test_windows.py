@@ -271,9 +271,10 @@ def test_measuring_that_fails_changes_nothing() -> None:
             return outputs
 
     window = prepared.placed(source(shuffle=False).read(0).take(1))
-    make = lambda eager: Fails(prepared._make(eager=True))  # noqa: E731
+    (made,) = prepared._programs.values()
+    make = lambda eager: Fails(prepared._make(made.program, eager=True))  # noqa: E731
     with pytest.raises(OSError, match="the device is gone"):
-        fastest(make, prepared._executor, window, prepared.state)
+        fastest(make, made.executor, window, prepared.state)
     same(prepared.state.arrays(), before)
 
 

@@ -22,7 +22,7 @@ _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class JaxExecutor:
-    """Runs windows in one jitted loop, or steps in one call each.
+    """Runs windows in one jitted loop, or steps in one call each; all batches are of one form.
 
     The loop's trip count is a value, which XLA does not know: it is compiled alike for every
     number of steps, so all window sizes agree bit for bit, and one program serves them all. (A
@@ -34,7 +34,7 @@ class JaxExecutor:
         self._program = program
         self.plan = Plan(XLA, fused=True, largest=1)
         self.whole = True
-        self._steps: dict[Any, _Step] = {}
+        self._traced: _Step | None = None
         self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
         self._ready: tuple[Window, Plan, Any] | None = None
 
@@ -124,18 +124,15 @@ class JaxExecutor:
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
     def _key(self, inputs: Any, resident: bool) -> Any:
-        found = jax.tree.leaves(inputs)
-        forms = tuple((x.shape, str(x.dtype)) for x in found)
-        return jax.tree.structure(inputs), forms, resident, self.plan.fused
+        # The form is the same, but not the number of batches, or the size of a data set.
+        return tuple(x.shape for x in jax.tree.leaves(inputs)), resident, self.plan.fused
 
     def _step(self, window: Window) -> "_Step":
-        """Trace the step for a form of batch, once."""
-        batch = device_batch(window.batch(0))
-        forms = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batch))
-        key = jax.tree.structure(batch), forms
-        if key not in self._steps:
-            self._steps[key] = _Step(self._program, self._state(), batch)
-        return self._steps[key]
+        """Trace the step, once."""
+        if self._traced is None:
+            batch = device_batch(window.batch(0))
+            self._traced = _Step(self._program, self._state(), batch)
+        return self._traced
 
 
 class _Step:

@@ -27,7 +27,7 @@ _placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 class TensorFlowExecutor:
-    """Runs windows in one graph, or steps in one each: a program for each form of batch.
+    """Runs windows in one graph, or steps in one each; all batches are of one form.
 
     XLA compiles whole windows. Where the step convolves on a CPU it compiles the step alone, and
     the loop around it stays a graph: within a loop of XLA's own, a convolution takes up to 50 times
@@ -38,7 +38,8 @@ class TensorFlowExecutor:
         self._program = program
         self.plan = Plan(GRAPH, fused=True, largest=1)
         self.whole = False
-        self._steps: dict[Any, _Step] = {}
+        self._traced: _Step | None = None
+        self._traced_for_xla: _Step | None = None
         self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
         self._convolves: bool | None = None  # not known yet
@@ -118,22 +119,20 @@ class TensorFlowExecutor:
                 variable.assign(value)
 
     def _key(self, window: Window) -> Any:
-        plan = self.plan.compiler, self.plan.fused, self._length(window)
-        if window.rows is None:
-            return _form(window.batches), None, plan
-        return _form(window.rows.arrays), window.rows.indices.shape[1], plan
+        resident = window.rows is not None
+        return self.plan.compiler, self.plan.fused, self._length(window), resident
 
     def _step(self, window: Window) -> "_Step":
-        """Trace the step for a form of batch, once; for XLA once more if it draws."""
-        batch = window.batch(0)
-        key = _form(batch, whole=True)
-        if key not in self._steps:
-            self._steps[key] = _Step(self._program, tensors(batch), self._known, for_xla=False)
-        if self.plan.compiler == XLA and self._steps[key].draws:
-            key = key, XLA
-            if key not in self._steps:
-                self._steps[key] = _Step(self._program, tensors(batch), self._known, for_xla=True)
-        return self._steps[key]
+        """Trace the step once; for XLA once more if it draws."""
+        if self._traced is None:
+            batch = tensors(window.batch(0))
+            self._traced = _Step(self._program, batch, self._known, for_xla=False)
+        if self.plan.compiler != XLA or not self._traced.draws:
+            return self._traced
+        if self._traced_for_xla is None:
+            batch = tensors(window.batch(0))
+            self._traced_for_xla = _Step(self._program, batch, self._known, for_xla=True)
+        return self._traced_for_xla
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
         """Return the tensors that batches are found in, and which rows they are of each."""
@@ -317,12 +316,3 @@ def _batch(arrays: Sequence[Any], chosen: Any, i: Any, resident: bool) -> list[A
         return [x[i] for x in arrays]
     rows = chosen[i]
     return [tf.gather(x, rows) for x in arrays]
-
-
-def _form(held: Any, whole: bool = False) -> Any:
-    """Return what programs are made for: structure, dtypes and shapes (without the first axis)."""
-    first = 0 if whole else 1
-    shape = keras.tree.map_structure(
-        lambda x: None if x is None else (str(x.dtype), *x.shape[first:]), held
-    )
-    return repr(shape)

@@ -1,4 +1,4 @@
-"""PyTorch's windows: a step is captured once for each form of batch, proven, and then played.
+"""PyTorch's windows: a step is captured for batches of one form, proven, and then played.
 
 A tape (`_torch_tape`) is recorded, made into code (`_torch_passes`, `_torch_code`) and proven
 (`_torch_proof`); here is what runs it. What cannot be captured runs as it is, and the plan says
@@ -8,7 +8,6 @@ why.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,6 @@ import keras
 import numpy as np
 import torch
 
-from ..errors import StepError
 from ..options import Options
 from ._torch_proof import Captured, Prover, device, step_number, tensors_of
 from .background import Done, Results, Running
@@ -41,7 +39,6 @@ class Batches:
 
     Attributes:
         count: How many there are.
-        form: Equal for batches of equal structure, shapes and dtypes.
     """
 
     def __init__(self, window: Window, to_device: Callable[[Any], Any]) -> None:
@@ -54,8 +51,6 @@ class Batches:
             self._held = _on_device(self._rows, to_device)
             self._arrays = tensors_of(self._held)
             self._indices = torch.as_tensor(self._rows.indices, device=device()).unbind()
-        first = () if self._rows is None else self._rows.indices.shape[1:]
-        self.form = repr(_mapped(lambda x: (*first, *x.shape[1:], x.dtype, x.device), self._held))
 
     def batch(self, index: int) -> Any:
         """Return a batch in its own structure."""
@@ -74,6 +69,8 @@ class Batches:
 class CaptureExecutor:
     """Plays a captured step for each batch of a window; runs it as it is where that cannot be.
 
+    All batches are of one form.
+
     Args:
         program: The step.
         options: How to execute.
@@ -90,30 +87,30 @@ class CaptureExecutor:
     ) -> None:
         self._program, self._options, self._around = program, options, around
         self._to_device = to_device
-        self._captured: dict[str, Captured | str] = {}
+        self._captured: Captured | str | None = None  # not tried yet
         self._ready: tuple[Window, Batches] | None = None
         self.whole = False
         self.plan = Plan(CAPTURED, fused=True, largest=1)
 
     @property
     def programs(self) -> int:
-        """How many forms of batches the step was captured for."""
-        return sum(isinstance(x, Captured) for x in self._captured.values())
+        """1 if the step was captured, else 0."""
+        return int(isinstance(self._captured, Captured))
 
     def facts(self, window: Window) -> Facts:
         """Capture the step, or say why it cannot be."""
-        batches = self._batches(window)
-        self._capture(batches)
-        captured = self._captured[batches.form]
+        captured = self._capture(window)
         if isinstance(captured, Captured):
             return Facts(device(), (CAPTURED,))
         if self._options.execution == "compiled":  # an error of the step's own says more
-            Prover(self._program, self._around).run_and_undo(batches)
+            Prover(self._program, self._around).run_and_undo(self._batches(window))
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
 
     def compile(self, window: Window) -> bool:
-        """Capture the step for windows of batches like these."""
-        return bool(self.plan.compiler) and self._capture(self._batches(window))
+        """Capture the step; False if that was tried before."""
+        if not self.plan.compiler or self._captured is not None:
+            return False
+        return isinstance(self._capture(window), Captured)
 
     def run(self, window: Window, first_step: int) -> Done | Running:
         """Run the window's batches in order.
@@ -124,7 +121,7 @@ class CaptureExecutor:
         started = time.monotonic()
         self.compile(window)
         batches, self._ready = self._batches(window), None
-        captured = self._captured.get(batches.form)
+        captured = self._captured
         if isinstance(captured, Captured) and self.plan.compiler:
             if window.rows is None and not captured.draws:
                 return Running(lambda: _fetched(self._play(captured, batches, first_step)))
@@ -152,23 +149,15 @@ class CaptureExecutor:
         with self._around(self._program):
             return run_step(self._program, batch, number)
 
-    def _capture(self, batches: Batches) -> bool:
-        """Capture the step for batches of this form; False where that was tried before."""
-        form = batches.form
-        if form in self._captured:
-            return False
-        captured = f"batches come in more than {MOST_FORMS} forms"
-        if len(self._captured) < MOST_FORMS:
-            captured = Prover(self._program, self._around).capture(batches)
-        if isinstance(captured, str) and self._captured:  # of the first form the facts tell
-            if self._options.execution == "compiled":
-                raise StepError(
-                    f"{self._program.name} cannot be compiled for some of its batches: {captured}. "
-                    "Let it run as Python with Options(execution='auto')"
-                )
-            self.plan = replace(self.plan, why=f"as Python for some batches: {captured}")
-        self._captured[form] = captured
-        return isinstance(captured, Captured)
+    def _capture(self, window: Window) -> Captured | str:
+        """Return the captured step, or why there is none."""
+        if self._captured is None:
+            if self._program.number < MOST_FORMS:
+                prover = Prover(self._program, self._around)
+                self._captured = prover.capture(self._batches(window))
+            else:
+                self._captured = f"batches come in more than {MOST_FORMS} forms"
+        return self._captured
 
 
 def _fetched(results: Sequence[StepResult]) -> Results:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import torch
+from keras.src.backend.common import KerasVariable
 from keras.src.backend.torch.core import get_device
 
 from ._torch_code import Code
@@ -179,15 +180,39 @@ class Prover:
 
     @contextmanager
     def _undone(self) -> Generator[None]:
-        """Put every variable and every random state back afterwards."""
+        """Put every variable and every random state back afterwards.
+
+        A variable that is made meanwhile gets its first value back: Python that looks at values may
+        take a branch that no dry run has seen, and build an optimizer in it.
+        """
         before = [tensor.detach().clone() for tensor in self._state]
         states = _RandomStates()
-        try:
-            with torch.random.fork_rng():
-                yield
-        finally:
-            states.put_back()
-            _set(self._state, before)
+        with _made() as made:
+            try:
+                with torch.random.fork_rng():
+                    yield
+            finally:
+                states.put_back()
+                _set(self._state, before)
+                _set([variable._value for variable, _ in made], [value for _, value in made])
+
+
+@contextmanager
+def _made() -> Generator[list[tuple[Any, Any]]]:
+    """Collect the Keras variables that are made inside, with their first values."""
+    made: list[tuple[Any, Any]] = []
+    original: Any = KerasVariable.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self._value is not None:
+            made.append((self, self._value.detach().clone()))
+
+    KerasVariable.__init__ = init
+    try:
+        yield made
+    finally:
+        KerasVariable.__init__ = original
 
 
 class _RandomStates:

@@ -134,13 +134,17 @@ class Build:
         read: Variables that were read, by id.
         written: Variables that were assigned, by id.
         differentiated: `gradients` was called, so the step is portable, not native.
+        names: The names of the values that the step returned.
+        settled: Ids of the variables that the step already uses for batches of another form: they
+            may not be replaced.
     """
 
     applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
     read: dict[int, Variable] = field(default_factory=lambda: {})
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False
-    result: Any = None
+    names: list[str] = field(default_factory=lambda: [])
+    settled: frozenset[int] = frozenset()
 
 
 class Recorder(Protocol):
@@ -292,6 +296,8 @@ class Outputs(Protocol):
 
 class Executor(Protocol):
     """A step over a state, compiled or not, run for the batches of a window one after another.
+
+    All batches that it runs are of one form.
 
     Attributes:
         plan: How it runs; set before anything is compiled.
@@ -452,6 +458,7 @@ class Program:
         seeds: Those of them that are states of seed generators.
         new_context: Makes the context of one step from its number.
         native: Written against the framework itself, so it looks after its own gradients.
+        number: How many programs the step has for batches of other forms.
     """
 
     function: Callable[..., Any]
@@ -460,6 +467,7 @@ class Program:
     new_context: Callable[[Any], StepContext]
     name: str
     native: bool = False
+    number: int = 0
 
 
 def scope_of_call(program: Program, stream: Any) -> Scope:

@@ -1,6 +1,6 @@
 """What travels from a source to an executor: some batches of equal form."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,11 @@ class Window:
         rows: Where the batches are found instead; they are gathered when somebody asks for them.
     """
 
-    __slots__ = ("_batches", "count", "examples", "rows")
+    __slots__ = ("_batches", "_form", "count", "examples", "rows")
 
     def __init__(self, batches: Any, count: int, examples: int, rows: Rows | None = None) -> None:
         self._batches, self.count, self.examples, self.rows = batches, count, examples, rows
+        self._form: Hashable = None
 
     @classmethod
     def of_rows(cls, rows: Rows) -> "Window":
@@ -63,6 +64,18 @@ class Window:
                 self.rows.arrays,
             )
         return self._batches
+
+    @property
+    def form(self) -> Hashable:
+        """Structure, shapes and dtypes of the batches; what `form_of` returns for each of them."""
+        if self._form is None:
+            rows = self.rows
+            if self._batches is None and rows is not None:
+                examples = rows.indices.shape[1:]
+                self._form = _form(rows.arrays, lambda x: (*examples, *x.shape[1:]))
+            else:
+                self._form = _form(self._batches, lambda x: x.shape[1:])
+        return self._form
 
     @property
     def stacked_bytes(self) -> int:
@@ -110,7 +123,7 @@ class Window:
 
     def is_like(self, other: "Window") -> bool:
         """Say whether the batches of another window are of equal form."""
-        return _form(self.batches) == _form(other.batches)
+        return self.form == other.form
 
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
@@ -144,8 +157,31 @@ def examples_of(batch: Any) -> int:
     return first.shape[0] if first is not None and len(first.shape) else 1
 
 
-def _form(batches: Any) -> str:
-    return repr(_mapped(lambda x: (x.shape[1:], x.dtype.str), batches))
+def form_of(batch: Any) -> Hashable:
+    """Return what is equal for batches of equal structure, shapes and dtypes.
+
+    Example:
+        >>> short, full = {"x": np.zeros(3)}, {"x": np.zeros(8)}
+        >>> form_of(full) == form_of({"x": np.ones(8)}), form_of(full) == form_of(short)
+        (True, False)
+    """
+    return _form(batch, lambda x: x.shape)
+
+
+def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:
+    # Written out for the usual containers: `keras.tree` takes ten times as long.
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        return type(structure), *((k, _form(x, shape)) for k, x in structure.items())
+    if isinstance(structure, (list, tuple)):
+        return type(structure), *(_form(x, shape) for x in structure)
+    if hasattr(structure, "dtype"):
+        return structure.dtype, shape(structure)
+    leaves = keras.tree.flatten(structure)
+    if len(leaves) == 1 and leaves[0] is structure:  # a Python number
+        return type(structure)
+    return type(structure), *(_form(x, shape) for x in leaves)
 
 
 def row(batches: Any, index: int) -> Any:

@@ -103,7 +103,9 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
     window = moment.window.streamed()
     eager = replace(options, execution="eager")
     prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
-    prepared.state.assign(moment.state)
+    # A batch of a new form may make variables, which then are as they begin.
+    known = [path for path in prepared.state.variables if path in moment.state]
+    prepared.state.assign(moment.state, among=known)
     set_random_states(moment.random)
     keeper = Keeper(prepared.state.layer_paths)
     with recorded_by(keeper), _layers_tell():
