@@ -18,12 +18,12 @@ def described(batch: Any) -> Any:
     """
     if batch is None:
         return ["none"]
-    kind = next((kind for kind in (dict, list, tuple) if type(batch) is kind), None)
+    kind: Any = type(batch)
     if kind is dict:
         items = [[key, described(part)] for key, part in batch.items()]
         known = all(isinstance(key, (str, int)) and part is not None for key, part in items)
         return ["dict", items] if known else None
-    if kind is not None:
+    if kind in (list, tuple):
         parts = [described(part) for part in batch]
         return None if None in parts else [kind.__name__, parts]
     if not hasattr(batch, "dtype") or name_of(batch.dtype) is None:
