@@ -1,0 +1,1 @@
+"""Random programs, each held against other ways to compute the same: see `checks`."""

@@ -1,0 +1,311 @@
+"""What a step calls, written by hand in eager Keras with the backend's own autodiff.
+
+Each function means what the one of the same name in Treadle means, in the simplest way there is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+
+from treadle.options import without_tensorflow
+
+BACKEND = keras.config.backend()
+
+
+class Run:
+    """Where the running loop stands.
+
+    Attributes:
+        step: The number of the running step.
+        examples: Rows of its batch.
+        scale: The loss scale, or None.
+        finite: Whether every gradient of the step was finite, where losses are scaled.
+        depth: How many objectives the running code is inside of.
+    """
+
+    step, examples, depth = 0, 0, 0
+    scale: "LossScale | None" = None
+    finite = True
+
+
+class Scope(keras.StatelessScope):
+    """Variables have other values within it; keeps which variables were assigned."""
+
+    def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        outer: Any = get_stateless_scope() if in_stateless_scope() else None
+        around = list(outer.known.values()) if outer is not None else []
+        super().__init__(state_mapping=None, collect_losses=True)
+        self.known: dict[int, tuple[Any, Any]] = {}
+        self.assigned: dict[int, tuple[Any, Any]] = {}
+        for variable, value in [*around, *pairs]:
+            self.known[id(variable)] = variable, value
+            self.state_mapping[id(variable)] = value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        variable = update[0]
+        pair = variable, self.state_mapping[id(variable)]
+        self.known[id(variable)] = self.assigned[id(variable)] = pair
+
+
+def variables_of(thing: Any) -> list[Any]:
+    if hasattr(thing, "trainable_variables"):
+        return list(thing.trainable_variables)
+    return list(thing)
+
+
+def differentiated(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    """Return what a function of tensors returns, and a function from a loss's name to gradients.
+
+    The function returns `(losses, anything)`, where `losses` is a dict of scalars.
+    """
+    Run.depth += 1
+    try:
+        if BACKEND == "jax":
+            return _with_jax(function, leaves)
+        if BACKEND == "torch":
+            return _with_torch(function, leaves)
+        return _with_tensorflow(function, leaves)
+    finally:
+        Run.depth -= 1
+
+
+def _with_jax(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    import jax
+
+    def pure(leaves: list[Any]) -> Any:
+        with Scope([]) as scope:
+            losses, rest = function(leaves)
+        changed.clear()
+        changed.extend(variable for variable, _ in scope.assigned.values())
+        values = [value for _, value in scope.assigned.values()]
+        return losses, (rest, values)
+
+    changed: list[Any] = []
+    losses, pull, (rest, values) = jax.vjp(pure, leaves, has_aux=True)
+    for variable, value in zip(changed, values, strict=True):
+        variable.assign(value)
+
+    def gradients(name: str) -> list[Any]:
+        ones = {key: ops.cast(float(key == name), loss.dtype) for key, loss in losses.items()}
+        return pull(ones)[0]
+
+    return losses, rest, gradients
+
+
+def _with_torch(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    import torch
+
+    with torch.enable_grad():
+        leaves = [x if x.requires_grad else x.detach().requires_grad_() for x in leaves]
+        losses, rest = function(leaves)
+
+    def gradients(name: str) -> list[Any]:
+        found = torch.autograd.grad(
+            losses[name], leaves, retain_graph=True, create_graph=Run.depth > 0, allow_unused=True
+        )
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+
+    return losses, rest, gradients
+
+
+def _with_tensorflow(function: Callable[[list[Any]], Any], leaves: list[Any]) -> Any:
+    import tensorflow as tf
+
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        for leaf in leaves:
+            tape.watch(leaf)
+        losses, rest = function(leaves)
+
+    def gradients(name: str) -> list[Any]:
+        zeros = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(losses[name], leaves, unconnected_gradients=zeros)
+        return [tf.convert_to_tensor(g) for g in found]
+
+    return losses, rest, gradients
+
+
+def gradients(objective: Callable[[], Any], of: Any) -> Any:
+    several = isinstance(of, Mapping)
+    named = {key: variables_of(part) for key, part in (of.items() if several else [("", of)])}
+    variables = list({id(v): v for part in named.values() for v in part}.values())
+    positions = {id(v): i for i, v in enumerate(variables)}
+    factor = Run.scale.value if Run.scale is not None and Run.depth == 0 else 1.0
+
+    def function(leaves: list[Any]) -> Any:
+        if BACKEND == "jax":  # the others differentiate by the variables as they are
+            for variable, leaf in zip(variables, leaves, strict=True):
+                # Not assigned: a value of this scope alone.
+                scope: Any = get_stateless_scope()
+                scope.known[id(variable)] = variable, leaf
+                scope.state_mapping[id(variable)] = leaf
+        losses = objective()
+        losses = losses if several else {"": losses}
+        return {key: factor * loss for key, loss in losses.items()}, None
+
+    losses, _, by_name = differentiated(function, [v.value for v in variables])
+    losses = {key: loss / factor for key, loss in losses.items()}
+    found: dict[str, list[Any]] = {}
+    for key, part in named.items():
+        all_of_it = by_name(key)
+        found[key] = [all_of_it[positions[id(v)]] / factor for v in part]
+        if Run.scale is not None and Run.depth == 0:
+            finite = [bool(np.isfinite(ops.convert_to_numpy(g)).all()) for g in found[key]]
+            Run.finite &= all(finite)
+    if BACKEND == "torch" and Run.depth == 0:
+        losses = {key: loss.detach() for key, loss in losses.items()}
+    return (losses, found) if several else (losses[""], found[""])
+
+
+def input_gradients(function: Callable[..., Any], *inputs: Any) -> Any:
+    value, _, by_name = differentiated(lambda xs: ({"": function(*xs)}, None), list(inputs))
+    return value[""], by_name("")
+
+
+def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
+    losses, grads = gradients(objective, of)
+    if isinstance(of, Mapping):
+        for key, part in of.items():
+            optimizer[key].apply(grads[key], variables_of(part))
+    else:
+        optimizer.apply(grads, variables_of(of))
+    return losses
+
+
+@contextmanager
+def substituted(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    pairs = list(zip(variables, map(ops.convert_to_tensor, values), strict=True))
+    with Scope(pairs) as scope:
+        yield
+    own = {id(v) for v in variables}
+    for variable, value in scope.assigned.values():
+        if id(variable) not in own:
+            variable.assign(value)
+
+
+def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    return then() if bool(predicate) else otherwise()
+
+
+def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
+    count = keras.tree.flatten(inputs)[0].shape[0]
+    rows = [function(keras.tree.map_structure(lambda x: x[i], inputs)) for i in range(count)]  # noqa: B023
+    return keras.tree.map_structure(lambda *xs: ops.stack(xs), *rows)
+
+
+def clip_by_global_norm(grads: Sequence[Any], norm: float) -> Any:
+    found = ops.sqrt(sum(ops.sum(g**2) for g in grads))
+    factor = norm / max(float(found), norm)
+    return [g * factor for g in grads], found
+
+
+def blend(target: Any, source: Any, amount: float) -> None:
+    for slow, fast in zip(target.weights, source.weights, strict=True):
+        if "float" in slow.dtype:
+            slow.assign(slow + amount * (fast - slow))
+        else:
+            slow.assign(fast)
+
+
+def frozen_copy(model: Any) -> Any:
+    with without_tensorflow():  # which takes seconds to import
+        copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.trainable = False
+    return copy
+
+
+def step() -> int:
+    return Run.step
+
+
+class Accumulator:
+    def __init__(self, steps: int) -> None:
+        self.steps, self.waiting = steps, []
+
+    def add(self, grads: Sequence[Any], update: Callable[[list[Any]], Any]) -> None:
+        self.waiting = [*self.waiting, (Run.examples, list(grads))]
+        if len(self.waiting) == self.steps:
+            total = sum(weight for weight, _ in self.waiting)
+            weighed = [[weight * g for g in grads] for weight, grads in self.waiting]
+            self.waiting = []
+            update([sum(each) / total for each in zip(*weighed, strict=True)])
+
+
+class LossScale:
+    def __init__(self, initial: float, growth_steps: int) -> None:
+        self.value, self.growth_steps, self.good = initial, growth_steps, 0
+        Run.scale = self
+
+    def end_step(self) -> None:
+        self.good = self.good + 1 if Run.finite else 0
+        if not Run.finite:
+            self.value /= 2
+        elif self.good == self.growth_steps:
+            self.value, self.good = self.value * 2, 0
+
+
+def parts_of(task: Any) -> dict[str, Any]:
+    """Return what holds variables: networks, averages, optimizers."""
+    names = ("net", "slow", "opt", "head", "count")
+    return {name: part for name, part in vars(task).items() if name.startswith(names)}
+
+
+def variables_in(part: Any) -> list[Any]:
+    return [part] if isinstance(part, keras.Variable) else list(part.variables)
+
+
+def is_seed(variable: Any) -> bool:
+    return "seed_generator_state" in variable.path
+
+
+def train(
+    task: Any,
+    batches: Sequence[Any],
+    changes: Sequence[tuple[int, Callable[[Any], None]]] = (),
+    skips: bool = False,
+) -> dict[str, list[float]]:
+    """Run a step once per batch and return what the steps returned, by name.
+
+    Args:
+        task: An object with a `train_step`, all of whose networks and optimizers are built.
+        batches: Structures of NumPy arrays.
+        changes: After which step to call what with the task.
+        skips: Undo steps that return or leave behind what is not finite.
+    """
+    guarded = skips or Run.scale is not None
+    kept = [v for part in parts_of(task).values() for v in variables_in(part) if not is_seed(v)]
+    kept = list({id(v): v for v in kept}.values())
+    history: dict[str, list[float]] = {}
+    for number, batch in enumerate(batches):
+        Run.step, Run.finite, Run.depth = number, True, 0
+        Run.examples = len(next(iter(batch.values())))
+        before = [np.array(ops.convert_to_numpy(v)) for v in kept] if guarded else []
+        waiting = {key: x.waiting for key, x in vars(task).items() if isinstance(x, Accumulator)}
+        values = task.train_step({key: ops.convert_to_tensor(x) for key, x in batch.items()})
+        values = {key: float(ops.convert_to_numpy(value)) for key, value in values.items()}
+        good = Run.finite
+        if skips and Run.scale is None:
+            floats = [ops.convert_to_numpy(v) for v in kept if "float" in v.dtype]
+            good = all(np.isfinite(x).all() for x in [*values.values(), *floats])
+        if guarded and not good:
+            for variable, value in zip(kept, before, strict=True):
+                variable.assign(value)
+            for key, value in waiting.items():
+                getattr(task, key).waiting = value
+        if Run.scale is not None:
+            values["loss_scale"] = Run.scale.value
+            Run.scale.end_step()
+        if guarded:
+            values["undone"] = float(not good)
+        for key, value in values.items():
+            history.setdefault(key, []).append(value)
+        for after, change in changes:
+            if after == number + 1:
+                change(task)
+    return history

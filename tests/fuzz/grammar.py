@@ -1,0 +1,277 @@
+"""Random programs: Hypothesis strategies for `Program`.
+
+What is left out, and why:
+
+- Activations with a kink (relu): a rounding error decides on which side of it a number lies.
+- Optimizers that divide by gradients next to zero: Adam and its like have epsilon=1e-3, since with
+  1e-7 the sign of a rounding error moves a weight by a whole learning rate. Lion is out for that.
+- BatchNormalization of four rows multiplies rounding errors; epsilon=0.1 keeps that small. None of
+  it with half precision, where compiled and eager steps differ more, as documented.
+- NaN where inputs become tokens: what NaN is as a whole number, each backend decides for itself.
+- Frozen layers that hooks freeze while gradients are accumulated: the sums have other shapes then.
+- Convolutions and recurrent layers in half precision, which not every CPU backend computes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from .program import FRONTS, LOSSES, PREDICATES, ROWS, Change, Form, Network, Part, Program
+
+FEATURES = (
+    "forms",  # more than one structure of batches
+    "lists",  # one optimizer that is applied to several lists of variables
+    "hook_constants",  # a kill after a hook changed a Python value
+    "changes",  # hooks that change something
+    "nonfinite",
+    "precision",
+    "lazy",
+    "random",
+    "conditions",
+    "nested",  # gradients of gradients
+    "rows",  # for_each
+    "accumulation",
+    "averages",
+    "fronts",  # networks that begin with something else than Dense
+)
+
+ACTIVATIONS = ("tanh", "softplus", "gelu", "sigmoid")
+
+OPTIMIZERS = (
+    "SGD(0.1)",
+    "SGD(0.05, momentum=0.9)",
+    "SGD(0.05, momentum=0.5, nesterov=True)",
+    "Adam(0.02, epsilon=1e-3)",
+    "Adam(0.02, epsilon=1e-3, amsgrad=True, clipvalue=0.1)",
+    "AdamW(falling(0.05, 10), epsilon=1e-3, weight_decay=0.01)",
+    "Nadam(0.02, epsilon=1e-3)",
+    "RMSprop(0.02, epsilon=1e-3)",
+    "RMSprop(0.02, epsilon=1e-3, momentum=0.5, centered=True)",
+    "Adagrad(0.05, epsilon=1e-3)",
+    "SGD(0.1, global_clipnorm=0.5)",
+    "Adam(0.02, epsilon=1e-3, clipnorm=0.3)",
+    "SGD(falling(0.2, 8), weight_decay=0.01)",
+)
+
+AVERAGING = (
+    "SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)",
+    "Adam(0.02, epsilon=1e-3, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)",
+)
+
+# Keras counts by batches, whatever the optimizer does in a branch.
+ACCUMULATING = (
+    "SGD(0.1, gradient_accumulation_steps=2)",
+    "Adam(0.02, epsilon=1e-3, gradient_accumulation_steps=3)",
+)
+
+
+def some(values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(tuple(values))
+
+
+@st.composite
+def layers(draw: Callable[[Any], Any], features: frozenset[str], half: bool) -> tuple[str, ...]:
+    made: list[str] = []
+    kinds = ["dense", "dense", "layer-norm"]
+    kinds += [] if half else ["batch-norm"]
+    kinds += ["dropout", "dropout-seeded", "noise"] if "random" in features else []
+    for _ in range(draw(st.integers(0, 3))):
+        kind = draw(some(kinds))
+        seed = draw(st.integers(1, 9)) if kind in ("dropout-seeded", "noise") else 0
+        made.append(
+            {
+                "dense": lambda: (
+                    f'layers.Dense({draw(some((3, 5)))}, "{draw(some(ACTIVATIONS))}"'
+                    f"{draw(some(('', ', use_bias=False')))})"
+                ),
+                "layer-norm": lambda: "layers.LayerNormalization(epsilon=0.1)",
+                "batch-norm": lambda: "layers.BatchNormalization(momentum=0.8, epsilon=0.1)",
+                "dropout": lambda: "layers.Dropout(0.25)",
+                "dropout-seeded": lambda seed=seed: f"layers.Dropout(0.25, seed={seed})",
+                "noise": lambda seed=seed: f"layers.GaussianNoise(0.1, seed={seed})",
+            }[kind]()
+        )
+    return tuple(made)
+
+
+@st.composite
+def networks(
+    draw: Callable[[Any], Any], features: frozenset[str], half: bool, finite: bool
+) -> Network:
+    fronts = ["vector"]
+    if "fronts" in features and not half:
+        fronts += [front for front in FRONTS if finite or not front.startswith("tokens")]
+    front, body = draw(some(fronts)), draw(layers(features, half))
+    built = draw(st.booleans()) if "lazy" in features else True
+    return Network(
+        front=front,
+        body=body,
+        built=built,
+        frozen=has_two(front, body) and draw(some((False, False, False, True))),
+        regularized=draw(st.booleans()),
+        average=built and "averages" in features and draw(some((False, False, True))),
+    )
+
+
+def has_two(front: str, body: tuple[str, ...]) -> bool:
+    """Say whether there are weights before the last layer."""
+    return front != "vector" or any("Dense" in x or "Normalization" in x for x in body)
+
+
+@st.composite
+def parts(
+    draw: Callable[[Any], Any],
+    features: frozenset[str],
+    program: dict[str, Any],
+    weighted: bool,
+) -> Part:
+    made: tuple[Network, ...] = program["networks"]
+    number = draw(st.integers(0, len(made) - 1))
+    network = made[number]
+    kinds = ["minimize", "minimize", "gradients"]
+    if "nested" in features:
+        # Embeddings have no gradient by their input; cuDNN apart, recurrent layers have.
+        kinds += [] if network.of_tokens else ["penalty"]
+        kinds += ["inner"] if network.built else []
+    # A row alone has no statistics, and no weight. What was not built is built by the objective,
+    # so that its gradients are not known before.
+    if "rows" in features and network.built and not network.has("BatchNorm") and not weighted:
+        kinds += ["rows"]
+    if "accumulation" in features:
+        kinds += ["accumulate"]
+    following = made[number + 1] if number + 1 < len(made) else None
+    if following is not None and not following.of_tokens and network.built and following.built:
+        kinds += ["chain"]
+    if network.built and not network.frozen and has_two(network.front, network.body):
+        kinds += ["parts"]
+    only = draw(some((None, None, *PREDICATES))) if "conditions" in features else None
+    return Part(draw(some(kinds)), number, draw(some(LOSSES)), only)
+
+
+def with_one_list(form: Form) -> Form:
+    """Return the form without parts that apply an optimizer to some variables of a network."""
+    return replace(
+        form,
+        parts=tuple(
+            replace(part, kind="minimize") if part.kind == "parts" else part for part in form.parts
+        ),
+    )
+
+
+@st.composite
+def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> tuple[Change, ...]:
+    made: list[Change] = []
+    # These have lists of variables that must stay as long as they are.
+    fixed = any(
+        part.kind in ("accumulate", "parts") for form in program["forms"] for part in form.parts
+    )
+    for _ in range(draw(some((0, 0, 1, 2)))):
+        number = draw(st.integers(0, len(program["networks"]) - 1))
+        network: Network = program["networks"][number]
+        kinds = [("task.scale *= 2.0", True), ("task.scale = 0.5", True)]
+        if "falling" not in program["optimizers"][number]:
+            kinds += [(f"task.opt{number}.learning_rate = 0.03", False)]
+        # Keras pairs averages with the variables that are left, as far as they go.
+        averages = "use_ema" in program["optimizers"][number]
+        if not fixed and not averages and not network.frozen and network.body:
+            kinds += [(f"task.net{number}.layers[-2].trainable = False", True)]
+        if network.has("Dropout"):
+            layer = f"next(x for x in task.net{number}.layers if isinstance(x, layers.Dropout))"
+            kinds += [(f"{layer}.rate = 0.5", True)]
+        code, constant = draw(some(kinds))
+        made.append(Change(draw(st.integers(1, steps - 1)), code, constant))
+    return tuple(made)
+
+
+@st.composite
+def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) -> Program:
+    """Draw a program that uses only these features, or a short one that is sooner compiled."""
+    made: dict[str, Any] = {"seed": draw(st.integers(0, 99))}
+    precisions = ["float32"] * 6
+    if "precision" in features:
+        precisions += ["mixed_bfloat16", "mixed_float16"]
+    made["precision"] = draw(some(precisions))
+    half = made["precision"] != "float32"
+    if made["precision"] == "mixed_float16":
+        made["scale"] = draw(some((2.0**10, 2.0**40)))
+    nonfinite = None
+    if "nonfinite" in features and not half:
+        nonfinite = draw(some((None, None, None, "skip", "rollback")))
+    count = draw(st.integers(1, 2 if short else 3))
+    made["networks"] = tuple(
+        draw(networks(features, half, nonfinite is None)) for _ in range(count)
+    )
+    choices = [*OPTIMIZERS]
+    choices += AVERAGING if "averages" in features else []
+    choices += ACCUMULATING if "accumulation" in features else []
+    made["optimizers"] = tuple(draw(some(choices)) for _ in range(count))
+
+    source = draw(some(("list", "arrays", "function")))
+    kinds = ["plain"]
+    if "forms" in features and source != "arrays":
+        more = ["renamed", "narrow", "whole", "weighted"]
+        kinds += draw(st.lists(some(more), max_size=1 if short else 2, unique=True))
+    elif draw(st.booleans()):
+        kinds = ["weighted"]
+    noises = (None, None, "seeded", "unseeded") if "random" in features else (None,)
+    made["forms"] = tuple(
+        Form(
+            kind,
+            tuple(
+                draw(
+                    st.lists(
+                        parts(features, made, kind == "weighted"),
+                        min_size=1,
+                        max_size=1 if short else 2,
+                    )
+                )
+            ),
+            draw(some(noises)),
+        )
+        for kind in kinds
+    )
+    if "lists" not in features:
+        made["forms"] = tuple(map(with_one_list, made["forms"]))
+    batches = draw(st.integers(3, 6))
+    more_of = st.lists(
+        st.integers(0, len(kinds) - 1),
+        min_size=batches - len(kinds),
+        max_size=batches - len(kinds),
+    )
+    each = draw(st.permutations([*range(len(kinds)), *draw(more_of)]))  # every form occurs
+    order = [(form, ROWS) for form in each]
+    if draw(st.booleans()):  # a short last batch
+        order[-1] = (order[-1][0], draw(some((1, 3))))
+    elif source != "arrays" and draw(st.booleans()):
+        order[1] = (order[1][0], 2)
+    made["order"], made["source"] = tuple(order), source
+    made["shuffled"] = source == "arrays" and draw(st.booleans())
+    made["calls"] = draw(
+        some(((("epochs", 2),), (("epochs", 1), ("steps", 4)), (("steps", 7),), (("epochs", 1),)))
+    )
+    if nonfinite is not None:
+        bad = draw(st.lists(st.integers(0, batches - 1), max_size=2, unique=True))
+        # One batch at least is left to train on, and whole numbers cannot be NaN.
+        made["bad"] = tuple(b for b in bad if kinds[order[b][0]] != "whole")
+        made["nonfinite"] = nonfinite
+    made["validated"] = kinds[0] == "plain" and not half and draw(st.booleans())
+    steps = Program(**made).steps
+    if nonfinite == "rollback":
+        steps = max(2, steps - 2 * len(made["bad"]))
+    if "changes" in features:
+        made["changes"] = draw(changes(made, steps))
+    made["window"], made["other"] = draw(
+        st.lists(some((None, 1, 2, 3, 5)), min_size=2, max_size=2, unique=True)
+    )
+    made["on_device"] = draw(some((None, True, False)))
+    made["jit"] = draw(some((None, None, False)))
+    made["every"], made["killed"] = draw(st.integers(1, 4)), draw(st.integers(1, steps - 1))
+    program = Program(**made)
+    if "hook_constants" not in features and nonfinite == "rollback":
+        made["changes"] = tuple(change for change in program.changes if not change.constant)
+    elif "hook_constants" not in features:
+        first = min((c.step for c in program.changes if c.constant), default=steps)
+        made["killed"] = min(program.killed, first)  # what is saved then was not yet changed
+    return Program(**made)

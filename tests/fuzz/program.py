@@ -1,0 +1,220 @@
+"""A random program: a plain description of a task, its data, and how it is run."""
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+FEATURES = CLASSES = 4  # equal, so that any network may follow another one
+ROWS = 4
+TOKENS = 6
+
+# One row per network input: what stands before the layers that the grammar draws.
+FRONTS = {
+    "vector": (),
+    "tokens-flat": (f"layers.Embedding({TOKENS}, 3)", "layers.Flatten()"),
+    "tokens-mean": (f"layers.Embedding({TOKENS}, 3)", "layers.GlobalAveragePooling1D()"),
+    "convolution": (
+        "layers.Reshape((4, 1))",
+        'layers.Conv1D(3, 2, activation="tanh")',
+        "layers.Flatten()",
+    ),
+    "image": (
+        "layers.Reshape((2, 2, 1))",
+        'layers.Conv2D(3, 2, padding="same", activation="softplus")',
+        "layers.Flatten()",
+    ),
+    "lstm": ("layers.Reshape((4, 1))", "layers.LSTM(3)"),
+    "gru": ("layers.Reshape((4, 1))", "layers.GRU(3)"),
+}
+
+LOSSES = {
+    "mean-square": "keras.losses.MeanSquaredError()",
+    "cross-entropy": "keras.losses.CategoricalCrossentropy(from_logits=True)",
+    "huber": "keras.losses.Huber(0.5)",
+    "own": "squares",
+}
+
+PREDICATES = {
+    "every-second": "treadle.step() % 2 == 0",
+    "but-each-third": "self.count % 3 != 1",
+    "data": "ops.sum(batch[KEY][0]) > 0",
+}
+
+# How the batch of a form differs from {"x": float32 (rows, features), "y": int32 (rows,)}.
+FORMS = {
+    "plain": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "float32"',
+    "renamed": '"z" in batch',
+    "narrow": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "float16"',
+    "whole": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "int32"',
+    "weighted": '"w" in batch',
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A `keras.Sequential` from (rows, features) to (rows, classes).
+
+    Attributes:
+        front: A key of `FRONTS`.
+        body: The layers between, as source text.
+        built: It has an Input; else its first call builds it.
+        frozen: The first layer that has weights is not trainable.
+        regularized: The last layer has a kernel regularizer, whose loss the objective adds.
+        average: A frozen copy of it follows by `treadle.blend`.
+    """
+
+    front: str = "vector"
+    body: tuple[str, ...] = ()
+    built: bool = True
+    frozen: bool = False
+    regularized: bool = False
+    average: bool = False
+
+    @property
+    def layers(self) -> list[str]:
+        last = f"layers.Dense({CLASSES}{', kernel_regularizer=L2' if self.regularized else ''})"
+        shape = [f"keras.Input(({FEATURES},){self._dtype})"] if self.built else []
+        return [*shape, *FRONTS[self.front], *self.body, last]
+
+    @property
+    def of_tokens(self) -> bool:
+        return self.front.startswith("tokens")
+
+    @property
+    def _dtype(self) -> str:
+        return ', dtype="int32"' if self.of_tokens else ""
+
+    def has(self, *words: str) -> bool:
+        return any(word in layer for layer in self.layers for word in words)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a step does: nearly always, how a network learns.
+
+    Attributes:
+        kind: `minimize`, `gradients`, `penalty`, `inner`, `rows`, `accumulate`, `chain`, `parts`.
+        network: Its number. With `chain`, the next one follows it.
+        loss: A key of `LOSSES`.
+        only: A key of `PREDICATES`: elsewhere the network is only looked at.
+    """
+
+    kind: str = "minimize"
+    network: int = 0
+    loss: str = "mean-square"
+    only: str | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """One structure of batches, and what the step does with it.
+
+    Attributes:
+        kind: A key of `FORMS`.
+        parts: What is done.
+        noise: `seeded`, `unseeded`, or None: random numbers that the step draws.
+    """
+
+    kind: str = "plain"
+    parts: tuple[Part, ...] = (Part(),)
+    noise: str | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a hook changes after a step.
+
+    Attributes:
+        step: After this one, from 1.
+        code: A statement about `task`.
+        constant: It changes a Python value, not a variable.
+    """
+
+    step: int
+    code: str
+    constant: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A task, its data, and how it is run.
+
+    Attributes:
+        seed: Of weights, data and everything drawn.
+        networks: What learns.
+        optimizers: One for each network, as source text.
+        forms: The structures of batches.
+        order: For each batch of an epoch the number of its form and its rows.
+        source: `list`, `function`, or `arrays` (of the first form, all rows joined).
+        shuffled: With `arrays`: each epoch has its own order.
+        calls: What `fit` is called with, one after the other: ("epochs", 2) or ("steps", 5).
+        changes: What hooks change.
+        bad: Batches that hold NaN, by their position in an epoch.
+        nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
+        precision: A dtype policy.
+        scale: The first loss scale, with `mixed_float16`.
+        validated: There is validation after each epoch.
+        window: `Options(window=…)` of the first run.
+        other: The same of the run that it is held against.
+        on_device: `Options(data_on_device=…)`.
+        jit: `Options(jit=…)`, on TensorFlow.
+        every: A checkpoint is saved after so many steps.
+        killed: The run is killed after this step, from 1.
+    """
+
+    seed: int = 0
+    networks: tuple[Network, ...] = (Network(),)
+    optimizers: tuple[str, ...] = ("SGD(0.1)",)
+    forms: tuple[Form, ...] = (Form(),)
+    order: tuple[tuple[int, int], ...] = ((0, ROWS),) * 3
+    source: str = "list"
+    shuffled: bool = False
+    calls: tuple[tuple[str, int], ...] = (("epochs", 2),)
+    changes: tuple[Change, ...] = ()
+    bad: tuple[int, ...] = ()
+    nonfinite: str | None = None
+    precision: str = "float32"
+    scale: float = 2.0**10
+    validated: bool = False
+    window: int | None = None
+    other: int | None = 1
+    on_device: bool | None = None
+    jit: bool | None = None
+    every: int = 2
+    killed: int = 3
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has, where no batch is passed over."""
+        return sum(
+            count * len(self.order) if unit == "epochs" else count for unit, count in self.calls
+        )
+
+    @property
+    def average(self) -> bool:
+        """Whether an optimizer keeps averages of the weights."""
+        return any("use_ema" in optimizer for optimizer in self.optimizers)
+
+    def used(self) -> set[int]:
+        """The networks that are trained."""
+        parts = [part for form in self.forms for part in form.parts]
+        following = {part.network + 1 for part in parts if part.kind == "chain"}
+        return {part.network for part in parts} | following
+
+    def kinds(self) -> set[str]:
+        """What its parts are."""
+        return {part.kind for form in self.forms for part in form.parts}
+
+
+def shown(program: Any) -> str:
+    """Return a description as Python text, without what has its default."""
+    if isinstance(program, tuple):
+        inner = ", ".join(shown(part) for part in program)
+        return f"({inner}{',' if len(program) == 1 else ''})"
+    if not is_dataclass(program):
+        return repr(program)
+    given = [
+        f"{field.name}={shown(getattr(program, field.name))}"
+        for field in fields(program)
+        if getattr(program, field.name) != field.default
+    ]
+    return f"{type(program).__name__}({', '.join(given)})"
