@@ -71,7 +71,7 @@ def build(
             _check_optimizers(after, found, name)
         paths = {id(optimizer): path for path, optimizer in after.optimizers.items()}
         for optimizer, _, _ in found.applied:
-            refuse_scaling(paths.get(id(optimizer), optimizer.name), optimizer)
+            refuse_scaling(paths.get(id(optimizer)) or str(optimizer.name), optimizer)
         applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
         if build_optimizers(task, applied, name) or _differ(state, after):
             continue
