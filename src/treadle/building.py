@@ -63,7 +63,7 @@ def build(
         found.read, found.written = dict(scope.foreign), dict(scope.assigned)
         paths = {id(optimizer): path for path, optimizer in state.optimizers.items()}
         for optimizer, variables, _ in found.applied:
-            refuse_scaling(paths.get(id(optimizer), optimizer.name), optimizer)
+            refuse_scaling(paths.get(id(optimizer), str(optimizer.name)), optimizer)
             if not optimizer.built and variables:
                 with keras.name_scope(optimizer.name):
                     optimizer.build(variables)
