@@ -152,7 +152,9 @@ def test_a_run_with_keras_in_a_folder_without_metadata(folder: Path) -> None:
     (folder / "copies").mkdir()
     (folder / "copies" / "keras").symlink_to(Path(keras.__file__).parent)
     path = os.pathsep.join(str(folder / name) for name in ("copies", "hiding"))
-    assert str(folder) in process(folder, "-c", "import keras; print(keras)", PYTHONPATH=path)
+    assert str(folder) in process(
+        folder, "-c", "import treadle, keras; print(keras)", PYTHONPATH=path
+    )
     command(folder, "run", "mine.py", "--directory", "copied", "--quiet", PYTHONPATH=path)
     code = json.loads((folder / "copied" / "run.json").read_text())["code"]
     assert sorted(code) == [f"Tiny.{name}" for name in TINY]
