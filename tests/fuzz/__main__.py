@@ -136,7 +136,7 @@ def follow(
         begun = False
         number += 1
         counts[line["result"]] += 1
-        plans[line.get("plan", "")] += 1
+        plans.update([line["plan"]] if "plan" in line else [])
         done = sum(counts.values())
         if line["result"] != "agree":
             told(arguments, line)
