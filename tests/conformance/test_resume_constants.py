@@ -59,7 +59,7 @@ class Many(treadle.Task):
 
     def train_step(self, batch: Any) -> Any:
         x, y = batch
-        x = x * self.mask + self.table["shift"]
+        x = x * ops.convert_to_tensor(self.mask) + self.table["shift"]
         y = self.scale * y * self.weights.first * self.table["pair"][1]
         trained = self.model.trainable_variables
 
