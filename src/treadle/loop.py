@@ -345,7 +345,6 @@ class Loop(Run):
         note = self._training.recompiled(window, self._restoring.recompile)
         self._restoring.recompile = []
         if note:
-            self._constants.compiled()
             self.log({"note": note})
         if not self._training.is_prepared(window):
             self._prepare(window)

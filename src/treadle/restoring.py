@@ -45,7 +45,6 @@ class Restoring:
         self._left: dict[str, Change] = {}
         self._set_since: Values = {}
         self.recompile: list[str] = []
-        self._compiled_for: Values = {}
         self._started = False  # hooks had started before the checkpoint
 
     def begin_call(self, found: Checkpoint | None) -> str:
@@ -58,7 +57,6 @@ class Restoring:
         if self._script is None:
             self._script = self._constants.values()
         changes = self._changes(found)
-        self._compiled_for = self._read_compiled_for(found)
         for path in self._constants.edited(changes):
             changes = _without(changes, path)
         self._constants.restore(changes)
@@ -76,8 +74,9 @@ class Restoring:
             if self._script is not None:
                 self._constants.put_back(self._script)
             prepare()
-            self._put_back_over(now, self._script or {})
-        self._build_as_compiled(training, prepare)
+            self._constants.put_back(now)
+        if training.changed_constants():
+            prepare()
 
     def restore(
         self, found: Checkpoint, call: int, training: Training, prepare: Callable[[], object]
@@ -111,8 +110,8 @@ class Restoring:
                 left = {path: change for path, change in self._left.items() if path in left}
                 self._set_since = {p: x for p, x in wanted.items() if not x.is_like(early.get(p))}
             constants.restore(left, everything=rolled_back)
-        self._compiled_for = self._read_compiled_for(found) if self._started else {}
-        self._build_as_compiled(training, prepare)
+        if training.changed_constants():
+            prepare()
         self._left = constants.missing(left)
         notes = found.loop.get("recompile") if self._started else None
         self.recompile = [str(note) for note in notes] if isinstance(notes, list) else []  # type: ignore[reportUnknownVariableType]
@@ -166,34 +165,18 @@ class Restoring:
         self._constants.restore(self._left)
         self._left = self._constants.missing(self._left)
         self.refuse_lost()
-        self._build_as_compiled(training, prepare)
+        if training.changed_constants():
+            prepare()
         # The step is compiled for these when it is about to run, as it always is, which is logged.
         self._constants.put_back(self._set_since)
         new = {path: c for path, c in self._left.items() if self._is_new(path)}
-        self._left, self._set_since, self._compiled_for = {}, {}, {}
+        self._left, self._set_since = {}, {}
         if not new:
             return ""
         return (
             f"{described(new)} during the run, and is not put back, since the task is made without "
             "it: set it in __init__ if a step uses it"
         )
-
-    def _read_compiled_for(self, found: Checkpoint) -> Values:
-        held = self._constants.read(found.loop.get("compiled_for", {}))
-        return {path: c.now for path, c in held.items() if c.now is not None}
-
-    def _build_as_compiled(self, training: Training, prepare: Callable[[], object]) -> None:
-        """Build the step as it was at the checkpoint, which may lie before it was built again."""
-        now = self._constants.values()
-        self._constants.put_back({**now, **self._compiled_for})
-        if training.changed_constants():
-            prepare()
-        self._put_back_over(now, self._compiled_for)
-
-    def _put_back_over(self, values: Values, others: Values) -> None:
-        """Set the values that others took the place of, and leave what building has made."""
-        own = {p: x for p, x in values.items() if p in others and not x.is_like(others[p])}
-        self._constants.put_back({**self._constants.values(), **own})
 
     def _is_new(self, path: str) -> bool:
         """Return whether a value is an attribute that a hook has added, or lies within one."""

@@ -210,7 +210,6 @@ class Run:
                     # Hooks that start with the run do so again when it begins there again.
                     self._restoring.begun if self.progress.step == 0 else None,
                 ),
-                "compiled_for": self._constants.compiled_for(),
                 "recompile": self._training.changed_constants(),
                 "forms": {"train_step": self._training.forms, "eval_step": self._evaluation.forms},
                 "means": self._training.sums(),

@@ -177,7 +177,6 @@ class SavedConstants:
         with suppress(StateError):  # an optimizer that is refused, which building the step reports
             self._first = self.values()
         self._made = dict(self._first)  # before anything was built
-        self._compiled: Values = {}
         self._touched: set[str] = set()
         self._saved: dict[int, dict[str, Change]] = {}
 
@@ -190,7 +189,7 @@ class SavedConstants:
         """Count what building a step changes as part of the beginning: layers make attributes."""
         before = self.values()
         yield
-        after = self._compiled = self.values()
+        after = self.values()
         for path in {**before, **after}:
             if path not in after:
                 self._first.pop(path, None)
@@ -228,22 +227,6 @@ class SavedConstants:
         return {
             path: {"was": c.was and c.was.encoded(), "now": c.now and c.now.encoded()}
             for path, c in changes.items()
-        }
-
-    def compiled(self) -> None:
-        """Take note that the step was built again for the values as they are now."""
-        self._compiled = self.values()
-
-    def compiled_for(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of changes that the step is not yet built for.
-
-        What they make anew, such as slots of optimizers, is not yet part of the state.
-        """
-        now = self.values()
-        return {
-            path: {"was": None, "now": value.encoded()}
-            for path, value in self._compiled.items()
-            if path in now and not value.is_like(now[path])
         }
 
     def read(self, found: Any) -> dict[str, Change]:
