@@ -43,7 +43,9 @@ class Prepared:
         plan: How it runs; None before the first window.
         compile_seconds: What tracing and compiling took so far.
         compiling: It is compiling now; read by the thread that shows progress.
-        written: Paths of the variables that the step may change.
+        written: Paths of the variables that the step may change: all, where it runs as Python.
+        assigned: Paths of the variables that its dry runs assigned, or an optimizer updates.
+        applied: Ids of the optimizers that it applies.
         metrics: Names of the metrics that the step updates.
         differentiates: Whether the step computes gradients by Treadle.
         returns: Names of the values that the step returns.
@@ -80,6 +82,8 @@ class Prepared:
         self.compile_seconds = 0.0
         self.written: list[str] = []
         self.metrics: list[str] = []
+        self.assigned: set[str] = set()
+        self.applied: set[int] = set()
         self.forms: list[Any] = []
         self.initial: dict[str, Any] = {}
         self.changes_something = self.differentiates = self.compiling = False
@@ -120,6 +124,8 @@ class Prepared:
         self.changes_something |= bool(found.written or found.applied)
         self.differentiates |= found.differentiated
         written = _written(state, found)
+        self.assigned |= set(written)
+        self.applied |= {id(optimizer) for optimizer, _, _ in found.applied}
         new = [path for path in state.variables if path not in before.variables]
         if self._late:
             self.initial |= {path: active().read(state.variables[path]) for path in new}
@@ -132,6 +138,8 @@ class Prepared:
         native = not found.differentiated
         if state.loss_scale is not None:
             _refuse_unscaled(state, native and bool(found.applied), self._name)
+            if not native:
+                written += [state.path_of(v) for v in state.loss_scale.variables]
         if made is not None:
             self._dropped += made.executor.programs
         eager = self._options.execution == "eager"
@@ -143,8 +151,6 @@ class Prepared:
             metrics,
             {id(o): (o, len(o.variables)) for o, _, _ in found.applied},
         )
-        if state.loss_scale is not None and not native:
-            written = [*written, *map(state.path_of, state.loss_scale.variables)]
         self._add_written(state.variables if eager else written)
 
     def _program(self, written: Sequence[str], native: bool, eager: bool) -> Program:

@@ -122,7 +122,9 @@ class Resuming:
         found, self.found = self.found, None
         if found is not None:
             try:
-                _assign(state, {**initial, **found.state}, among=None)
+                # A rollback may have put back an object that has other variables.
+                newer = {p: value for p, value in initial.items() if p in state.variables}
+                _assign(state, {**newer, **found.state}, among=None)
             except StateError:
                 self.found = found
                 raise

@@ -118,12 +118,8 @@ class Run:
         prepared = self._training.prepared
         if prepared is None:
             return {}
-        state, written = prepared.state, set(prepared.written)
-        return {
-            path: optimizer
-            for path, optimizer in state.optimizers.items()
-            if state.path_of(optimizer._iterations) in written
-        }
+        found = prepared.state.optimizers.items()
+        return {path: optimizer for path, optimizer in found if id(optimizer) in prepared.applied}
 
     @property
     def compiling(self) -> bool:

@@ -60,7 +60,7 @@ class WeightCheck:
         state = prepared.state
         if self._steps < _steps_to_change(state) or self._has_changed(state):
             return ""
-        written = [path for path in self._before if path in prepared.written]
+        written = [path for path in self._before if path in prepared.assigned]
         trains = prepared.returns and (prepared.differentiates or state.optimizers)
         if not written and not trains:  # it updates metrics, or computes something
             return ""

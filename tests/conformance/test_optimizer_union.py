@@ -65,6 +65,7 @@ def by_hand(task: Two, order: str) -> dict[str, Any]:
     for name in order:
         v = task.a if name == "a" else task.b
         task.optimizer.apply([2 * ops.convert_to_tensor(v) / 4], [v])
+    task.optimizer.finalize_variable_values([task.a, task.b])  # which ends `use_ema=True`
     return State.discover(task).arrays()
 
 
