@@ -246,9 +246,14 @@ def _build(program: Program, task: Any) -> None:
         net = getattr(task, f"net{number}")
         if not net.built:
             net.build((None, 4))
-        getattr(task, f"opt{number}").build(net.trainable_variables)
-        if hasattr(task, f"head{number}"):
-            getattr(task, f"head{number}").build(net.layers[-1].trainable_variables)
+        head = net.layers[-1].trainable_variables if hasattr(task, f"head{number}") else []
+        if head:
+            getattr(task, f"head{number}").build(head)
+        # Where every part leaves the head to the other optimizer, this one never gets it.
+        kinds = {part.kind for form in program.forms for part in form.parts}
+        shared = head and kinds == {"parts"}
+        own = [v for v in net.trainable_variables if not (shared and any(v is h for h in head))]
+        getattr(task, f"opt{number}").build(own)
 
 
 def _order(program: Program, module: ModuleType, folder: Path) -> list[Any]:
