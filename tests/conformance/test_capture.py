@@ -12,6 +12,7 @@ from own_step import CAPTURED, Steps, learn
 
 import treadle
 from treadle.backends.background import Running
+from treadle.backends.base import context
 from treadle.errors import StepError
 from treadle.testing import Trace, run_steps
 from treadle.testing.running import Runner
@@ -361,6 +362,18 @@ def test_the_proof_leaves_everything_as_it_was() -> None:
         assert variable._value is tensors[path] and variable._value.grad is None
         assert variable._value.requires_grad == needed[path]
         assert variable._value.grad_fn is None
+
+
+def test_slots_that_are_made_while_a_step_is_proven_begin_anew() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        if context().build is None:  # as Python may, that decides by something else than a batch
+            treadle.minimize(lambda: ops.sum(task.late**2), [task.late], task.other)
+        return {"loss": learn(task, x, y)}
+
+    late, other = keras.Variable([1.0]), keras.optimizers.SGD(0.1, momentum=0.9)
+    run_steps(Steps(step, late=late, other=other), BATCHES[:1])
+    np.testing.assert_allclose(ops.convert_to_numpy(late), [0.8], rtol=1e-6)
+    np.testing.assert_allclose(ops.convert_to_numpy(other.momentums[0]), [-0.2], rtol=1e-6)
 
 
 def windows(chosen: Any) -> Any:

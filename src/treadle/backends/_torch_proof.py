@@ -93,8 +93,10 @@ class Prover:
 
     def _capture(self, batches: SomeBatches, rolled: bool) -> Captured | str:
         try:
-            with self._undone():
+            with self._undone() as made:
                 tape, result = self._record(batches, rolled)
+            if made:
+                return "it makes variables that its dry run did not make"
         except RefusedError as refused:
             return str(refused)
         except Exception as error:  # the step's own come again when it runs as it is
@@ -191,7 +193,7 @@ class Prover:
         return ""
 
     @contextmanager
-    def _undone(self) -> Generator[None]:
+    def _undone(self) -> Generator[list[tuple[Any, Any]]]:
         """Put every variable and every random state back afterwards.
 
         A variable that is made meanwhile gets its first value back: Python that looks at values may
@@ -202,7 +204,7 @@ class Prover:
         with _made() as made:
             try:
                 with torch.random.fork_rng():
-                    yield
+                    yield made
             finally:
                 states.put_back()
                 _set(self._state, before)
