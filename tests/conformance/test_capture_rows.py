@@ -45,8 +45,8 @@ def batches(rows: int = 5, steps: int = STEPS) -> list[Any]:
 def captured(task: Rows, batch: Any) -> Any:
     runner = Runner(task, batch)
     runner.run([batch])
-    (found,) = runner._prepared._executor._captured.values()
-    return found
+    (made,) = runner._prepared._programs.values()
+    return made.executor._captured
 
 
 def is_rolled(make: Callable[[], Rows]) -> bool:
