@@ -225,19 +225,18 @@ def replay(
         raise ConfigurationError(
             "say which step: either --step N, or what to look for, as --bisect 'loss > 5'"
         )
-    from ..doctor.conditions import parse  # late, as is all that imports NumPy
-    from ..doctor.recorded import Recorded
-
-    condition = None if bisect is None else parse(bisect)
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
     configuration = _opened(
         directory,
         f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
         "task and the source that the script makes",
     )
+    from ..doctor.conditions import parse  # late, as is all that imports NumPy
+    from ..doctor.recorded import Recorded
+
     recorded = Recorded(directory)
-    if condition is not None:
-        recorded.check_condition(condition)
+    if bisect is not None:
+        recorded.check_condition(parse(bisect))
     elif step is not None:
         recorded.check_step(step)
     made = _made_again(directory, configuration, data_dir, quiet)
