@@ -294,7 +294,7 @@ def test_a_tensor_that_leaves_its_branch() -> None:
         value = treadle.cond(treadle.step() >= 0, then, lambda: ops.sum(x))
         return {"loss": learn(task, x, y), "value": value + left[0]}  # this line
 
-    why = "a tensor made in a branch of cond is used outside of it"
+    why = "a tensor made in a branch of cond or in a row of for_each is used outside"
     assert re.fullmatch(why + LINE, refusal(lambda: Steps(step)))
 
 
