@@ -84,6 +84,7 @@ def test_what_is_exact_is_certified() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.any_backend
 def test_data_that_depends_on_its_past_is_caught() -> None:
     told = message(broken.Line, broken.remembering_data)
     has(
@@ -100,6 +101,7 @@ def test_data_that_depends_on_its_past_is_caught() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.any_backend
 def test_data_of_the_moment_is_caught() -> None:
     told = message(broken.Line, broken.momentary_data)
     has(
@@ -122,6 +124,7 @@ def test_a_python_value_that_a_hook_changes_is_exact() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.any_backend
 def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
     done = certified("Hooked", "--steps", "3")
     assert done.exit_code == 1, done.output
@@ -169,6 +172,7 @@ def test_what_training_refuses_is_told(make_task: Any, make_source: Any, told: l
 
 
 @pytest.mark.slow
+@pytest.mark.any_backend
 def test_initial_values_of_the_moment_are_caught() -> None:
     has(
         message(broken.Unseeded, broken.fixed),
@@ -181,6 +185,7 @@ def test_initial_values_of_the_moment_are_caught() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.any_backend
 def test_records_of_what_a_hook_counts_are_caught() -> None:
     told = message(broken.Noisy, broken.fixed)
     has(

@@ -126,8 +126,11 @@ def test_commands_that_open_a_run_use_its_backend(folder: Path, arguments: tuple
         ("find-lr", "mine.py", "--steps", "10"),
         ("schedule", "mine.py"),
         ("schedule", "cyclic(1e-4, 1e-2, step_size=5)", "--steps", "10"),
-        ("tune", "mine.py", "--search", "rate=0.01..0.1", "--trials", "1"),
-        pytest.param(("certify", "mine.py", "--steps", "2"), marks=pytest.mark.slow),
+        pytest.param(
+            ("tune", "mine.py", "--search", "rate=0.01..0.1", "--trials", "1"),
+            marks=pytest.mark.any_backend,
+        ),
+        pytest.param(("certify", "mine.py", "--steps", "2"), marks=pytest.mark.any_backend),
     ],
     ids=lambda arguments: f"{arguments[0]}-{len(arguments)}",
 )

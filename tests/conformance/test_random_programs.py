@@ -21,9 +21,9 @@ from tests.fuzz.program import Change, Form, Network, Part, Program, shown
 from tests.fuzz.search import program_of
 
 ROOT = Path(__file__).parents[2]
-# As many as take about two minutes: JAX compiles each operation that runs by hand or eagerly, 27
+# As many as take about a minute: JAX compiles each operation that runs by hand or eagerly, 27
 # processor seconds a program, TensorFlow takes 10 and PyTorch 4. `scripts/fuzz` runs more.
-PROGRAMS = {"jax": 5, "tensorflow": 10, "torch": 30}[keras.config.backend()]
+PROGRAMS = {"jax": 3, "tensorflow": 6, "torch": 15}[keras.config.backend()]
 
 
 class Worker:

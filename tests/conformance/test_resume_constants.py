@@ -264,6 +264,7 @@ def test_a_float_that_a_hook_doubles(tmp_path: Path) -> None:
     assert round(float(w[0]), 4) == 1.9533
 
 
+@pytest.mark.any_backend
 def test_what_was_changed_back_stays_so(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         loop.task.scale = 3.0  # by the script, each time that it runs
@@ -288,6 +289,7 @@ class Starting(treadle.Hook):
         loop.task.shape = lambda x: ops.abs(x) + 0.1 * x**2
 
 
+@pytest.mark.any_backend
 def test_what_hooks_set_as_they_start_is_set_once(tmp_path: Path) -> None:
     def hooks() -> Any:
         return [Starting(), treadle.at("1 epochs", double)]
@@ -323,11 +325,13 @@ def single_steps(loop: treadle.Loop) -> None:
 
 
 @pytest.mark.parametrize("body", [own_epochs, several_calls, single_steps])
+@pytest.mark.any_backend
 def test_what_the_script_sets_itself(tmp_path: Path, body: Any) -> None:
     straight = run(tmp_path / "straight", body=body)
     same_run(cut(tmp_path / "cut", 4, 6, 11, body=body), straight)
 
 
+@pytest.mark.any_backend
 def test_a_finished_run_has_the_last_values_again(tmp_path: Path) -> None:
     hooks = [treadle.at("6 steps", double)]
     run(tmp_path, hooks)
@@ -391,6 +395,7 @@ def test_what_cannot_be_put_back_is_named(tmp_path: Path, change: Any, told: str
     )
 
 
+@pytest.mark.any_backend
 def test_an_attribute_that_a_hook_added_is_named_in_a_warning(tmp_path: Path, capsys: Any) -> None:
     hooks = [treadle.at("6 steps", add_attribute)]
     with pytest.raises(OSError, match="killed"):
@@ -400,6 +405,7 @@ def test_an_attribute_that_a_hook_added_is_named_in_a_warning(tmp_path: Path, ca
     assert f"warning: {told}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.any_backend
 def test_an_override_resumes_without_what_cannot_be_put_back(tmp_path: Path) -> None:
     hooks = [treadle.at("6 steps", replace_function), treadle.at("6 steps", double)]
     with pytest.raises(OSError, match="killed"):
@@ -414,6 +420,7 @@ def test_an_override_resumes_without_what_cannot_be_put_back(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.any_backend
 def test_a_changed_value_that_the_script_now_begins_with_otherwise(tmp_path: Path) -> None:
     class Edited(Many):
         def __init__(self, learning_rate: Any = 0.05) -> None:
