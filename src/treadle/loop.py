@@ -248,12 +248,13 @@ class Loop(Run):
         Between the first step and the end of training, Keras callbacks are notified: a callback
         that swaps weights for a validation does so here too.
         """
-        if not self._watched:
-            return super().evaluate(source)
-        self._watchers.evaluation(self, None)
-        results = super().evaluate(source)
-        self._watchers.evaluation(self, results)
-        return results
+        with shortened():
+            if self._watched:
+                self._watchers.evaluation(self, None)
+            results = super().evaluate(source)
+            if self._watched:
+                self._watchers.evaluation(self, results)
+            return results
 
     def save(self) -> None:
         """Save a checkpoint now; returns when it is on the disk.
