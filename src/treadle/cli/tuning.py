@@ -137,7 +137,7 @@ def tune(
             trying = f", {workers} at a time" if workers > 1 else ""
             return f"{ended} of up to {trials} trials ended in this call{trying}"
 
-        with Waiting(progress, quiet=silent) as waiting, warnings.catch_warnings():
+        with Waiting(progress, quiet=silent, at_once=False) as waiting, warnings.catch_warnings():
             warnings.simplefilter("ignore", TreadleWarning)  # said below
             found = treadle.tune(
                 task,
