@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from treadle.directory import LOG, read_run
+from treadle.core.directory import LOG, read_run
 from treadle.errors import DirectoryError
 from treadle.hooks.lines import read_log
 from treadle.recipes import find

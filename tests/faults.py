@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.checkpoint import Checkpoint, Files
 from treadle.checkpoint.files import append, sync, sync_folder
-from treadle.progress import Progress
+from treadle.core.progress import Progress
 
 READING = ("listdir", "lstat", "open_file", "read_file", "disk_usage")
 

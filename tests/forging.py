@@ -11,10 +11,10 @@ import zipfile
 
 import numpy as np
 
-from treadle.arrays import npy_header
 from treadle.checkpoint import Checkpoint, Files, write
+from treadle.checkpoint.arrays import npy_header
 from treadle.checkpoint.format import digest_line
-from treadle.progress import Progress
+from treadle.core.progress import Progress
 
 
 class Bomb:

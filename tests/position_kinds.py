@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from treadle.core.progress import Progress
 from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
-from treadle.feed import Feed
-from treadle.progress import Progress
+from treadle.run.prefetch import Feed
 
 EPOCHS = 3
 LOOP: Any = object()  # stands for the running loop

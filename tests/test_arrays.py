@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from treadle.arrays import (
+from treadle.checkpoint.arrays import (
     DTYPES,
     Npz,
     dtype_named,

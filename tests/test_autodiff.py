@@ -10,7 +10,7 @@ from keras import ops
 import treadle
 from treadle.backends.base import Build, StepContext, context, running
 from treadle.errors import GradientError, OwnershipError, StepError
-from treadle.stepping import raise_violations
+from treadle.steps.helpers import raise_violations
 
 
 def weight(value: Any = 2.0, name: str = "w") -> keras.Variable:

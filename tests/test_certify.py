@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 import treadle
 from treadle.checkpoint import Checkpoint
 from treadle.cli import app
-from treadle.doctor.attributes import Attributes, differing
-from treadle.doctor.causes import cause, suspects
-from treadle.doctor.certify import Maker, certify, judged
-from treadle.doctor.comparing import Difference, Left, differences_between
-from treadle.doctor.digests import digests
-from treadle.doctor.drill import steps_until_checkpoint
+from treadle.core.progress import Progress
 from treadle.errors import ConfigurationError, DataError
-from treadle.progress import Progress
 from treadle.testing import resumed_equals_uninterrupted
+from treadle.testing.certify.attributes import Attributes, differing
+from treadle.testing.certify.causes import cause, suspects
+from treadle.testing.certify.certificate import Maker, certify, judged
+from treadle.testing.certify.comparing import Difference, Left, differences_between
+from treadle.testing.certify.digests import digests
+from treadle.testing.certify.drill import steps_until_checkpoint
 
 KEPT: list[int] = [1, 2]
 NAMES = "the straight run", "the resumed run"
@@ -351,7 +351,7 @@ def test_wrong_usage_is_told_before_a_process_starts(arguments: list[str], told:
 
 def test_the_command_imports_no_keras() -> None:
     code = (
-        "import sys\nfrom treadle import cli\nfrom treadle.doctor import certify\n"
+        "import sys\nfrom treadle import cli\nfrom treadle.testing.certify import certificate\n"
         "print([m for m in ('keras', 'tensorflow', 'jax', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -360,5 +360,5 @@ def test_the_command_imports_no_keras() -> None:
 
 @pytest.mark.parametrize("name", ["attributes", "digests", "drill"])
 def test_examples_in_docstrings(name: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.doctor.{name}"))
+    failed, tried = doctest.testmod(importlib.import_module(f"treadle.testing.certify.{name}"))
     assert tried and not failed

@@ -17,8 +17,8 @@ from tests.faults import Quick, Refuses, checkpoint, same
 from treadle.checkpoint import FORMAT, Checkpoint, read, write
 from treadle.checkpoint.format import Name, digest_line, is_entry
 from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
+from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
-from treadle.progress import Progress
 
 NAN, INF = float("nan"), float("inf")
 DATA = Path(__file__).parent / "data"

@@ -14,8 +14,8 @@ import pytest
 from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, same
 from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError, read, write
 from treadle.checkpoint.format import digest_line
+from treadle.core.progress import Progress
 from treadle.errors import CheckpointError, ConfigurationError
-from treadle.progress import Progress
 
 
 def saved(folder, *steps, files=None, scores=(), **options):

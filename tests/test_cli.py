@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from treadle import __version__, backend_choice, cli
-from treadle.arrays import read_arrays
+from treadle import __version__, cli
 from treadle.checkpoint import Checkpoints
+from treadle.checkpoint.arrays import read_arrays
 from treadle.cli import environment, output
+from treadle.core import backend_choice
 from treadle.errors import BackendError
 from treadle.recipes import find
 

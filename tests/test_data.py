@@ -436,7 +436,9 @@ def test_importing_data_imports_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["arrays", "combine", "foreign", "epochs", "functions", "order"])
+@pytest.mark.parametrize(
+    "module", ["arrays", "combine", "foreign.sources", "epochs", "functions", "order"]
+)
 def test_examples_in_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f"treadle.data.{module}"))
     assert tried and not failed

@@ -5,7 +5,8 @@ import keras
 import numpy as np
 import pytest
 
-from treadle.data import as_source, foreign, from_arrays, limited
+from treadle.data import as_source, from_arrays, limited
+from treadle.data.foreign.sources import sources as foreign
 from treadle.errors import DataError
 
 

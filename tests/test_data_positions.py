@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests import position_kinds as kinds
+from treadle.core.progress import Progress
 from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
 from treadle.data.states import decoded, encoded
 from treadle.errors import DataError
-from treadle.feed import Feed
-from treadle.progress import Progress
+from treadle.run.prefetch import Feed
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,7 +4,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from treadle import drawing
+from treadle.core import drawing
 from treadle.errors import ConfigurationError
 
 

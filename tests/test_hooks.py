@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from treadle import hooks
-from treadle.arrays import read_arrays
+from treadle.checkpoint.arrays import read_arrays
+from treadle.core.hook import Hook
+from treadle.core.logs import History, Record, StepLogs
+from treadle.core.progress import Progress
 from treadle.errors import ConfigurationError, DataError, NonFiniteError
-from treadle.hook import Hook
 from treadle.hooks import curves
 from treadle.hooks.lines import read_log
-from treadle.logs import History, Record, StepLogs
-from treadle.progress import Progress
-from treadle.watchers import Watchers
+from treadle.run.dispatch import Watchers
 
 NAN, INF = float("nan"), float("inf")
 MODULES = (
@@ -778,7 +778,7 @@ def history(epochs=3, length=50, scale=1.0, first=1):
 def test_curves_are_drawn_without_touching_pyplot(tmp_path):
     # In a process without Keras, which imports pyplot itself.
     code = (
-        "import sys; from treadle.hooks.curves import *; from treadle.logs import *\n"
+        "import sys; from treadle.hooks.curves import *; from treadle.core.logs import *\n"
         "record = Record('epoch', Progress(step=9), {'loss': 0.5, 'accuracy': 0.6})\n"
         "assert draw(History([record]), 'curves.png')\n"
         "print('matplotlib.pyplot' in sys.modules)"

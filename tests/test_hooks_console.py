@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import rich.console
 
+from treadle.core.logs import Record, StepLogs
+from treadle.core.progress import Costs, Progress
 from treadle.hooks import Console, console
 from treadle.hooks.display import Pace, Position
 from treadle.hooks.values import clock, line, plain, short
-from treadle.logs import Record, StepLogs
-from treadle.progress import Costs, Progress
 
 CONTROL = re.compile(r"\x1b\[([0-9;?]*)([a-zA-Z])|(\r)|(\n)|([^\x1b\r\n]+)")
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle import identity as module
-from treadle.identity import changed_code, code_of, described, identity, source_facts
+from treadle.core import identity as module
+from treadle.core.identity import changed_code, code_of, described, identity, source_facts
 
 T = TypeVar("T")
 

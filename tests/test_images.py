@@ -11,9 +11,10 @@ import pytest
 from PIL import Image as Reader
 
 import treadle
-from treadle import hooks, images
+from treadle import hooks
+from treadle.core import images
+from treadle.core.images import Image, image_grid
 from treadle.errors import ConfigurationError, TreadleWarning
-from treadle.images import Image, image_grid
 
 RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (5, 7), "uint8")

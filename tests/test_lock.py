@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from treadle.core.lock import HOLDER, Lock
 from treadle.errors import DirectoryError
-from treadle.lock import HOLDER, Lock
 
 FORKING = """
 import os, sys, time
 from pathlib import Path
-from treadle.lock import Lock
+from treadle.core.lock import Lock
 
 lock = Lock(Path(sys.argv[1]))
 lock.acquire()

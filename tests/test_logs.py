@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from treadle import logs
-from treadle.logs import History, Logs, Means, Record, StepLogs
-from treadle.progress import Progress
+from treadle.core import logs
+from treadle.core.logs import History, Logs, Means, Record, StepLogs
+from treadle.core.progress import Progress
 
 
 def window(first: int, values: list[float], name: str = "loss") -> StepLogs:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle import backend_choice, options
+from treadle.core import backend_choice, options
+from treadle.core.options import Options
 from treadle.errors import BackendError, ConfigurationError
-from treadle.options import Options
 
 OTHER = "torch" if keras.config.backend() != "torch" else "jax"
 

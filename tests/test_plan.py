@@ -5,9 +5,9 @@ import pytest
 
 from treadle.backends.plans import XLA, Facts, Plan
 from treadle.backends.window import Rows, Window, capacity, padded
+from treadle.core.options import Options
 from treadle.errors import StepError
-from treadle.options import Options
-from treadle.plan import Pace, candidates, choose, places
+from treadle.steps.planning import Pace, candidates, choose, places
 
 BOTH = (XLA, "graph")
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import programs
 from benchmarks.programs_musts import PLAIN, PROGRAMS, Run
-from treadle.images import Image
+from treadle.core.images import Image
 from treadle.recipes import find
 
 

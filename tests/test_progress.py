@@ -5,8 +5,8 @@ import doctest
 
 import pytest
 
-from treadle import progress
-from treadle.progress import Progress
+from treadle.core import progress
+from treadle.core.progress import Progress
 
 
 def test_it_moves_by_making_another() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 import treadle
 from treadle import errors
-from treadle.errors import TreadleError, did_you_mean, noting
-from treadle.progress import Progress
+from treadle.core.error_notes import noting
+from treadle.core.progress import Progress
+from treadle.errors import TreadleError, did_you_mean
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("keras", "numpy", "tensorflow", "jax", "torch", "rich", "typer")
@@ -129,7 +130,7 @@ def test_noting_knows_the_start() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["errors", "hook", "plan", "terminal"])
+@pytest.mark.parametrize("name", ["errors", "core.hook", "steps.planning", "core.terminal"])
 def test_examples_in_docstrings(name: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"treadle.{name}"))
     assert tried and not failed

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treadle.randomness import random_states, set_random_states
+from treadle.core.randomness import random_states, set_random_states
 
 torch = pytest.importorskip("torch")
 

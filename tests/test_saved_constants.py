@@ -12,7 +12,7 @@ import pytest
 import treadle
 from treadle.checkpoint.structure import decode, encode
 from treadle.errors import CheckpointError
-from treadle.saved_constants import MOST_CHANGED, SavedConstants, described
+from treadle.steps.saved_constants import MOST_CHANGED, SavedConstants, described
 
 
 class Color(enum.Enum):

@@ -10,7 +10,7 @@ import pytest
 
 import treadle
 from treadle.errors import StateError
-from treadle.state import State
+from treadle.steps.state import State
 
 
 class Holder(treadle.Task):

@@ -9,8 +9,8 @@ from keras import ops
 
 import treadle
 from treadle.errors import ConfigurationError, StepError
-from treadle.stepping import weighted
-from treadle.tasks import FunctionTask, Supervised, has_eval_step, step_outputs
+from treadle.steps.helpers import weighted
+from treadle.steps.task import FunctionTask, Supervised, has_eval_step, step_outputs
 from treadle.testing import run_steps
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")

@@ -20,7 +20,9 @@ from keras import ops
 from typer.testing import CliRunner
 
 import treadle
-from treadle import cli, ranges
+from treadle import cli
+from treadle.core import ranges
+from treadle.core.ranges import Choice, Range, fitted
 from treadle.errors import (
     CheckpointError,
     ConfigurationError,
@@ -29,7 +31,6 @@ from treadle.errors import (
     TreadleError,
     TreadleWarning,
 )
-from treadle.ranges import Choice, Range, fitted
 from treadle.recipes import Parameter, resolve
 from treadle.tuning import Tuned, results, search, space, study, workers
 from treadle.tuning.orders import Order, Outcome

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from treadle import when
+from treadle.core import triggers as when
+from treadle.core.progress import Progress
+from treadle.core.triggers import Span, When, after, at, every
 from treadle.errors import ConfigurationError
-from treadle.progress import Progress
-from treadle.when import Span, When, after, at, every
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ installed, `import treadle` chooses it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .backend_choice import choose_default_backend as _choose_default_backend
-from .backend_choice import choose_only_backend as _choose_only_backend
+from .core.backend_choice import choose_default_backend as _choose_default_backend
+from .core.backend_choice import choose_only_backend as _choose_only_backend
 
 if TYPE_CHECKING:
     from . import checkpoint as checkpoint
@@ -20,86 +20,75 @@ if TYPE_CHECKING:
     from . import hooks as hooks
     from . import schedules as schedules
     from . import testing as testing
-    from .accumulation import Accumulator as Accumulator
-    from .autodiff import cond as cond
-    from .autodiff import for_each as for_each
-    from .autodiff import gradients as gradients
-    from .autodiff import input_gradients as input_gradients
-    from .autodiff import minimize as minimize
-    from .autodiff import remat as remat
-    from .autodiff import substituted as substituted
+    from .core.hook import Hook as Hook
+    from .core.images import Image as Image
+    from .core.images import image_grid as image_grid
+    from .core.logs import History as History
+    from .core.options import Options as Options
+    from .core.options import setup as setup
+    from .core.progress import Progress as Progress
+    from .core.ranges import Choice as Choice
+    from .core.ranges import Range as Range
+    from .core.triggers import after as after
+    from .core.triggers import at as at
+    from .core.triggers import every as every
     from .errors import TreadleError as TreadleError
-    from .hook import Hook as Hook
-    from .images import Image as Image
-    from .images import image_grid as image_grid
-    from .logs import History as History
     from .loop import Loop as Loop
-    from .loss_scale import LossScale as LossScale
-    from .options import Options as Options
-    from .options import setup as setup
-    from .progress import Progress as Progress
-    from .ranges import Choice as Choice
-    from .ranges import Range as Range
-    from .stepping import blend as blend
-    from .stepping import frozen_copy as frozen_copy
-    from .stepping import phase as phase
-    from .stepping import step as step
-    from .stepping import weighted as weighted
-    from .tasks import Datasets as Datasets
-    from .tasks import Supervised as Supervised
-    from .tasks import Task as Task
-    from .tasks import task as task
-    from .transforms import centralized as centralized
-    from .transforms import clip_by_global_norm as clip_by_global_norm
-    from .transforms import clip_by_norm as clip_by_norm
-    from .transforms import clip_by_value as clip_by_value
-    from .transforms import global_norm as global_norm
-    from .transforms import gradient_norms as gradient_norms
-    from .transforms import scaled_by as scaled_by
-    from .transforms import trainable as trainable
-    from .transforms import with_noise as with_noise
+    from .run.warm_start import warm_start as warm_start
+    from .steps.accumulation import Accumulator as Accumulator
+    from .steps.gradients import cond as cond
+    from .steps.gradients import for_each as for_each
+    from .steps.gradients import gradients as gradients
+    from .steps.gradients import input_gradients as input_gradients
+    from .steps.gradients import minimize as minimize
+    from .steps.gradients import remat as remat
+    from .steps.gradients import substituted as substituted
+    from .steps.helpers import blend as blend
+    from .steps.helpers import frozen_copy as frozen_copy
+    from .steps.helpers import phase as phase
+    from .steps.helpers import step as step
+    from .steps.helpers import weighted as weighted
+    from .steps.loss_scale import LossScale as LossScale
+    from .steps.task import Datasets as Datasets
+    from .steps.task import Supervised as Supervised
+    from .steps.task import Task as Task
+    from .steps.task import task as task
+    from .steps.transforms import centralized as centralized
+    from .steps.transforms import clip_by_global_norm as clip_by_global_norm
+    from .steps.transforms import clip_by_norm as clip_by_norm
+    from .steps.transforms import clip_by_value as clip_by_value
+    from .steps.transforms import global_norm as global_norm
+    from .steps.transforms import gradient_norms as gradient_norms
+    from .steps.transforms import scaled_by as scaled_by
+    from .steps.transforms import trainable as trainable
+    from .steps.transforms import with_noise as with_noise
     from .tuning import tune as tune
-    from .warm import warm_start as warm_start
-    from .when import after as after
-    from .when import at as at
-    from .when import every as every
 
 __version__ = "0.1.0"
 
 _NAMES = {
-    "accumulation": "Accumulator",
-    "autodiff": "cond for_each gradients input_gradients minimize remat substituted",
+    "core.hook": "Hook",
+    "core.images": "Image image_grid",
+    "core.logs": "History",
+    "core.options": "Options setup",
+    "core.progress": "Progress",
+    "core.ranges": "Choice Range",
+    "core.triggers": "after at every",
     "errors": "TreadleError",
-    "hook": "Hook",
-    "images": "Image image_grid",
-    "logs": "History",
     "loop": "Loop",
-    "loss_scale": "LossScale",
-    "options": "Options setup",
-    "progress": "Progress",
-    "ranges": "Choice Range",
-    "stepping": "blend frozen_copy phase step weighted",
-    "tasks": "Datasets Supervised Task task",
-    "transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "
+    "run.warm_start": "warm_start",
+    "steps.accumulation": "Accumulator",
+    "steps.gradients": "cond for_each gradients input_gradients minimize remat substituted",
+    "steps.helpers": "blend frozen_copy phase step weighted",
+    "steps.loss_scale": "LossScale",
+    "steps.task": "Datasets Supervised Task task",
+    "steps.transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "
     "gradient_norms scaled_by trainable with_noise",
     "tuning": "tune",
-    "warm": "warm_start",
-    "when": "after at every",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "schedules", "testing")
-_IMPORT_KERAS = [
-    "accumulation",
-    "autodiff",
-    "loop",
-    "loss_scale",
-    "stepping",
-    "tasks",
-    "transforms",
-    "warm",
-    "schedules",
-    "testing",
-]
+_IMPORT_KERAS = ("loop", "run.", "schedules", "steps.", "testing")
 
 __all__ = ["__version__", *_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -110,7 +99,7 @@ def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name, name)
     if name not in _MODULE_OF and name not in _MODULES:
         raise AttributeError(f"module 'treadle' has no attribute {name!r}")
-    if module in _IMPORT_KERAS:
+    if module.startswith(_IMPORT_KERAS):
         _choose_default_backend()  # otherwise Keras fails with a traceback of its own
     found = importlib.import_module(f"treadle.{module}")
     return getattr(found, name) if name in _MODULE_OF else found

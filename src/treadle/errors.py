@@ -4,13 +4,10 @@ A message names the culprit by its path, shows what was expected and what was fo
 to do next.
 """
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from difflib import get_close_matches
 from operator import index
 from typing import Any
-
-from .progress import Progress
 
 
 class TreadleError(Exception):
@@ -51,20 +48,6 @@ class OwnershipError(StepError):
 
 class NonFiniteError(TreadleError):
     """A loss became NaN or infinite."""
-
-
-class RolledBack(NonFiniteError):
-    """A call of the loop goes back to a checkpoint, and on from there; users never see it.
-
-    Args:
-        why: What was not finite.
-        passed: Where the run stood before the batch that is to be passed over; None where the step
-            that did it is still to be found.
-    """
-
-    def __init__(self, why: str, passed: Progress | None = None) -> None:
-        super().__init__(why)
-        self.passed = passed
 
 
 class DirectoryError(TreadleError):
@@ -125,37 +108,3 @@ def whole_number(name: str, value: Any, error: type[TreadleError], least: int = 
     if number < least:
         raise error(f"{name} must be at least {least}, not {number}")
     return number
-
-
-@contextmanager
-def noting(what: str, progress: Progress, running: int = 0, lost: int = 0) -> Generator[None]:
-    """Add to an exception that passes through where the run stood; the innermost note stays.
-
-    Args:
-        what: What was being done.
-        progress: What was done before.
-        running: How many steps were being run, where it was steps.
-        lost: By how many of them the weights may be further than `progress`.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
-            error.add_note(f"in {what}, {_where(progress, running, lost)}")
-        raise
-
-
-WEIGHTS = "; the weights are those "
-
-
-def _where(progress: Progress, running: int, lost: int) -> str:
-    if running:
-        if running == 1:
-            weights = "before or after it" if lost else "before it"
-        else:
-            later = f" or of any step to {progress.step + lost}" if lost else ""
-            weights = f"before step {progress.step + 1}{later}"
-        return f"{progress.following(running)}{WEIGHTS}{weights}"
-    if not progress.step:
-        return f"before the first step{WEIGHTS}of the start"
-    return f"after {progress}{WEIGHTS}of that step"

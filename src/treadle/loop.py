@@ -31,25 +31,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from .arguments import checked_count
-from .averages import averaged
 from .backends.window import Window
-from .call import Call
+from .core.error_notes import noting
+from .core.identity import source_facts
+from .core.logs import History, Logs
+from .core.progress import Progress
+from .core.rollback import RolledBack
+from .core.signals import deaf, noted
+from .core.tracebacks import shortened
+from .core.triggers import Span, When
 from .data import as_source
 from .data.source import Source
-from .errors import ConfigurationError, RolledBack, StateError, TreadleWarning, noting
-from .evaluation import Validation
-from .explaining import explaining
-from .identity import source_facts
-from .logs import History, Logs
-from .plan import check_end
-from .progress import Progress
-from .resuming import Resuming, lost_guarantee
-from .run import Run
-from .signals import deaf, noted
-from .tracebacks import shortened
-from .training import stacked
-from .when import Span, When
+from .errors import ConfigurationError, StateError, TreadleWarning
+from .run.arguments import checked_count
+from .run.base import Run
+from .run.call import Call
+from .run.evaluation import Validation
+from .run.explanations import explaining
+from .run.resume import Resuming, lost_guarantee
+from .run.training import stacked
+from .steps.averages import averaged
+from .steps.planning import check_end
 
 
 class Loop(Run):

@@ -20,7 +20,15 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from .backends.base import Tensor, active
-from .drawing import LINE, MORE_LINES, checked_picture, count_in_thousands, dress, new_figure, save
+from .core.drawing import (
+    LINE,
+    MORE_LINES,
+    checked_picture,
+    count_in_thousands,
+    dress,
+    new_figure,
+    save,
+)
 from .errors import ConfigurationError, did_you_mean, whole_number
 
 MODES = ("triangular", "triangular2", "exp_range")

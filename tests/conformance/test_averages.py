@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from treadle import data
-from treadle.arrays import read_arrays
+from treadle.checkpoint.arrays import read_arrays
 
 OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 rng = np.random.default_rng(0)

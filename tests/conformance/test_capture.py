@@ -402,7 +402,7 @@ MANY = "the step could not be captured: batches come in more than 1 forms"
 
 
 def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.backends._torch_capture.MOST_FORMS", 1)
+    monkeypatch.setattr("treadle.backends.torch.capture.windows.MOST_FORMS", 1)
 
     def run(execution: str) -> Trace:
         keras.utils.set_random_seed(0)

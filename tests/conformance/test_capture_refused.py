@@ -440,7 +440,7 @@ def test_memory_that_is_recomputed_with_other_random_numbers() -> None:
 
 
 def test_steps_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.backends._torch_tape.LONGEST", 20)
+    monkeypatch.setattr("treadle.backends.torch.capture.tape.LONGEST", 20)
     task = Steps(lambda task, x, y: {"loss": learn(task, x, y)})
     assert "it has more than 20 operations, at " in run_steps(task, BATCHES[:1]).plan
 
@@ -450,7 +450,7 @@ def test_steps_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_that_comes_only_where_it_is_recorded() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
-        from treadle.backends._torch_recording import current
+        from treadle.backends.torch.capture.recording import current
 
         if current() is not None:
             raise KeyError("nothing of the kind")

@@ -13,8 +13,8 @@ from cases import batches
 from typer.testing import CliRunner
 
 from treadle.cli import app, certifying
-from treadle.doctor.drill import in_one_process
 from treadle.testing import resumed_equals_uninterrupted
+from treadle.testing.certify.drill import in_one_process
 
 FILE = Path(broken.__file__)
 BACKEND = keras.config.backend()

@@ -8,22 +8,22 @@ import keras
 import pytest
 
 MODULES = (
-    "accumulation",
-    "autodiff",
+    "steps.accumulation",
+    "steps.gradients",
     "doctor.find_lr",
     "doctor.findings",
     "doctor.numbers",
     "doctor.origin",
     "loop",
     "schedules",
-    "state",
-    "stepping",
-    "tasks",
+    "steps.state",
+    "steps.helpers",
+    "steps.task",
     "testing",
     "testing.checks",
     "testing.running",
     "testing.trace",
-    "transforms",
+    "steps.transforms",
 )
 
 

@@ -254,7 +254,7 @@ def test_tracebacks_of_every_way_in() -> None:
 
 
 def test_a_fault_of_treadles_own_keeps_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.training.joined", None)
+    monkeypatch.setattr("treadle.run.training.joined", None)
     with pytest.raises(TypeError) as caught:
         treadle.Loop(Does(lambda *_: None), console=False).fit(source(), epochs=1)
     assert sum(name.startswith(OWN) for name in lines_of(caught.value)) > 2

@@ -22,7 +22,7 @@ import treadle
 from treadle.checkpoint import Checkpoints
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks.lines import read_log
-from treadle.state import State
+from treadle.steps.state import State
 
 pytestmark = pytest.mark.faults
 GOLDEN = Path(__file__).parent.parent / "data" / "run-of-jax"
@@ -329,7 +329,7 @@ def test_where_something_else_computes_it_is_said_what_is_lost(
     was: Any,
     difference: str,
 ) -> None:
-    from treadle import run as module
+    from treadle.run.base import base as module
 
     now = module.circumstances()
     with monkeypatch.context() as patch:

@@ -10,10 +10,10 @@ import pytest
 from keras import ops
 
 import treadle
-from treadle import programs
 from treadle.errors import StepError
 from treadle.hooks import Checkpoint, NonFinite
-from treadle.state import State
+from treadle.steps import compiled as programs
+from treadle.steps.state import State
 
 EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
 

@@ -156,9 +156,9 @@ def test_same_start_draws_what_was_drawn_and_nothing_else() -> None:
         keras.utils.set_random_seed(seed)
         task = Classifier([keras.Input((6,)), dense(), keras.layers.BatchNormalization(), head()])
         task.frozen = treadle.frozen_copy(task.model)
-        before = treadle.state.State.discover(task).arrays()
+        before = treadle.steps.state.State.discover(task).arrays()
         same_start(task, seed=5)
-        after = treadle.state.State.discover(task).arrays()
+        after = treadle.steps.state.State.discover(task).arrays()
         kernels = {path for path in after if path.endswith("kernel")}
         assert len(kernels) == 4
         for path in before:

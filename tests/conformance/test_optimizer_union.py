@@ -10,8 +10,8 @@ from keras import ops
 
 import treadle
 from treadle.errors import StateError
-from treadle.optimizers import build_optimizers
-from treadle.state import State
+from treadle.steps.optimizers import build_optimizers
+from treadle.steps.state import State
 
 EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
 KINDS: dict[str, Callable[[], Any]] = {

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import treadle
 from treadle import cli, data
-from treadle.arrays import read_arrays
 from treadle.checkpoint import Checkpoints
+from treadle.checkpoint.arrays import read_arrays
 from treadle.doctor import Replay, replay
 from treadle.doctor.numbers import Numbers, farthest
 from treadle.errors import (

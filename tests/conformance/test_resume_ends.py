@@ -12,7 +12,7 @@ import pytest
 from test_resume import Dying, Noisy, bare_steps, fit_twice, own_epochs, run, same_run, source
 
 import treadle
-from treadle.arrays import read_arrays
+from treadle.checkpoint.arrays import read_arrays
 from treadle.errors import Terminated
 from treadle.hooks import Checkpoint, EarlyStopping, JSONLines
 

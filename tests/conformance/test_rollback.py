@@ -12,8 +12,8 @@ from keras import ops
 
 import treadle
 from treadle import data
+from treadle.core.directory import read_run
 from treadle.data.reader import BatchSource
-from treadle.directory import read_run
 from treadle.errors import ConfigurationError, NonFiniteError
 from treadle.hooks import Checkpoint, EarlyStopping, NonFinite
 from treadle.hooks.lines import read_log

@@ -10,9 +10,9 @@ import pytest
 from keras import ops
 
 import treadle
-from treadle import weights
 from treadle.errors import TreadleWarning
 from treadle.hooks import Checkpoint, NonFinite
+from treadle.run.base import unchanged_weights as weights
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 OPTIONS = treadle.Options(jit=False)

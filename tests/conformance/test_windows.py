@@ -16,8 +16,8 @@ import treadle
 from treadle import data
 from treadle.backends.base import active
 from treadle.errors import StepError
-from treadle.measuring import fastest
-from treadle.programs import Prepared
+from treadle.steps.compiled import Prepared
+from treadle.steps.measuring import fastest
 from treadle.testing import same_start
 
 OPTIONS = treadle.Options()
@@ -216,7 +216,7 @@ def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
 @pytest.mark.skipif(keras.config.backend() != "jax", reason="the others need less of it")
 @pytest.mark.parametrize("fused", [True, False])
 def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import treadle.backends._jax_windows as windows
+    import treadle.backends.jax.windows as windows
 
     made: list[int] = []
     original = windows.device_batch
@@ -231,7 +231,7 @@ def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.plan.DEVICE_BYTES", 100)
+    monkeypatch.setattr("treadle.steps.planning.DEVICE_BYTES", 100)
     _, loop = trained(plain, source(), epochs=1)
     assert "eager" in loop.plan or "data streamed" in loop.plan
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
-from treadle.options import without_tensorflow
+from treadle.core.options import without_tensorflow
 
 BACKEND = keras.config.backend()
 

@@ -4,6 +4,7 @@ import keras
 import pytest
 
 import treadle
+from treadle import recipes
 from treadle.recipes import resolve
 
 
@@ -14,7 +15,7 @@ def make(name, *settings):
         pytest.skip(f"{name} runs on {recipe.backend} only")
     keras.backend.clear_session()
     treadle.setup(seed=0)
-    return recipe.make(recipe.settings(settings))
+    return recipes.make(recipe, recipe.settings(settings))
 
 
 def run(name, *settings, options=None, **lasts):

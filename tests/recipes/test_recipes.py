@@ -7,7 +7,7 @@ from recipe_runs import run
 
 import treadle
 from treadle.errors import BackendError
-from treadle.recipes import find, resolve
+from treadle.recipes import find, make, resolve
 
 NATIVE = [name for name, recipe in find().items() if recipe.backend]
 
@@ -18,7 +18,7 @@ def test_a_native_recipe_says_what_it_runs_on(name):
     if recipe.backend == keras.config.backend():
         pytest.skip("this is its backend")
     with pytest.raises(BackendError, match=f"{name} runs on {recipe.backend} only"):
-        recipe.make(recipe.settings([]))
+        make(recipe, recipe.settings([]))
 
 
 @pytest.mark.parametrize("name", ["linear", "linear-native"])
@@ -37,7 +37,7 @@ def test_linear(name):
 
 def test_an_object_is_made_anew_each_time():
     first, _ = run("linear-native")
-    second = resolve("linear-native").make({})
+    second = make(resolve("linear-native"), {})
     assert float(np.abs(first.task.bias.numpy()).max()) > 0
     assert float(np.abs(second.task.bias.numpy()).max()) == 0
 
@@ -54,7 +54,7 @@ def test_digits_reaches_what_it_promises():
 
 
 def test_a_rate_that_was_found_trains_digits_in_three_epochs():
-    made = resolve("digits").make(resolve("digits").settings([]))
+    made = make(resolve("digits"), resolve("digits").settings([]))
     found = treadle.doctor.find_learning_rate(made.task, made.datasets().train)
     _, loop = run("digits", f"learning_rate={found.suggestion}", epochs=3)
     assert loop.history["accuracy"][-1] >= 0.95
@@ -224,7 +224,7 @@ def whole_loop(**options):
     """Train the recipe for two epochs; returns the loop and how many calls trained each."""
     keras.backend.clear_session()
     treadle.setup(seed=0)
-    made = resolve("whole-loop").make({"learning_rate": 1e-3, "batch_size": 60})
+    made = make(resolve("whole-loop"), {"learning_rate": 1e-3, "batch_size": 60})
     datasets, calls = made.datasets(), Calls()
     options = treadle.Options(**options)
     with treadle.Loop(made.task, hooks=[calls], options=options, console=False) as loop:

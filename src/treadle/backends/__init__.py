@@ -1,1 +1,1 @@
-"""The only place that knows a framework."""
+"""Execution on Keras' backends: protocols, the eager reference, one package per framework."""

@@ -16,7 +16,7 @@ import keras
 from keras import ops
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-from ..options import Options
+from ..core.options import Options
 from .plans import Facts, Plan
 from .window import Window
 
@@ -505,6 +505,6 @@ def active() -> Backend:
     """Return the backend that Keras runs on."""
     name = keras.config.backend()
     if name not in _backends:
-        module = importlib.import_module(f"treadle.backends._{name}")
+        module = importlib.import_module(f"treadle.backends.{name}.backend")
         _backends[name] = module.BACKEND
     return _backends[name]

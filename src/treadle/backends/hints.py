@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..backend_choice import BACKENDS
+from ..core.backend_choice import BACKENDS
 
 CONDITION = (
     "A Python `if`, `while`, `and` or bool() looked at a tensor, whose value is not known while "

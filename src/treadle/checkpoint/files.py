@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from ..arrays import Piece
 from ..errors import CheckpointError
+from .arrays import Piece
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..arrays import Array, Npz, Piece, name_of
+from ..core.progress import Progress
 from ..errors import CheckpointError
-from ..progress import Progress
+from .arrays import Array, Npz, Piece, name_of
 from .files import Files
 from .structure import encode, to_json
 

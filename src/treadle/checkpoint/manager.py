@@ -45,7 +45,7 @@ class Checkpoints:
         ConfigurationError: A number that cannot be meant.
 
     Example:
-        >>> from treadle.progress import Progress
+        >>> from treadle.core.progress import Progress
         >>> checkpoints = Checkpoints(Path("runs/1/checkpoints"))
         >>> checkpoints.save(Checkpoint(Progress(step=12), {}))
         True

@@ -18,9 +18,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from ..arrays import Array, DType, dtype_named, npy_header
+from ..core.progress import Progress
 from ..errors import CheckpointError
-from ..progress import Progress
+from .arrays import Array, DType, dtype_named, npy_header
 from .files import Files
 from .format import (
     ARRAYS,

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..arrays import Array, name_of
 from ..errors import CheckpointError
+from .arrays import Array, name_of
 
 # Bounds of what is read, so that a file made to harm cannot fill the memory: JSON takes up to 30
 # times its size as Python values. A run that needs more keeps its long lists as arrays.

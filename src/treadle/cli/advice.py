@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..options import precision_name
+from ..core.options import precision_name
 
 CPU = Path("/proc/cpuinfo")  # elsewhere than on Linux nothing is said
 INSTRUCTIONS = {"avx512_bf16", "amx_bf16"}
@@ -17,7 +17,7 @@ def on_precision(task: Any) -> str | None:
     import keras
 
     from ..backends.base import active
-    from ..state import State
+    from ..steps.state import State
 
     if precision_name() != "float32" or not active().bfloat16_pays() or not computes_bfloat16():
         return None

@@ -5,25 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..options import overriding, setup
-from ..recipes import resolve
+from .. import recipes
+from ..core.options import overriding, setup
 from . import environment, output
 from .commands import app, refuse_extra
 from .help import Command
 from .output import told
-from .parameters import (
-    Backend,
-    DataDir,
-    Json,
-    Precision,
-    Seed,
-    Settings,
-    StepsBefore,
-    TaskName,
-)
+from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, StepsBefore, TaskName
 
 if TYPE_CHECKING:  # importing them would import Keras, or NumPy
-    from ..doctor.drill import Subject
+    from ..testing.certify.drill import Subject
 
 INEXACT = 1
 
@@ -57,10 +48,10 @@ def certify(
     """
     with told():
         refuse_extra(context.args)
-        recipe = resolve(task)
+        recipe = recipes.resolve(task)
         recipe.settings(set_ or [])  # to refuse what is wrong before a process starts
-        from ..doctor.certify import Maker
-        from ..doctor.certify import certify as examine
+        from ..testing.certify.certificate import Maker
+        from ..testing.certify.certificate import certify as examine
 
         arguments: dict[str, Any] = {
             "task": recipe.source,
@@ -94,18 +85,18 @@ def make(
     Raises:
         TreadleError: As `treadle run` does; a task without data is one more reason.
     """
-    recipe = resolve(task)
+    recipe = recipes.resolve(task)
     settings = recipe.settings(given)
     environment.prepare(
         backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision, quiet=True
     )
     import keras  # late, as is all that imports it
 
-    from ..doctor.drill import Subject
+    from ..testing.certify.drill import Subject
 
     def made() -> Any:
         with overriding(seed, precision, backend):
-            return recipe.make(settings)
+            return recipes.make(recipe, settings)
 
     def again() -> Any:
         """Make another task, from the start that the first one had."""

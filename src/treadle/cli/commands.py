@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..core.options import Options
 from ..errors import ConfigurationError
-from ..options import Options
 from ..recipes import find, resolve
 from . import output, running
 from .help import Command, Group
@@ -162,7 +162,7 @@ def resume(
         _end(outcome, json)
 
 
-def _end(outcome: running.Outcome, json: bool) -> None:
+def _end(outcome: output.Outcome, json: bool) -> None:
     output.print_outcome(outcome, json)
     if outcome.unfinished:
         raise typer.Exit(output.UNFINISHED)

@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from ..backend_choice import choose_backend, default_backend, installed_backends
+from ..core.backend_choice import choose_backend, default_backend, installed_backends
+from ..core.options import setup
+from ..core.terminal import Waiting
 from ..errors import BackendError, DataError
-from ..options import setup
-from ..terminal import Waiting
 
 # What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")

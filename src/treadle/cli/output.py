@@ -8,10 +8,13 @@ import textwrap
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from ..core.terminal import wrapped
 from ..errors import (
     BackendError,
     ConfigurationError,
@@ -21,11 +24,10 @@ from ..errors import (
     TreadleError,
 )
 from ..recipes import Recipe
-from ..terminal import wrapped
 
 if TYPE_CHECKING:
+    from ..core.logs import History
     from ..doctor import Replay
-    from .running import Outcome
 
 TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
 ABOUT_USAGE = (ConfigurationError, BackendError, DataError, DirectoryError)
@@ -101,7 +103,30 @@ def print_recipes(recipes: Mapping[str, Recipe]) -> None:
     typer.echo("\nRun one with: treadle run NAME --set SETTING=VALUE")
 
 
-def print_outcome(outcome: "Outcome", as_json: bool) -> None:
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has come to its end.
+
+    Attributes:
+        directory: Where its files are.
+        before: It had been finished before, and nothing ran now.
+        unfinished: Its time was up before all was done; it can be resumed.
+        quiet: Nothing has been shown of that.
+        changed: What changed in its code since, or nothing.
+        facts: What `run.json` holds.
+        history: All that it logged.
+    """
+
+    directory: Path
+    before: bool
+    unfinished: bool
+    quiet: bool
+    changed: str
+    facts: Mapping[str, Any]
+    history: "History"
+
+
+def print_outcome(outcome: Outcome, as_json: bool) -> None:
     """Print how a run ended: its last and best values, and where its files are."""
     from ..hooks.values import short  # late, as is all that imports NumPy
 
@@ -157,7 +182,7 @@ def print_replay(found: "Replay", as_json: bool) -> None:
     if as_json:
         print_json(found.as_dict())
         return
-    from ..doctor.showing import show
+    from ..doctor.findings import show
 
     show(found)
 

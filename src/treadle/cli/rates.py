@@ -9,24 +9,15 @@ import typer
 
 import treadle
 
-from ..drawing import checked_picture
+from ..core.drawing import checked_picture
+from ..core.options import overriding
 from ..errors import ConfigurationError
-from ..options import overriding
-from ..recipes import Recipe, resolve
+from ..recipes import Recipe, make, resolve
 from . import environment, output, schedule_texts
 from .commands import EPILOG, app, refuse_extra
 from .help import Command
 from .output import told
-from .parameters import (
-    PRINTED,
-    Backend,
-    DataDir,
-    Json,
-    Precision,
-    Seed,
-    Settings,
-    TaskName,
-)
+from .parameters import PRINTED, Backend, DataDir, Json, Precision, Seed, Settings, TaskName
 
 if TYPE_CHECKING:  # importing it would import Keras
     from ..recipes._loading import Made
@@ -175,7 +166,7 @@ def _made(
     """Make a task; this imports Keras."""
     environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
     with environment.showing("making the task", quiet), overriding(seed, precision, backend):
-        return recipe.make(settings)
+        return make(recipe, settings)
 
 
 def _rates(task: Any) -> dict[str, Any]:
@@ -183,7 +174,7 @@ def _rates(task: Any) -> dict[str, Any]:
     from keras.optimizers.schedules import LearningRateSchedule
 
     from ..schedules import learning_rate_of, optimizers_of
-    from ..state import State
+    from ..steps.state import State
 
     found = optimizers_of(State.discover(task).optimizers)
     rates = {path: learning_rate_of(optimizer) for path, optimizer in found.items()}

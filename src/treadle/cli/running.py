@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
-from ..backend_choice import choose_backend
-from ..directory import RUN, read_run, why_unfinished
+from ..core.backend_choice import choose_backend
+from ..core.directory import RUN, read_run, why_unfinished
+from ..core.identity import changed_code, code_of
+from ..core.options import Options, backend_name, overriding, precision_name, run_seed
+from ..core.triggers import Span
 from ..errors import BackendError, ConfigurationError, DataError, DirectoryError
-from ..identity import changed_code, code_of
-from ..options import Options, backend_name, overriding, precision_name, run_seed
-from ..recipes import Recipe, resolve
-from ..when import Span
+from ..recipes import Recipe, make, resolve
 from . import advice, environment, output
 
 if TYPE_CHECKING:  # importing it would import NumPy
     from ..doctor import Replay
-    from ..logs import History
     from ..recipes._loading import Made
 
 RUNS = Path("runs")
@@ -48,30 +47,7 @@ class Request:
     weights_from: Path | None = None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run that has come to its end.
-
-    Attributes:
-        directory: Where its files are.
-        before: It had been finished before, and nothing ran now.
-        unfinished: Its time was up before all was done; it can be resumed.
-        quiet: Nothing has been shown of that.
-        changed: What changed in its code since, or nothing.
-        facts: What `run.json` holds.
-        history: All that it logged.
-    """
-
-    directory: Path
-    before: bool
-    unfinished: bool
-    quiet: bool
-    changed: str
-    facts: Mapping[str, Any]
-    history: "History"
-
-
-def train(request: Request) -> Outcome:
+def train(request: Request) -> output.Outcome:
     """Train a task; this imports Keras, after all arguments have been checked.
 
     Raises:
@@ -94,7 +70,7 @@ def train(request: Request) -> Outcome:
         environment.showing("making the task", request.quiet),
         overriding(request.seed, request.precision, request.backend),
     ):
-        made = request.recipe.make(request.settings)
+        made = make(request.recipe, request.settings)
     asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
     lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
     if not lasts:
@@ -131,7 +107,9 @@ def train(request: Request) -> Outcome:
     facts = read_run(directory)
     changed = changed_code(facts.get("code", {}), code_of(made.task))
     before = loop.reason == "it was finished before"
-    return Outcome(directory, before, loop.unfinished, request.quiet, changed, facts, history)
+    return output.Outcome(
+        directory, before, loop.unfinished, request.quiet, changed, facts, history
+    )
 
 
 LASTS = ("epochs", "steps", "until")
@@ -139,7 +117,7 @@ LASTS = ("epochs", "steps", "until")
 
 def resume(
     directory: Path, lasts: Mapping[str, Any], data_dir: Path | None, quiet: bool
-) -> Outcome:
+) -> output.Outcome:
     """Go on with a run that a command began, as it was configured.
 
     Args:
@@ -263,7 +241,7 @@ def _made_again(
         ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
     )
     with environment.showing("making the task", quiet), overriding(**ran):
-        return recipe.make(configuration["settings"])
+        return make(recipe, configuration["settings"])
 
 
 def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
@@ -326,7 +304,7 @@ def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
 
 def _state(directory: Path) -> Mapping[str, Any]:
     """Return what a run has learned until its end, or until its newest checkpoint."""
-    from ..warm import learned  # late, as is all that imports NumPy
+    from ..run.warm_start import learned  # late, as is all that imports NumPy
 
     state, step = learned(directory)
     if step is not None:

@@ -9,9 +9,9 @@ import typer
 
 import treadle
 
+from ..core.terminal import Waiting
 from ..errors import TreadleWarning
 from ..recipes import resolve
-from ..terminal import Waiting
 from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output

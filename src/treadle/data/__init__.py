@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .environments import Environments as Environments
     from .environments import Moves as Moves
     from .epochs import limited as limited
-    from .foreign import as_source as as_source
+    from .foreign.sources import as_source as as_source
     from .functions import closed as closed
     from .functions import from_function as from_function
 
 _MODULE_OF = {
     "Environments": "environments",
     "Moves": "environments",
-    "as_source": "foreign",
+    "as_source": "foreign.sources",
     "closed": "functions",
     "from_arrays": "arrays",
     "from_function": "functions",

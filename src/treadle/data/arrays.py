@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.window import Rows, Window
+from ..core.hook import LoopView
 from ..errors import DataError, whole_number
-from ..hook import LoopView
 from .leaves import as_array, flattened, named, packed
 from .order import Integers, Permutation
 from .reader import refuse_beyond

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.window import Window
+from ..core.hook import LoopView
 from ..errors import DataError, whole_number
-from ..hook import LoopView
-from .foreign import as_source
+from .foreign.sources import as_source
 from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
 from .source import Position, Reader, Source, position_of, read_from

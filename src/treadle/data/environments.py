@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..core.options import run_seed
 from ..errors import ConfigurationError, DataError, whole_number
-from ..options import run_seed
 from .order import hashed
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..backends.window import Window
+from ..core.hook import LoopView
 from ..errors import DataError, whole_number
-from ..hook import LoopView
-from .foreign import as_source
+from .foreign.sources import as_source
 from .reader import refuse_beyond
 from .source import Position, Reader, Source, position_of, read_from
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.hook import LoopView
 from ..errors import DataError, whole_number
-from ..hook import LoopView
 from .order import hashed
 from .reader import BatchSource, lasting
 from .reading import Reading

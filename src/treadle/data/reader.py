@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.window import Window
+from ..core.hook import LoopView
 from ..errors import DataError
-from ..hook import LoopView
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
 from .reading import Reading

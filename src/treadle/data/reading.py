@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.hook import LoopView
 from ..errors import DataError
-from ..hook import LoopView
 from .source import Position
 from .states import decoded
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
-from ..hook import LoopView
+from ..core.hook import LoopView
 
 Position = Mapping[str, Any]
 """What beside (epoch, batch) says where a reader stands: JSON's types and NumPy arrays."""

@@ -10,17 +10,17 @@ from typing import Any
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from ..core.drawing import LINE, MORE_LINES, checked_picture, dress, new_figure, save
+from ..core.hook import Hook, LoopView
+from ..core.logs import StepLogs
+from ..core.options import Options
+from ..core.randomness import random_states, set_random_states
 from ..data import as_source
-from ..drawing import LINE, MORE_LINES, checked_picture, dress, new_figure, save
 from ..errors import ConfigurationError, did_you_mean, whole_number
-from ..hook import Hook, LoopView
 from ..hooks.nonfinite import NonFinite
-from ..logs import StepLogs
 from ..loop import Loop
-from ..options import Options
-from ..randomness import random_states, set_random_states
 from ..schedules import optimizers_of
-from ..stepping import step
+from ..steps.helpers import step
 
 FEWEST = 10  # steps that say anything
 SMOOTHED_OVER = 25  # smoothing takes in a twenty-fifth of all steps to either side

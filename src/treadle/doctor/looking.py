@@ -10,10 +10,10 @@ import keras
 from keras import ops
 
 from ..backends.base import active, context, recorded_by
-from ..options import Options
-from ..programs import Prepared
-from ..randomness import set_random_states
-from ..saved_constants import SavedConstants
+from ..core.options import Options
+from ..core.randomness import set_random_states
+from ..steps.compiled import Prepared
+from ..steps.saved_constants import SavedConstants
 from .numbers import Array
 from .visiting import Moment
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,14 @@ def farthest(
         if distance > worst:
             worst, where = distance, name
     return worst, where
+
+
+def short_list(numbers: tuple[int, ...]) -> str:
+    """Write some whole numbers.
+
+    Example:
+        >>> short_list(tuple(range(12)))
+        '0, 1, 2, 3, 4, 5, 6, 7 and 4 more'
+    """
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return ", ".join(map(str, numbers[:_LISTED])) + more

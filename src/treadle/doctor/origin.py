@@ -4,10 +4,8 @@ from math import prod
 
 from .findings import Variable, layer_of
 from .looking import Look
-from .numbers import Numbers, first_bad
+from .numbers import Numbers, first_bad, short_list
 from .visiting import Moment
-
-ROWS_NAMED = 8
 
 
 class Origin:
@@ -102,17 +100,6 @@ class Origin:
             return found
         rows = tuple(of_data[row] for row in bad.rows)
         return f"{found} (of the data set: {short_list(rows)})"
-
-
-def short_list(numbers: tuple[int, ...]) -> str:
-    """Write some whole numbers.
-
-    Example:
-        >>> short_list(tuple(range(12)))
-        '0, 1, 2, 3, 4, 5, 6, 7 and 4 more'
-    """
-    more = f" and {len(numbers) - ROWS_NAMED} more" if len(numbers) > ROWS_NAMED else ""
-    return ", ".join(map(str, numbers[:ROWS_NAMED])) + more
 
 
 def _count(bad: Numbers) -> str:

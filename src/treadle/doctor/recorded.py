@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints
-from ..directory import CHECKPOINTS, LOG, read_run
+from ..core.directory import CHECKPOINTS, LOG, read_run
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
 from ..hooks.lines import OWN, read_log
 from .conditions import Condition

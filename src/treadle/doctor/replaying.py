@@ -12,27 +12,20 @@ import numpy as np
 
 from ..backends.base import active
 from ..checkpoint import Checkpoint
-from ..directory import differences
+from ..core.directory import differences
+from ..core.hook import Hook
+from ..core.identity import changed_code, code_of, identity
+from ..core.logs import LOSS_SCALE, UNDONE
+from ..core.options import Options
+from ..core.tracebacks import shortened
+from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, DirectoryError, whole_number
-from ..hook import Hook
 from ..hooks.lines import OWN
-from ..identity import changed_code, code_of, identity
-from ..logs import LOSS_SCALE, UNDONE
-from ..options import Options
-from ..resuming import circumstances
-from ..saved_constants import SavedConstants
-from ..state import State
-from ..tracebacks import shortened
-from ..when import Scheduled
+from ..run.resume import circumstances
+from ..steps.saved_constants import SavedConstants
+from ..steps.state import State
 from .conditions import Condition, parse
-from .findings import (
-    Agreement,
-    Replay,
-    arrays_of,
-    batch_numbers,
-    eager_distance,
-    variables_of,
-)
+from .findings import Agreement, Replay, arrays_of, batch_numbers, eager_distance, variables_of
 from .looking import look_into
 from .numbers import Numbers
 from .origin import Origin

@@ -9,25 +9,25 @@ import numpy as np
 
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
+from ..core.directory import differences, read_run
+from ..core.hook import Hook, LoopView
+from ..core.identity import source_facts
+from ..core.logs import StepLogs
+from ..core.options import Options
+from ..core.progress import Progress
+from ..core.randomness import random_states
+from ..core.triggers import Scheduled, at, every
 from ..data import as_source
-from ..directory import differences, read_run
 from ..errors import DirectoryError
-from ..hook import Hook, LoopView
 from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinite, Watchdog
 from ..hooks import Checkpoint as CheckpointHook
 from ..hooks.run_record import passed_over
-from ..identity import source_facts
-from ..logs import StepLogs
 from ..loop import Loop
-from ..options import Options
-from ..progress import Progress
-from ..randomness import random_states
-from ..restoring import Restoring
-from ..resuming import Resuming
-from ..saved_constants import SavedConstants, Values
-from ..state import State
-from ..watchers import Watchers
-from ..when import Scheduled, at, every
+from ..run.dispatch import Watchers
+from ..run.restoring import Restoring
+from ..run.resume import Resuming
+from ..steps.saved_constants import SavedConstants, Values
+from ..steps.state import State
 from .numbers import Array, as_floats
 
 # What these do leaves training as it is: they write, show, save, or end what is no run here.

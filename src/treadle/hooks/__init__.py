@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..hook import Hook
+from ..core.hook import Hook
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from ..checkpoint import Checkpoint as Saved
 from ..checkpoint import Checkpoints, LeftoverError
-from ..directory import CHECKPOINTS
+from ..core.directory import CHECKPOINTS
+from ..core.hook import Hook, LoopView
+from ..core.logs import Record
+from ..core.progress import Progress
+from ..core.triggers import Span, When
 from ..errors import CheckpointError, ConfigurationError
-from ..hook import Hook, LoopView
-from ..logs import Record
-from ..progress import Progress
-from ..when import Span, When
 from .monitor import direction_of
 from .nonfinite import not_finite
 

@@ -13,10 +13,10 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
-from ..errors import RolledBack
-from ..hook import Hook, LoopView
-from ..logs import Record, StepLogs
-from ..terminal import Waiting, wrapped
+from ..core.hook import Hook, LoopView
+from ..core.logs import Record, StepLogs
+from ..core.rollback import RolledBack
+from ..core.terminal import Waiting, wrapped
 from .display import Display, Pace, Position, Table, notes, progress_line
 from .values import brief, clock, line
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..drawing import LINE as TRAINING
-from ..drawing import MORE_LINES as VALIDATION
-from ..drawing import count_in_thousands, dress, new_figure, save
+from ..core.drawing import LINE as TRAINING
+from ..core.drawing import MORE_LINES as VALIDATION
+from ..core.drawing import count_in_thousands, dress, new_figure, save
+from ..core.hook import Hook, LoopView
+from ..core.logs import Array, History
 from ..errors import DirectoryError
-from ..hook import Hook, LoopView
-from ..logs import Array, History
 from .values import plain
 
 MOST_POINTS = 4000  # of a noisy line; more cannot be told apart
@@ -60,7 +60,7 @@ def draw(history: History, path: str | Path) -> bool:
         ImportError: Matplotlib is not installed.
 
     Example:
-        >>> from treadle.logs import Progress, Record
+        >>> from treadle.core.logs import Progress, Record
         >>> history = History([Record("epoch", Progress(step=9), {"loss": 0.5, "val_loss": 0.6})])
         >>> draw(history, "curves.png")
         True

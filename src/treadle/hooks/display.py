@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from ..hook import LoopView
-from ..progress import Progress
+from ..core.hook import LoopView
+from ..core.progress import Progress
 from .values import brief, clock, line, short
 
 LONGEST_BAR = 40

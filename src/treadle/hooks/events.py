@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..logs import Array
+from ..core.logs import Array
 
 PATTERN = "events.out.tfevents.*"
 VERSION = "brain.Event:2"

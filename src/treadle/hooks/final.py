@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..arrays import read_arrays as read_arrays
-from ..arrays import write_arrays
-from ..directory import STATE
-from ..hook import Hook, LoopView
-from ..options import without_tensorflow
+from ..checkpoint.arrays import read_arrays as read_arrays
+from ..checkpoint.arrays import write_arrays
+from ..core.directory import STATE
+from ..core.hook import Hook, LoopView
+from ..core.options import without_tensorflow
 
 
 class FinalModel(Hook):

@@ -4,9 +4,9 @@ import os
 import re
 from pathlib import Path
 
-from ..hook import Hook, LoopView
-from ..images import Image
-from ..logs import Record
+from ..core.hook import Hook, LoopView
+from ..core.images import Image
+from ..core.logs import Record
 
 FOLDER = "images"
 
@@ -39,7 +39,7 @@ def paths(record: Record) -> dict[str, str]:
 
     Example:
         >>> import numpy as np
-        >>> from treadle.progress import Progress
+        >>> from treadle.core.progress import Progress
         >>> paths(Record("log", Progress(step=9), {"a/b": Image(np.eye(8)), "loss": 0.5}))
         {'a/b': 'images/a_b-9.png'}
     """

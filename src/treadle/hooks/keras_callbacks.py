@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.hook import Hook, LoopView
+from ..core.logs import Record, StepLogs
+from ..core.triggers import Span, When
 from ..errors import ConfigurationError
-from ..hook import Hook, LoopView
-from ..logs import Record, StepLogs
-from ..when import Span, When
 from .monitor import direction_of
 from .nonfinite import NonFinite
 
@@ -371,7 +371,7 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
     """
     import keras
 
-    from ..tasks import Supervised
+    from ..steps.task import Supervised
 
     if isinstance(optimizer, _Ambiguous):
         return {}

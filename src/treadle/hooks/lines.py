@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..directory import LOG
+from ..core.directory import LOG
+from ..core.hook import Hook, LoopView
+from ..core.logs import Array, Record, StepLogs
 from ..errors import ConfigurationError, DataError
-from ..hook import Hook, LoopView
-from ..logs import Array, Record, StepLogs
 from .images import paths
 from .values import Plain, plain
 

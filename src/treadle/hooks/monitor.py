@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..core.logs import Record
 from ..errors import ConfigurationError, did_you_mean
-from ..logs import Record
 
 SMALLER_IS_BETTER = re.compile(r"(loss|error|mae|mse)$", re.IGNORECASE)
 LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall", re.IGNORECASE)

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..core.directory import RUN, read_run
+from ..core.hook import Hook, LoopView
+from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
+from ..core.progress import Progress
+from ..core.rollback import RolledBack
+from ..core.triggers import Span, When
 from ..data.leaves import flattened, named
-from ..directory import RUN, read_run
-from ..errors import ConfigurationError, DataError, NonFiniteError, RolledBack, did_you_mean
-from ..hook import Hook, LoopView
-from ..logs import LOSS_SCALE, UNDONE, Record, StepLogs
-from ..progress import Progress
-from ..when import Span, When
+from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 
 ACTIONS = ("raise", "stop", "skip", "rollback")
 ROWS_NAMED = 5

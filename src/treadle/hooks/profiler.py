@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
+from ..core.hook import Hook, LoopView
+from ..core.logs import StepLogs
+from ..core.progress import Costs
+from ..core.triggers import Span, When
 from ..errors import ConfigurationError
-from ..hook import Hook, LoopView
-from ..logs import StepLogs
-from ..progress import Costs
-from ..when import Span, When
 
 LISTED = 8  # operations in the table
 LONGEST = 48  # characters of an operation's name

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..directory import CHECKPOINTS, LOG, RUN, STATE, differences, read_run
+from ..core.directory import CHECKPOINTS, LOG, RUN, STATE, differences, read_run
+from ..core.hook import Hook, LoopView
+from ..core.identity import changed_code, code_of, identity, versions
+from ..core.lock import Lock
+from ..core.logs import StepLogs
+from ..core.options import backend_name, precision_name, run_seed
+from ..core.progress import Progress
 from ..errors import DirectoryError
-from ..hook import Hook, LoopView
-from ..identity import changed_code, code_of, identity, versions
-from ..lock import Lock
-from ..logs import StepLogs
-from ..options import backend_name, precision_name, run_seed
-from ..progress import Progress
 from .final import read_arrays
 from .images import remove as remove_images
 

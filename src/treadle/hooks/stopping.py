@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..core.hook import Hook, LoopView
+from ..core.logs import Record
 from ..errors import ConfigurationError
-from ..hook import Hook, LoopView
-from ..logs import Record
 from .monitor import Monitor
 
 

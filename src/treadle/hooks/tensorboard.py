@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..directory import RUN, read_run
+from ..core.directory import RUN, read_run
+from ..core.hook import Hook, LoopView
+from ..core.identity import identity
+from ..core.images import Image
+from ..core.logs import Array, Record, StepLogs
+from ..core.triggers import Span, When
 from ..errors import ConfigurationError
-from ..hook import Hook, LoopView
-from ..identity import identity
-from ..images import Image
-from ..logs import Array, Record, StepLogs
-from ..when import Span, When
 from .events import PATTERN, EventFile
 from .values import plain
 

@@ -4,10 +4,10 @@ import faulthandler
 import sys
 from time import monotonic
 
+from ..core.hook import Hook, LoopView
+from ..core.logs import Record, StepLogs
+from ..core.triggers import Span
 from ..errors import ConfigurationError
-from ..hook import Hook, LoopView
-from ..logs import Record, StepLogs
-from ..when import Span
 
 SECONDS_BETWEEN = 1.0  # each sets a timer anew, which costs some 50 µs
 

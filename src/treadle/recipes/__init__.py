@@ -15,14 +15,19 @@ In place of the class may stand a function that returns a task, or a task made b
 what a class has as attributes then stands in the module.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, did_you_mean
 from ._reading import Recipe, choose, read_file
 from ._settings import Parameter, known_parameters
 
-__all__ = ["Parameter", "Recipe", "find", "known_parameters", "resolve"]
+if TYPE_CHECKING:  # importing it would import Keras
+    from ._loading import Made
+
+__all__ = ["Parameter", "Recipe", "find", "known_parameters", "make", "resolve"]
 
 FOLDER = Path(__file__).parent
 
@@ -67,3 +72,15 @@ def resolve(text: str) -> Recipe:
             "named by its file: my_task.py:MyTask"
         )
     return recipes[text]
+
+
+def make(recipe: Recipe, settings: Mapping[str, Any]) -> "Made":
+    """Run a recipe's file and make its task; imports Keras.
+
+    Raises:
+        BackendError: The recipe runs on another backend than the active one.
+        ConfigurationError: The name does not stand for a task.
+    """
+    from . import _loading
+
+    return _loading.make(recipe, settings)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from ..errors import BackendError, ConfigurationError
-from ..tasks import Datasets, Task
+from ..steps.task import Datasets, Task
 from ._reading import Recipe
 
 

@@ -5,13 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
 from ._settings import Parameter, parameters_of, read_given, read_settings
-
-if TYPE_CHECKING:  # importing it would import Keras
-    from ._loading import Made
 
 BASES = ("Task", "Supervised")
 MAKERS = ("task", *BASES)
@@ -68,17 +65,6 @@ class Recipe:
             ConfigurationError: One is unknown or of another type.
         """
         return read_given(texts, self.parameters, self.name)
-
-    def make(self, settings: Mapping[str, Any]) -> "Made":
-        """Run the file and make the task; this imports Keras.
-
-        Raises:
-            BackendError: It runs on another backend than the one that is active.
-            ConfigurationError: What it names is no task.
-        """
-        from ._loading import make
-
-        return make(self, settings)
 
 
 def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Recipe:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.ranges import Choice, Range, Space, fitted
 from ..errors import ConfigurationError, did_you_mean
-from ..ranges import Choice, Range, Space, fitted
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

@@ -19,7 +19,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 SOLVED = 475.0
 

@@ -19,8 +19,8 @@ from keras import layers, ops
 
 import treadle
 from treadle import data
+from treadle.core.hook import LoopView
 from treadle.errors import ConfigurationError
-from treadle.hook import LoopView
 
 SOLVED = 475.0
 

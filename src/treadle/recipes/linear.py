@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 import treadle
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
 Y = np.array([[3.0], [7.0]], "float32")

@@ -20,7 +20,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 LOOKS = (0, 1, 5, 10)  # after so many gradient steps on a held-out curve its error is measured
 COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # of the curve, and of LOOKS

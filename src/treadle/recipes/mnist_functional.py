@@ -10,7 +10,7 @@ import keras
 
 import treadle
 from treadle import data, datasets
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 
 class MnistFunctional(treadle.Task):

@@ -17,7 +17,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 LONGEST = 500  # CartPole-v1 ends an episode then
 

@@ -17,8 +17,8 @@ from keras import layers, ops
 
 import treadle
 from treadle import data, datasets
-from treadle.hook import LoopView
-from treadle.logs import Record
+from treadle.core.hook import LoopView
+from treadle.core.logs import Record
 
 SIDE = 28
 DECAYS = (1e-3, 1e-2, 1e-1)  # of a probe's weights

@@ -17,7 +17,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data, datasets
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 EXCELLENT = 8  # the grade from which a wine is called so
 

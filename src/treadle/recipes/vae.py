@@ -15,7 +15,7 @@ from keras import layers, ops
 
 import treadle
 from treadle import data, datasets
-from treadle.hook import LoopView
+from treadle.core.hook import LoopView
 
 
 class VariationalAutoencoder(treadle.Task):

@@ -23,24 +23,42 @@ Example:
     >>> compiled_equals_eager(make_task, batches)
 """
 
-from .checks import (
-    accumulated_equals_large_batch,
-    compiled_equals_eager,
-    fused_equals_unfused,
-)
-from .resuming import resumed_equals_uninterrupted
-from .running import run_steps, same_start
-from .trace import Trace, agree, load_trace, save_trace
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Trace",
-    "accumulated_equals_large_batch",
-    "agree",
-    "compiled_equals_eager",
-    "fused_equals_unfused",
-    "load_trace",
-    "resumed_equals_uninterrupted",
-    "run_steps",
-    "same_start",
-    "save_trace",
-]
+if TYPE_CHECKING:
+    from .checks import accumulated_equals_large_batch as accumulated_equals_large_batch
+    from .checks import compiled_equals_eager as compiled_equals_eager
+    from .checks import fused_equals_unfused as fused_equals_unfused
+    from .resuming import resumed_equals_uninterrupted as resumed_equals_uninterrupted
+    from .running import run_steps as run_steps
+    from .running import same_start as same_start
+    from .trace import Trace as Trace
+    from .trace import agree as agree
+    from .trace import load_trace as load_trace
+    from .trace import save_trace as save_trace
+
+_MODULE_OF = {
+    "Trace": "trace",
+    "accumulated_equals_large_batch": "checks",
+    "agree": "trace",
+    "compiled_equals_eager": "checks",
+    "fused_equals_unfused": "checks",
+    "load_trace": "trace",
+    "resumed_equals_uninterrupted": "resuming",
+    "run_steps": "running",
+    "same_start": "running",
+    "save_trace": "trace",
+}
+
+__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"treadle.testing.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'treadle.testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..core.options import Options
 from ..errors import ConfigurationError, whole_number
-from ..options import Options
 from .running import Batches, Runner, first_of, run_steps
 from .trace import Tolerance, compare
 

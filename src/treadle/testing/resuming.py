@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..core.options import backend_name, precision_name, setup
 from ..errors import ConfigurationError
-from ..options import backend_name, precision_name, setup
 
 if TYPE_CHECKING:
-    from ..doctor.drill import Subject
+    from .certify.drill import Subject
 
 
 def resumed_equals_uninterrupted(
@@ -52,7 +52,7 @@ def resumed_equals_uninterrupted(
         def test_my_task_resumes():
             resumed_equals_uninterrupted(make_task, make_source, steps=6)
     """
-    from ..doctor.certify import Maker, certify  # late: they import this package's checks
+    from .certify.certificate import Maker, certify  # late: they import this package's checks
 
     arguments = {
         "make_task": _where(make_task, "make_task"),
@@ -75,8 +75,8 @@ def make(
 ) -> "Subject":
     """Make a task and its data in another process; see `Maker`."""
     setup(seed=seed, precision=precision, backend=backend)
-    from ..doctor.drill import Subject  # late: it imports Keras
-    from ..tasks import Datasets
+    from ..steps.task import Datasets
+    from .certify.drill import Subject  # late: it imports Keras
 
     again = _found(*make_task)
     task = again()

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.window import Window
+from ..core.options import Options
 from ..data.leaves import Array, as_array, examples_in, flattened, packed
 from ..errors import ConfigurationError, StateError
-from ..options import Options
-from ..programs import Prepared
-from ..state import State
-from ..stepping import raise_violations
+from ..steps.compiled import Prepared
+from ..steps.helpers import raise_violations
+from ..steps.state import State
 from .trace import Trace
 
 Batches = Sequence[Any]

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..backend_choice import default_backend
+from ..core.backend_choice import default_backend
+from ..core.options import backend_name
+from ..core.ranges import PLAIN, Space
 from ..errors import ConfigurationError, DataError, whole_number
-from ..options import backend_name
-from ..ranges import PLAIN, Space
 from ..recipes import Parameter, known_parameters, resolve
 from . import space
 from .orders import Order
@@ -188,7 +188,7 @@ def _run_here(
     """Try all that a study hands out in this process."""
     import keras
 
-    from ..options import overriding, setup
+    from ..core.options import overriding, setup
     from ..recipes._loading import Made
     from .trial import Subject, tried
 
@@ -284,9 +284,9 @@ def _facts(train: Any, validation: Any) -> dict[str, Any]:
     """Return what tells the data that trials see from other data, in JSON's types."""
     if train is None and validation is None:
         return {}
+    from ..core.identity import source_facts
     from ..data import as_source
-    from ..evaluation import Validation
-    from ..identity import source_facts
+    from ..run.evaluation import Validation
 
     found = {"train": source_facts(as_source(train))} if train is not None else {}
     validating = Validation.of(validation, "1 epoch")

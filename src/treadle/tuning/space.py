@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..core.ranges import Choice, Range, Space, fitted
 from ..errors import ConfigurationError, did_you_mean
-from ..ranges import Choice, Range, Space, fitted
 from ..recipes import Parameter
 
 HOW = "'units=64..512 log', 'units=64..512 step 64' or 'activation=relu,gelu'"

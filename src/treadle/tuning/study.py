@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import errors
-from ..directory import CHECKPOINTS, differences
+from ..core.directory import CHECKPOINTS, differences
+from ..core.identity import changed_code, described
+from ..core.lock import Lock
+from ..core.ranges import Choice, Range, Space
 from ..errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
-from ..identity import changed_code, described
-from ..lock import Lock
-from ..ranges import Choice, Range, Space
 from .orders import OUTPUT, Order, Outcome
 from .results import Ended, Trial
 

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..directory import read_run
+from ..core.directory import read_run
+from ..core.hook import Hook, LoopView
+from ..core.identity import code_of
+from ..core.logs import History, Record
+from ..core.options import run_seed
 from ..errors import (
     BackendError,
     CheckpointError,
@@ -21,12 +25,8 @@ from ..errors import (
     NonFiniteError,
     did_you_mean,
 )
-from ..hook import Hook, LoopView
 from ..hooks.monitor import Monitor
-from ..identity import code_of
-from ..logs import History, Record
 from ..loop import Loop
-from ..options import run_seed
 from ..recipes._loading import Made
 from .orders import DIVERGED, PRUNED, Order, Outcome
 

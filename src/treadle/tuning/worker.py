@@ -59,9 +59,10 @@ def _say(answers: IO[str], what: Mapping[str, Any]) -> None:
 
 def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
     """Try what is asked for; the first one chooses the backend and imports Keras."""
-    from ..backend_choice import choose_backend
+    from ..core.backend_choice import choose_backend
+    from ..core.options import backend_name, overriding, precision_name, run_seed, setup
     from ..errors import Terminated, TreadleError
-    from ..options import backend_name, overriding, precision_name, run_seed, setup
+    from ..recipes import make as make_task
     from ..recipes import resolve
 
     order = Order(**asked)
@@ -80,7 +81,7 @@ def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]
         keras.backend.clear_session()  # of the trial before; layers are numbered from 1 again
         setup(seed=order.seed or 0, precision=order.precision)
         with overriding(order.seed, order.precision, order.backend):
-            made = recipe.make(order.settings)
+            made = make_task(recipe, order.settings)
         parameters = recipe.parameters or ()
         defaults = {part.name: part.default for part in parameters if part.has_default}
         configuration = {

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from ..cores import cores
-from ..signals import noted
+from ..core.cores import cores
+from ..core.signals import noted
 from .orders import OUTPUT, Order, Outcome
 from .results import Trial
 from .study import Study

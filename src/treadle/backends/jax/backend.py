@@ -1,0 +1,412 @@
+"""JAX: a step is made a pure function of the state by a `Scope`; a window is a loop in one jit.
+
+Users never see state being passed around.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import Var, jaxpr_as_fun
+
+from ...core.cores import cores
+from ...core.options import Options
+from .. import hints
+from ..base import (
+    Distribution,
+    Executor,
+    Losses,
+    Program,
+    Scope,
+    StepContext,
+    Tensor,
+    Variable,
+    context,
+    deeper,
+    hand_outward,
+    running,
+    scope_of_call,
+)
+from ..eager import EagerExecutor
+from .trace import tracing
+from .windows import JaxExecutor, device_batch, keras_random
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray))
+
+
+class _Split:
+    """A structure taken apart into its tensors and everything else, and put together again."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._treedef = jax.tree.flatten(tree)
+        self.tensors = [x for x in leaves if _is_tensor(x)]
+        self._rest = [None if _is_tensor(x) else (x,) for x in leaves]
+
+    def joined(self, tensors: Sequence[Any]) -> Any:
+        """Return the structure with these tensors in it."""
+        following = iter(tensors)
+        return self._treedef.unflatten([next(following) if x is None else x[0] for x in self._rest])
+
+
+class _Pure:
+    """A function whose effects on variables and losses became part of what it returns.
+
+    `Scope` catches the effects; what is not a tensor waits outside of the trace.
+    """
+
+    def __init__(self, variables: Sequence[Variable], differentiated: bool) -> None:
+        self._variables = variables
+        self._differentiated = differentiated
+        self.split: _Split
+        self.changed: dict[int, Variable]
+        self.layers_of_losses: list[list[Any]]
+
+    def __call__(
+        self, values: Sequence[Tensor], function: Callable[[], tuple[Any, Any]]
+    ) -> tuple[Any, tuple[list[Tensor], list[Tensor], list[Tensor]]]:
+        """Return `(first, (tensors of the second, changed values, add_loss losses))`."""
+        pairs = zip(self._variables, values, strict=True)
+        with Scope(pairs, differentiated=self._differentiated) as scope:
+            first, second = function()
+        self.split = _Split(second)
+        changed = scope.changed()
+        self.changed = {key: variable for key, (variable, _) in changed.items()}
+        layers = context().layers
+        self.layers_of_losses = [
+            [layer for layer in layers if id(loss) in layer._loss_ids] for loss in scope.losses
+        ]
+        return first, (self.split.tensors, [value for _, value in changed.values()], scope.losses)
+
+    def release(self, aux: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]) -> Any:
+        """Hand the effects to the scope around this and return what the function returned."""
+        tensors, values, losses = aux
+        hand_outward(
+            {
+                key: (variable, value)
+                for (key, variable), value in zip(self.changed.items(), values, strict=True)
+            }
+        )
+        outer = keras.src.backend.common.stateless_scope.get_stateless_scope()
+        if outer is not None:
+            outer.losses[:] = losses
+            for loss, layers in zip(losses, self.layers_of_losses, strict=True):
+                for layer in layers:
+                    layer._loss_ids.add(id(loss))
+        return self.split.joined(tensors)
+
+
+class JaxBackend:
+    """Keras on JAX."""
+
+    name = "jax"
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """JAX has no variables of its own."""
+        return False
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """JAX has no modules of its own."""
+        return None
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate a jaxpr of the objective, which also tells what each loss reaches."""
+        pure = _Pure(variables, differentiated=True)
+        leaves = [jnp.asarray(v.value) for v in variables] + [jnp.asarray(x) for x in inputs]
+        count = len(variables)
+
+        def values_to_losses(leaves: Sequence[Tensor]) -> Any:
+            with deeper():
+                return pure(leaves[:count], lambda: function(leaves[count:]))
+
+        with _stateful():
+            closed, shapes = jax.make_jaxpr(values_to_losses, return_shape=True)(leaves)
+            names = list(shapes[0])  # as JAX orders a dict's leaves
+            structure = jax.tree.structure(shapes)
+            if any(isinstance(x, Tracer) for x in [*leaves, *closed.consts]):
+                run: Callable[..., Any] = lambda *leaves: structure.unflatten(  # noqa: E731
+                    jaxpr_as_fun(closed)(*leaves)
+                )
+            else:  # nothing is traced: run the Python itself again, so that values can be seen
+                run = lambda *leaves: values_to_losses(leaves)  # noqa: E731
+            gradients, aux = _gradients(run, leaves, names)
+            result = pure.release(aux)
+        reach = {name: _reached(closed.jaxpr, output) for output, name in enumerate(names)}
+        return result, {
+            name: [gradients[name][i] if i in reach[name] else None for i in group]
+            for name, group in groups.items()
+        }
+
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        return nullcontext()
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run `jax.checkpoint`, which remembers what it has traced: so a new function each time."""
+        pure = _Pure((), False)
+        _, aux = jax.checkpoint(lambda inputs: pure((), lambda: (None, function(*inputs))))(inputs)
+        return pure.release(aux)
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run `lax.cond` over the values that either branch assigns."""
+        predicate = jnp.asarray(predicate, dtype=bool)
+        if not isinstance(predicate, Tracer):
+            return then() if predicate else otherwise()
+        with _stateful():
+            branches = [_Pure((), False), _Pure((), False)]
+            shapes = [
+                jax.eval_shape(lambda pure=pure, branch=branch: pure((), lambda: (None, branch())))
+                for pure, branch in zip(branches, (then, otherwise), strict=True)
+            ]
+            changed = {**branches[0].changed, **branches[1].changed}
+            _same_form([shape[1][0] for shape in shapes])
+
+            def effects(branch: Callable[[], Any]) -> Any:
+                with Scope() as scope:
+                    tensors = _Split(branch()).tensors
+                    values = [scope.get_current_value(v) for v in changed.values()]
+                return tensors, [jnp.asarray(x) for x in values]
+
+            tensors, values = jax.lax.cond(
+                predicate, lambda: effects(then), lambda: effects(otherwise)
+            )
+            for variable, value in zip(changed.values(), values, strict=True):
+                variable.assign(value)
+        return branches[0].split.joined(tensors)
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Run `lax.scan`, carrying the values that the function assigns."""
+        inputs = jax.tree.map(jnp.asarray, inputs)
+        with _stateful():
+            pure = _Pure((), False)
+            first = jax.tree.map(lambda x: x[0], inputs)
+            jax.eval_shape(lambda: pure((), lambda: (None, function(first))))
+            changed = list(pure.changed.values())
+
+            def body(carry: Any, inputs: Any) -> Any:
+                with Scope(zip(changed, carry, strict=True)) as scope:
+                    tensors = _Split(function(inputs)).tensors
+                    carry = [jnp.asarray(scope.get_current_value(v)) for v in changed]
+                return carry, tensors
+
+            start = [jnp.asarray(v.value) for v in changed]
+            values, tensors = jax.lax.scan(body, start, inputs)
+            for variable, value in zip(changed, values, strict=True):
+                variable.assign(value)
+        return pure.split.joined(tensors)
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Trace the step for its shapes alone."""
+        scope = Scope()
+
+        def abstract(batch: Any) -> Any:
+            with running(step):
+                return _Split(function(batch)).tensors  # type: ignore[call-arg]
+
+        with keras_random(), scope:  # the scope ends outside of the trace: it makes variables then
+            jax.eval_shape(abstract, device_batch(batch))
+        return scope
+
+    def executor(self, program: Program, options: Options) -> Executor:
+        """Return the jitted loop, or the eager reference."""
+        if options.execution == "eager":
+            device = jax.default_backend()
+            return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
+        return JaxExecutor(program)
+
+    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+        """Jit a function over the state; what it assigns is dropped."""
+
+        @jax.jit
+        def pure(state: Any, inputs: Any, stream: Any) -> Any:
+            outer = Scope(zip(program.variables, state, strict=True))
+            step = program.new_context(0)
+            with keras_random(), outer, scope_of_call(program, stream), running(step):
+                return program.function(inputs)
+
+        def call(inputs: Any, stream: int) -> Any:
+            state = [v._value for v in program.variables]
+            return jax.device_get(pure(state, device_batch(inputs), np.int32(stream)))
+
+        return call
+
+    def explain(self, error: Exception) -> str:
+        """Explain what tracing cannot do."""
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            return hints.CONDITION
+        found = hints.common(error, self.name)
+        if found:
+            return found
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            return hints.NUMPY
+        if isinstance(
+            error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
+        ):
+            return hints.NUMBER
+        if isinstance(error, jax.errors.UnexpectedTracerError):
+            return hints.KEPT
+        value = isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist")
+        return hints.VALUE if value else ""
+
+    def bfloat16_pays(self) -> bool:
+        """XLA's is slower on CPUs: 0.9 times float32 on convolutions, 0.6 on products."""
+        return False
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return the distribution of Keras, if it has more than one device."""
+        active = keras.distribution.distribution()
+        if active is None or len(active.device_mesh.devices.flatten()) == 1:
+            return None
+        remedy = "call keras.distribution.set_distribution(None) before the task is created"
+        return Distribution(f"keras.distribution.{type(active).__name__}", remedy)
+
+    def computes_on(self) -> dict[str, Any]:
+        """Return how many devices and threads there are."""
+        found = jax.devices()
+        return {
+            "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
+            "threads": cores(),
+        }
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """JAX keeps no random state."""
+        return nullcontext()
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        return np.array(variable._value)
+
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Return the value itself, which JAX never changes; on a CPU that copies nothing."""
+        return np.asarray(variable._value)
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable."""
+        variable._direct_assign(jnp.asarray(value, dtype=variable._dtype))
+
+    def keep(self, variable: Variable) -> Any:
+        """Return the value itself: JAX never changes an array."""
+        return variable._value
+
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at all in one program; on a CPU with NumPy, which has nothing to compile."""
+        values = [v._value for v in variables]
+        if jax.default_backend() == "cpu":
+            return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
+        return [bool(x) for x in jax.device_get(_finite(values))]
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        return np.asarray(tensor)
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a JAX array (64-bit types become 32-bit)."""
+        return jnp.asarray(array)
+
+
+@jax.jit
+def _finite(values: Sequence[Tensor]) -> list[Tensor]:
+    return [jnp.isfinite(x).all() for x in values]
+
+
+def _gradients(
+    run: Callable[..., Any], leaves: Sequence[Tensor], names: Sequence[str]
+) -> tuple[dict[str, Sequence[Tensor]], Any]:
+    """Differentiate each loss that `run` returns; the forward pass is shared."""
+    if len(names) == 1:
+
+        def single(*leaves: Any) -> Any:
+            losses, aux = run(*leaves)
+            return losses[names[0]], aux
+
+        loss, pull, aux = jax.vjp(single, *leaves, has_aux=True)
+        return {names[0]: pull(jnp.ones_like(loss))}, aux
+    losses, push, aux = jax.linearize(run, *leaves, has_aux=True)
+    gradients: dict[str, Sequence[Tensor]] = {}
+    for name in names:  # transposed one by one: an infinite other loss must not leak in as 0 * inf
+        pull = jax.linear_transpose(lambda *t, name=name: push(*t)[name], *leaves)
+        gradients[name] = pull(jnp.ones_like(losses[name]))
+    return gradients, aux
+
+
+def _reached(jaxpr: Any, output: int) -> set[int]:
+    """Return which inputs one output of a jaxpr depends on differentiably.
+
+    Integers and booleans carry no gradient, and `stop_gradient` cuts it; loops count as using all
+    that goes into them.
+    """
+    last = jaxpr.outvars[output]
+    needed: set[Any] = {last} if isinstance(last, Var) else set()
+    for equation in reversed(jaxpr.eqns):
+        hit = [i for i, v in enumerate(equation.outvars) if v in needed]
+        if not hit or equation.primitive.name == "stop_gradient":
+            continue
+        used = range(len(equation.invars))
+        inner = next(
+            (
+                equation.params[key]
+                for key in ("jaxpr", "call_jaxpr", "fun_jaxpr")
+                if key in equation.params
+            ),
+            None,
+        )
+        if inner is not None and equation.primitive.name not in ("scan", "while"):
+            inner = getattr(inner, "jaxpr", inner)
+            if len(inner.invars) == len(equation.invars):
+                used = sorted(set[int]().union(*(_reached(inner, i) for i in hit)))
+        for i in used:
+            variable = equation.invars[i]
+            if isinstance(variable, Var) and _is_float(variable.aval):
+                needed.add(variable)
+    return {i for i, v in enumerate(jaxpr.invars) if v in needed}
+
+
+def _is_float(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _same_form(branches: Sequence[Any]) -> None:
+    forms = [[(x.shape, x.dtype) for x in branch] for branch in branches]
+    if forms[0] != forms[1]:
+        raise TypeError(
+            f"both branches of cond must return the same structure, shapes and dtypes: the first "
+            f"returned {forms[0]}, the second {forms[1]}"
+        )
+
+
+@contextmanager
+def _stateful() -> Generator[None]:
+    """Make sure that a scope catches effects, and that they take effect where no step runs."""
+    if keras.src.backend.common.stateless_scope.in_stateless_scope():
+        yield
+        return
+    with keras_random():
+        with Scope() as scope:
+            yield
+        hand_outward(scope.changed())
+
+
+@contextmanager
+def _eager_step(program: Program) -> Generator[None]:
+    with _stateful():
+        yield
+
+
+BACKEND = JaxBackend()

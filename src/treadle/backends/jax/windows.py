@@ -1,0 +1,273 @@
+"""JAX's windows: a step is a pure function by a `Scope`; a window is a loop in one jit."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from keras.src.random import seed_generator
+
+from ..background import Results, Running
+from ..base import Program, Scope, Tensor
+from ..eager import StepResult, run_step
+from ..plans import XLA, Facts, Plan
+from ..window import Rows, Window, capacity, padded
+
+_placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Data sets on the device by their owner, each put there once."""
+
+
+class JaxExecutor:
+    """Runs windows in one jitted loop, or steps in one call each; all batches are of one form.
+
+    The loop's trip count is a value, which XLA does not know: it is compiled alike for every
+    number of steps, so all window sizes agree bit for bit, and one program serves them all. (A
+    `scan` of length 1 would be inlined and round differently.) Arrays of a window that is shorter
+    than its program's are padded.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.plan = Plan(XLA, fused=True, largest=1)
+        self.whole = True
+        self._traced: _Step | None = None
+        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+        self._ready: tuple[Window, Plan, Any] | None = None
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def facts(self, window: Window) -> Facts:
+        """Trace the step and look for convolutions."""
+        found = _primitives(self._step(window).closed.jaxpr)
+        return Facts(
+            jax.default_backend(),
+            (XLA,),
+            convolves="conv_general_dilated" in found,
+        )
+
+    def compile(self, window: Window) -> bool:
+        """Compile the program for windows like this."""
+        inputs = self._first_inputs(window)
+        key = self._key(inputs, window.rows is not None)
+        if key in self._compiled:
+            return False
+        step = self._step(window)
+        function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
+        # Compiled here and not at the first call, so that the time it takes can be told.
+        specs = _specs((self._state(), inputs))
+        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
+        donated = () if self.plan.fused else (0,)
+        jitted = jax.jit(function, donate_argnums=donated)
+        self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
+        return True
+
+    def run(self, window: Window, first_step: int) -> Running:
+        """Run the window in one call, or in a call for each batch."""
+        self.compile(window)
+        inputs, self._ready = self._first_inputs(window), None
+        step, function = self._compiled[self._key(inputs, window.rows is not None)]
+        state, count = self._state(), window.count
+
+        def fused() -> Any:
+            new, results = function(state, inputs, np.int32(count), np.int32(first_step))
+            return new, jax.tree.map(lambda x: x[:count], jax.device_get(results))
+
+        def singly() -> Any:
+            # Each step overwrites the state of the one before: allocating another costs 1 to 2 %
+            # of a convolutional step. What the variables hold is copied once, and stays.
+            new, rows = _copied(state), list[Any]()
+            for i in range(count):
+                given = self._inputs(window, i) if i else inputs
+                new, out = function(new, given, np.int32(first_step + i))
+                rows.append(out)
+            return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
+
+        def settle(outcome: Any) -> Results:
+            new, (values, weights, broken) = outcome
+            for variable, value in zip(self._program.variables, new, strict=True):
+                variable._direct_assign(value)
+            messages = [message for message, flags in broken.items() if flags.any()]
+            return {name: values[name] for name in step.names}, weights, messages
+
+        return Running(fused if self.plan.fused else singly, settle)
+
+    def _state(self) -> list[Tensor]:
+        return [v._value for v in self._program.variables]
+
+    def _first_inputs(self, window: Window) -> Any:
+        """Return a window's inputs, which are asked for more than once before it runs."""
+        if self._ready is None or self._ready[0] is not window or self._ready[1] != self.plan:
+            self._ready = window, self.plan, self._inputs(window)
+        return self._ready[2]
+
+    def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
+        """Return the arrays that batches are found in, and which rows they are (or nothing).
+
+        They are those of the whole window, or of one batch where each step is a call.
+        """
+        if not self.plan.fused:
+            if window.rows is None:
+                return device_batch(window.batch(batch)), None
+            return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
+        if window.rows is not None:
+            rows = window.rows.indices.astype(np.int32)
+            length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
+            return _on_device(window.rows), padded(rows, length)
+        length = capacity(window.count, self.plan.largest)
+        return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
+
+    def _key(self, inputs: Any, resident: bool) -> Any:
+        # The form is the same, but not the number of batches, or the size of a data set.
+        return tuple(x.shape for x in jax.tree.leaves(inputs)), resident, self.plan.fused
+
+    def _step(self, window: Window) -> "_Step":
+        """Trace the step, once."""
+        if self._traced is None:
+            batch = device_batch(window.batch(0))
+            self._traced = _Step(self._program, self._state(), batch)
+        return self._traced
+
+
+class _Step:
+    """One step as a jaxpr of (state, batch, number); the user's Python runs once."""
+
+    def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
+        self.names: list[str] = []
+
+        def pure(state: Sequence[Tensor], batch: Any, number: Any) -> Any:
+            with keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
+                result = run_step(program, batch, number)
+                self.names = list(result.values)  # JAX would sort them
+                new = [jnp.asarray(scope.get_current_value(v)) for v in program.variables]
+            return new, _arrays(result)
+
+        specs = _specs((state, batch))
+        self.closed, shapes = jax.make_jaxpr(pure, return_shape=True)(
+            *specs, jax.ShapeDtypeStruct((), np.int32)
+        )
+        self.results = shapes[1]
+        self._structure = jax.tree.structure(shapes)
+
+    def __call__(self, state: Any, batch: Any, number: Any) -> Any:
+        """Return the new state and what the step returned."""
+        return self._structure.unflatten(
+            jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
+        )
+
+
+def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
+    """Return a function that runs a step over the first `count` batches."""
+
+    def window(state: Any, inputs: Any, count: Any, first_step: Any) -> Any:
+        held, rows = inputs
+        length = (rows if resident else jax.tree.leaves(held)[0]).shape[0]
+        buffers = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), step.results)
+
+        def body(i: Any, carry: Any) -> Any:
+            state, buffers = carry
+            state, out = step(state, _batch(held, rows, i), first_step + i)
+            buffers = jax.tree.map(
+                lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
+            )
+            return state, buffers
+
+        return jax.lax.fori_loop(0, count, body, (state, buffers))
+
+    return window
+
+
+def _single(step: _Step, resident: bool) -> Callable[..., Any]:
+    """Return a function that runs a step on one batch."""
+
+    def single(state: Any, inputs: Any, number: Any) -> Any:
+        held, rows = inputs
+        return step(state, _gathered(held, rows) if resident else held, number)
+
+    return single
+
+
+def _batch(held: Any, rows: Any, i: Any) -> Any:
+    """Return batch `i` in a trace: rows of the data set, or one of the stacked batches."""
+    if rows is None:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
+    return _gathered(held, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
+
+
+def _gathered(held: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
+
+
+@jax.jit
+def _copied(state: Any) -> Any:
+    return jax.tree.map(jnp.copy, state)
+
+
+def _on_device(rows: Rows) -> Any:
+    if rows.owner not in _placed:
+        _placed[rows.owner] = jax.tree.map(jnp.asarray, rows.arrays)
+    return _placed[rows.owner]
+
+
+def device_batch(batch: Any) -> Any:
+    """Return a batch as JAX takes it: NumPy arrays are passed on, which jit transfers fastest."""
+    return jax.tree.map(_standard, batch)
+
+
+def _standard(x: Any) -> Any:
+    """Return an array of a type that JAX has: 64-bit types become 32-bit, unless it is set up."""
+    array = np.asarray(x)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _arrays(result: StepResult) -> Any:
+    return jax.tree.map(jnp.asarray, (result.values, result.weights, result.broken))
+
+
+def _specs(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    """Return the names of all operations in a jaxpr."""
+    found = {equation.primitive.name for equation in jaxpr.eqns}
+    for equation in jaxpr.eqns:
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()),
+            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
+        ):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                found |= _primitives(inner)
+    return found
+
+
+@contextmanager
+def keras_random() -> Generator[None]:
+    """Let unseeded `keras.random` work while JAX traces.
+
+    Keras refuses, because its global generator would become a constant; here the generator's state
+    belongs to the step's state, so it does not.
+    """
+    original = seed_generator.global_seed_generator
+    generator = _global_generator()
+    seed_generator.global_seed_generator = lambda: generator
+    try:
+        yield
+    finally:
+        seed_generator.global_seed_generator = original
+
+
+def _global_generator() -> Any:
+    from keras.src.backend.common import global_state
+
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        generator = seed_generator.global_seed_generator()
+    return generator

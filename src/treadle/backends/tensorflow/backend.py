@@ -1,0 +1,352 @@
+"""TensorFlow: a step is traced once; a window is a graph loop over it, of any number of steps."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import nn as tensorflow_nn
+
+from ...core.cores import cores
+from ...core.options import Options
+from ...errors import StepError
+from .. import hints
+from ..base import (
+    Distribution,
+    Executor,
+    Losses,
+    Program,
+    Scope,
+    StepContext,
+    Tensor,
+    Variable,
+    deeper,
+    hand_losses,
+    hand_outward,
+    running,
+    scope_of_call,
+)
+from ..eager import EagerExecutor
+from ..recomputing import Recomputed, no_assignments, no_layers
+from ..window import row
+from .trace import tracing
+from .windows import TensorFlowExecutor, device, tensors
+
+
+class TensorFlowBackend:
+    """Keras on TensorFlow."""
+
+    name = "tensorflow"
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """Say whether this is a bare `tf.Variable`."""
+        return isinstance(thing, tf.Variable)
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """Return the attributes of a `tf.Module`."""
+        if not isinstance(thing, tf.Module):
+            return None
+        bookkeeping = "_self_"  # TensorFlow's own, which lists the attributes once more
+        return {k: v for k, v in vars(thing).items() if not k.startswith(bookkeeping)}
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate by a tape over the variables themselves, or over their scope's values."""
+        scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        with (
+            tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
+            deeper() as nested,
+        ):
+            if scoped:  # the values are tensors: fresh ones, so that the gradient is at them alone
+                sources = [tf.identity(v.value) for v in variables]
+                leaves = Scope(zip(variables, sources, strict=True), differentiated=True)
+            else:
+                sources = [getattr(v, "_value", v) for v in variables]
+                leaves = None
+            inputs = [tf.identity(x) for x in inputs]
+            for source in [*sources, *inputs]:
+                tape.watch(source)
+            with leaves or nullcontext(), _true_moments() if nested else nullcontext():
+                losses, result = function(inputs)
+        if leaves is not None:
+            hand_outward(leaves.changed())
+            hand_losses(leaves)
+        gradients: dict[str, list[Tensor | None]] = {}
+        for name, group in groups.items():
+            chosen = [[*sources, *inputs][i] for i in group]
+            with no_assignments(), no_layers():
+                found: list[Any] = tape.gradient(losses[name], chosen)
+            # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
+            gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        return result, gradients
+
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        return nullcontext()
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run `tf.recompute_grad`, which differentiates by inputs and variables alone."""
+        again = Recomputed(function)
+        values = [tf.convert_to_tensor(value) for _, value in again.held]
+        with again.surroundings():
+            _refuse_others(function, [*values, *inputs])
+
+        @tf.recompute_grad
+        def run(*tensors: Tensor) -> Any:
+            return again(tensors[len(values) :], tensors[: len(values)])
+
+        result = run(*values, *inputs)
+        again.release()
+        return result
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run `tf.cond`; inside a scope, over the values that either branch assigns."""
+        if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
+            predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
+            if not keras.src.backend.common.stateless_scope.in_stateless_scope():
+                return tf.cond(predicate, then, otherwise)
+            changed = {**_assigned_by(then), **_assigned_by(otherwise)}
+            result, values = tf.cond(
+                predicate, lambda: _effects(then, changed), lambda: _effects(otherwise, changed)
+            )
+            for variable, value in zip(changed.values(), values, strict=True):
+                variable.assign(value)
+            return result
+        return then() if bool(predicate) else otherwise()
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Run `tf.map_fn`, or a Python loop where values of a scope must carry over."""
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        if tf.executing_eagerly() or keras.src.backend.common.stateless_scope.in_stateless_scope():
+            count = tf.nest.flatten(inputs)[0].shape[0]
+            rows = [function(row(inputs, i)) for i in range(count)]
+            return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)
+        with tf.__internal__.FuncGraph("shapes").as_default():  # traced here for its shapes alone
+            first = tf.nest.map_structure(lambda x: x[0], inputs)
+            shapes = tf.nest.map_structure(
+                lambda x: tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)), function(first)
+            )
+        return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Run a real batch eagerly, every assignment caught; native variables are put back."""
+        made: list[tuple[tf.Variable, Any]] = []
+
+        def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            variable = next_creator(**kwargs)
+            made.append((variable, tf.identity(variable)))
+            return variable
+
+        before = [
+            (v, tf.identity(v)) for v in step.variables.values() if isinstance(v, tf.Variable)
+        ]
+        scope = Scope()
+        try:
+            with (
+                tf.variable_creator_scope(creator),
+                running(step),
+                scope,
+                tf.GradientTape() as tape,
+            ):
+                function(tensors(batch))
+        finally:
+            for variable, value in [*before, *made]:
+                variable.assign(value)
+        keras_own = {
+            id(v._value)
+            for v in (*scope.foreign.values(), *step.variables.values())
+            if isinstance(v, keras.Variable)
+        }
+        for variable in tape.watched_variables():  # native ones that were read
+            if id(variable) not in keras_own:
+                scope.foreign[id(variable)] = variable
+        return scope
+
+    def executor(self, program: Program, options: Options) -> Executor:
+        """Return the graph loop, or the eager reference."""
+        if options.execution == "eager":
+            return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
+        return TensorFlowExecutor(program)
+
+    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+        """Compile a function; what it assigns stays in a scope."""
+
+        @tf.function(autograph=False)
+        def pure(inputs: Any, stream: Any) -> Any:
+            with scope_of_call(program, stream), running(program.new_context(0)):
+                return program.function(inputs)
+
+        def call(inputs: Any, stream: int) -> Any:
+            outputs = pure(tensors(inputs), tf.constant(stream, tf.int32))
+            return tf.nest.map_structure(lambda x: np.asarray(x), outputs)
+
+        return call
+
+    def explain(self, error: Exception) -> str:
+        """Explain what a graph cannot do, and find the sentence in what a graph says."""
+        text = str(error)
+        if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
+            return hints.CONDITION if "bool" in text else hints.NUMBER
+        if isinstance(error, tf.errors.OpError):
+            return _sentence(text)
+        if isinstance(error, NotImplementedError) and "Cannot convert a symbolic" in text:
+            return hints.NUMPY
+        if isinstance(error, TypeError) and "SymbolicTensor" in text:
+            return hints.NUMBER
+        if isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist"):
+            return hints.VALUE
+        return hints.common(error, self.name)
+
+    def bfloat16_pays(self) -> bool:
+        """Measured: 1.5 times as fast as float32 on a CPU."""
+        return not tf.config.list_physical_devices("GPU")
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return the strategy around this call, or one that a variable was created under."""
+        remedy = "create the task, and train, outside of strategy.scope()"
+        if tf.distribute.has_strategy():
+            return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
+        for variable in variables:
+            value = getattr(variable, "value", variable)
+            if isinstance(value, tf.distribute.DistributedValues):
+                kind = getattr(value, "distribute_strategy", None)
+                return Distribution(f"tf.distribute.{_kind(kind)}", remedy, variable)
+        return None
+
+    def computes_on(self) -> dict[str, Any]:
+        """Return how many devices and threads there are."""
+        gpus = len(tf.config.list_logical_devices("GPU"))
+        threads = tf.config.threading.get_intra_op_parallelism_threads()
+        devices = f"{gpus} × gpu" if gpus else "cpu"
+        return {"devices": devices, "threads": threads or cores()}
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """Keras draws from its own seeds alone."""
+        return nullcontext()
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        return np.asarray(getattr(variable, "_value", variable).numpy())  # which copies
+
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Copy a variable's value into a buffer."""
+        value = np.asarray(getattr(variable, "_value", variable).value())
+        if buffer is None:
+            return np.array(value)
+        np.copyto(buffer, value)
+        return buffer
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable."""
+        target = getattr(variable, "_value", variable)
+        target.assign(tf.cast(value, target.dtype))
+
+    def keep(self, variable: Variable) -> Any:
+        """Return a copy of a variable's value."""
+        return tf.identity(getattr(variable, "_value", variable))
+
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at each, and fetch all answers; on a CPU with NumPy, which has nothing to start."""
+        values = [getattr(v, "_value", v).value() for v in variables]
+        if device() == "cpu":
+            return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
+        found = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
+        return tf.stack(found).numpy().tolist() if values else []
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        return np.asarray(tensor)
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a tensor, float64 as Keras' float type."""
+        return tensors(array)
+
+
+def _kind(strategy: Any) -> str:
+    return "Strategy" if strategy is None else type(strategy).__name__
+
+
+def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
+    """Trace a branch away from the graph to see which variables it assigns."""
+    with tf.__internal__.FuncGraph("branch").as_default(), Scope() as scope:
+        branch()
+    return dict(scope.assigned)
+
+
+def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """Refuse a function that computes with a tensor of the step that is not passed to it.
+
+    Raises:
+        StepError: It does: there would be no gradient of that tensor.
+    """
+    if tf.executing_eagerly():
+        return  # any array is a tensor then: whether one matters is not to be seen
+    with tf.__internal__.FuncGraph("remat") as graph, graph.as_default(), Scope():
+        function(*inputs)
+    passed = {id(x) for x in inputs}
+    for tensor in graph.external_captures:
+        made = not tensor.dtype.is_floating or getattr(tensor, "op", None) is None
+        if not made and id(tensor) not in passed and tensor.op.type != "Const":
+            raise StepError(
+                f"the function of treadle.remat computes with a tensor of shape {tensor.shape} "
+                "that was made outside of it, which on TensorFlow would get no gradient: pass it "
+                "as an argument"
+            )
+
+
+def _effects(
+    branch: Callable[[], Any], changed: Mapping[int, Variable]
+) -> tuple[Any, list[Tensor]]:
+    with Scope() as scope:
+        result = branch()
+        values = [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed.values()]
+    return result, values
+
+
+def _sentence(message: str) -> str:
+    """Return what happened, from the end of a message that first lists where nodes were made."""
+    head = message.partition("\n\t [[")[0].rstrip()
+    last = head.rpartition("\n")[2].strip()
+    return f"TensorFlow says: {last}" if last != message.strip() else ""
+
+
+@contextmanager
+def _true_moments() -> Generator[None]:
+    """Let Keras compute a variance whose gradient can be differentiated again.
+
+    `tf.nn.moments` stops the gradient at its mean: the first derivative of the variance is right
+    all the same, the second is not, so gradient penalties and meta-learning through
+    BatchNormalization or LayerNormalization would be wrong.
+    """
+    original = tensorflow_nn._compute_moments
+
+    def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
+        mean = tf.reduce_mean(x, axes, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
+        return (mean if keepdims else tf.squeeze(mean, axes)), variance
+
+    tensorflow_nn._compute_moments = moments
+    try:
+        yield
+    finally:
+        tensorflow_nn._compute_moments = original
+
+
+@contextmanager
+def _nothing(program: Program) -> Generator[None]:
+    yield
+
+
+BACKEND = TensorFlowBackend()

@@ -1,0 +1,33 @@
+"""TensorFlow's profiler: its own files for TensorBoard, and the same as a trace for Perfetto."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from ..traces import Span, newest, write_trace
+
+
+@contextmanager
+def tracing(directory: Path) -> Generator[None]:
+    """Let the profiler watch meanwhile, and leave what it saw in a directory."""
+    tf.profiler.experimental.start(str(directory))
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()
+    space = xplane_pb2.XSpace.FromString(newest(directory, "*.xplane.pb").read_bytes())
+    write_trace(_spans(space), directory)
+
+
+def _spans(space: xplane_pb2.XSpace) -> Iterator[Span]:
+    for plane in space.planes:
+        for line in plane.lines:
+            thread = line.display_name or line.name or str(line.id)
+            for event in line.events:
+                about = plane.event_metadata[event.metadata_id]
+                begin = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
+                name = about.display_name or about.name
+                yield Span(plane.name, thread, name, begin, event.duration_ps / 1e6)

@@ -1,0 +1,318 @@
+"""TensorFlow's windows: a step is traced once; a window is a graph loop over it, of any length."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from ...errors import StateError
+from ..background import Results, Running
+from ..base import Program
+from ..eager import run_step
+from ..plans import XLA, Facts, Plan, RefusedError
+from ..window import CAPACITIES, Rows, Window, capacity, padded
+from .random import like_kernels
+
+GRAPH = "graph"
+CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
+
+_placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""Data sets on the device by their owner, each put there once."""
+
+
+class TensorFlowExecutor:
+    """Runs windows in one graph, or steps in one each; all batches are of one form.
+
+    XLA compiles whole windows. Where the step convolves on a CPU it compiles the step alone, and
+    the loop around it stays a graph: within a loop of XLA's own, a convolution takes up to 50 times
+    as long.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.plan = Plan(GRAPH, fused=True, largest=1)
+        self.whole = False
+        self._traced: _Step | None = None
+        self._traced_for_xla: _Step | None = None
+        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+        self._known = {id(getattr(v, "_value", v)) for v in program.variables}
+        self._convolves: bool | None = None  # not known yet
+
+    @property
+    def programs(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def facts(self, window: Window) -> Facts:
+        """Trace the step and look at its operations."""
+        step = self._step(window)
+        found = step.operations()
+        facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves)
+        checks = sorted(found & CHECKS)
+        if checks:
+            return facts.without(XLA, f"XLA leaves out {checks[0]}")
+        layers = [x.name for x in self._program.new_context(0).layers if not x.supports_jit]
+        if layers:
+            return facts.without(XLA, f"the layer {layers[0]} does not support XLA")
+        if is_op_determinism_enabled():
+            return facts.without(XLA, "TensorFlow's determinism was asked for")
+        return facts
+
+    def compile(self, window: Window) -> bool:
+        """Make the graph, and let TensorFlow optimize it by running it for no step at all.
+
+        XLA compiles a single step only when it runs one, which is then undone.
+        """
+        key = self._key(window)
+        if key in self._compiled:
+            return False
+        step = self._step(window)
+        make = self._window_function if self.plan.fused else self._single_function
+        function = make(step, window.rows is not None, self._length(window))
+        try:
+            if self._by_step(window):
+                self._undone(
+                    lambda: function(*self._inputs(window), tf.constant(1), tf.constant(0))
+                )
+            elif self.plan.fused:
+                function(*self._inputs(window), tf.constant(0), tf.constant(0))
+            elif self.plan.compiler == XLA:
+                self._undone(lambda: function(*_one(window, 0), tf.constant(0)))
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if self.plan.compiler != XLA:
+                raise
+            raise RefusedError(f"XLA: {str(error).strip().splitlines()[0]}") from error
+        self._compiled[key] = step, function
+        return True
+
+    def run(self, window: Window, first_step: int) -> Running:
+        """Run the window in one call, or a call for each batch."""
+        self.compile(window)
+        step, function = self._compiled[self._key(window)]
+        run = self._run_fused if self.plan.fused else self._run_singly
+        return Running(lambda: step.fetched(run(function, window, first_step)))
+
+    def _run_fused(self, function: Any, window: Window, first_step: int) -> list[Any]:
+        arrays, chosen = self._inputs(window)
+        count, first = tf.constant(window.count), tf.constant(first_step)
+        return [x.numpy()[: window.count] for x in function(arrays, chosen, count, first)]
+
+    def _run_singly(self, function: Any, window: Window, first_step: int) -> list[Any]:
+        outputs: list[Any] = []
+        for i in range(window.count):
+            outputs.append(function(*_one(window, i), tf.constant(first_step + i)))
+        return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
+
+    def _undone(self, run: Callable[[], Any]) -> None:
+        variables = [getattr(v, "_value", v) for v in self._program.variables]
+        kept = [tf.identity(variable) for variable in variables]
+        try:
+            run()
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                variable.assign(value)
+
+    def _key(self, window: Window) -> Any:
+        resident = window.rows is not None
+        return self.plan.compiler, self.plan.fused, self._length(window), resident
+
+    def _step(self, window: Window) -> "_Step":
+        """Trace the step once; for XLA once more if it draws."""
+        if self._traced is None:
+            batch = tensors(window.batch(0))
+            self._traced = _Step(self._program, batch, self._known, for_xla=False)
+        if self.plan.compiler != XLA or not self._traced.draws:
+            return self._traced
+        if self._traced_for_xla is None:
+            batch = tensors(window.batch(0))
+            self._traced_for_xla = _Step(self._program, batch, self._known, for_xla=True)
+        return self._traced_for_xla
+
+    def _inputs(self, window: Window) -> tuple[list[Any], Any]:
+        """Return the tensors that batches are found in, and which rows they are of each."""
+        length = self._length(window)
+        if window.rows is not None:
+            rows = window.rows.indices
+            return _on_device(window.rows), tf.constant(padded(rows, length or len(rows)))
+        held = window.batches
+        if length is not None:
+            held = keras.tree.map_structure(
+                lambda x: None if x is None else padded(x, length), held
+            )
+        return leaves(tensors(held)), tf.zeros([0], tf.int64)
+
+    def _length(self, window: Window) -> int | None:
+        """Return how many results there can be, which XLA must know; None leaves it open."""
+        if self.plan.compiler != XLA or not self.plan.fused or self._by_step(window):
+            return None
+        sizes = CAPACITIES if window.rows is None else ()  # rows are small: one program for all
+        return capacity(window.count, self.plan.largest, sizes)
+
+    def _by_step(self, window: Window) -> bool:
+        """Say whether XLA compiles a window's step, and not the loop."""
+        if self._convolves is None:
+            self._convolves = self._step(window).convolves
+        return (
+            self.plan.compiler == XLA and self.plan.fused and self._convolves and device() == "cpu"
+        )
+
+    def _window_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+        whole = self.plan.compiler == XLA and static is not None
+        run = step if whole or self.plan.compiler != XLA else step.compiled()
+
+        @tf.autograph.experimental.do_not_convert
+        def window(arrays: Sequence[Any], chosen: Any, count: Any, first_step: Any) -> Any:
+            length = count if static is None else static
+            buffers = [
+                tf.TensorArray(spec.dtype, size=length, element_shape=spec.shape)
+                for spec in step.outputs
+            ]
+
+            def body(i: Any, buffers: Any) -> Any:
+                outputs = run(_batch(arrays, chosen, i, resident), first_step + i)
+                return i + 1, [b.write(i, x) for b, x in zip(buffers, outputs, strict=True)]
+
+            _, buffers = tf.while_loop(
+                lambda i, _: i < count, body, (0, buffers), parallel_iterations=1
+            )
+            return [buffer.stack() for buffer in buffers]
+
+        if resident:
+            rows = tf.TensorSpec([static, step.examples], tf.int64)
+            return _concrete(window, whole, step.whole, rows, numbers=2)
+        stacked = [tf.TensorSpec([static, *x.shape], x.dtype) for x in step.inputs]
+        return _concrete(window, whole, stacked, tf.TensorSpec([0], tf.int64), numbers=2)
+
+    def _single_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+        @tf.autograph.experimental.do_not_convert
+        def single(arrays: Sequence[Any], chosen: Any, number: Any) -> Any:
+            return step([tf.gather(x, chosen) for x in arrays] if resident else arrays, number)
+
+        chosen = tf.TensorSpec([step.examples if resident else 0], tf.int64)
+        xla, arrays = self.plan.compiler == XLA, step.whole if resident else step.inputs
+        return _concrete(single, xla, arrays, chosen, numbers=1)
+
+
+class _Step:
+    """One step as a traced function of a flat batch and its number; the user's Python runs once."""
+
+    def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:
+        self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
+
+        @tf.autograph.experimental.do_not_convert
+        def step(flat: Sequence[Any], number: Any) -> list[Any]:
+            following = iter(flat)
+            given = keras.tree.map_structure(
+                lambda x: None if x is None else next(following), batch
+            )
+            result = run_step(program, given, number)
+            parts = (result.values, result.weights, result.broken)
+            self._names = tuple(list(part) for part in parts)  # type: ignore[assignment]
+            return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
+
+        flat = leaves(batch)
+        self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
+        self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
+        self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
+        traced = tf.function(step, autograph=False)
+        with like_kernels() if for_xla else nullcontext():
+            self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
+        self.outputs = list(self._function.structured_outputs)
+        hidden = [v for v in self._function.graph.variables if id(v) not in known]
+        if hidden:
+            raise StateError(
+                f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
+                "of the task reaches: keep what holds it as an attribute, or pass it to "
+                "treadle.task(…, name=variable)"
+            )
+
+    def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
+        return self._function(flat, number)
+
+    def compiled(self) -> Callable[[Sequence[Any], Any], list[Any]]:
+        """Return it as a call in a graph that XLA compiles alone."""
+
+        @tf.autograph.experimental.do_not_convert
+        def step(flat: Sequence[Any], number: Any) -> list[Any]:
+            return self(flat, number)
+
+        return tf.function(step, jit_compile=True, autograph=False)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it has convolutions."""
+        return any(name.startswith(CONVOLUTIONS) for name in self.operations())
+
+    def operations(self) -> set[str]:
+        """Return the names of its operations."""
+        graph = self._function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+        return {node.op for node in nodes}
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any("Random" in name for name in self.operations())
+
+    def fetched(self, columns: Sequence[Any]) -> Results:
+        """Return every step's outputs, in their order, by name; and the promises broken."""
+        following = iter(columns)
+        values, weights, broken = ({name: next(following) for name in part} for part in self._names)
+        return values, weights, [message for message, flags in broken.items() if flags.any()]
+
+
+def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) -> Any:
+    scalars = [tf.TensorSpec([], tf.int32)] * numbers
+    compiled = tf.function(function, jit_compile=True if xla else None, autograph=False)
+    return compiled.get_concrete_function(arrays, chosen, *scalars)
+
+
+def device() -> str:
+    """Return what TensorFlow computes on unless told otherwise."""
+    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Return a batch's tensors in Keras' order, which keeps a dict's own; `tf.nest` sorts some."""
+    return [x for x in keras.tree.flatten(batch) if x is not None]
+
+
+def tensors(batch: Any) -> Any:
+    """Return a structure of arrays as tensors, float64 as Keras' float type; None stays None."""
+
+    def tensor(x: Any) -> Any:
+        if x is None or tf.is_tensor(x):
+            return x
+        array = np.asarray(x)
+        if array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        return tf.convert_to_tensor(array)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def _on_device(rows: Rows) -> list[Any]:
+    if rows.owner not in _placed:
+        _placed[rows.owner] = leaves(tensors(rows.arrays))
+    return _placed[rows.owner]
+
+
+def _one(window: Window, index: int) -> tuple[list[Any], Any]:
+    """Return the tensors that a batch is found in, and which rows it is of each."""
+    if window.rows is None:
+        return leaves(tensors(window.batch(index))), tf.zeros([0], tf.int64)
+    return _on_device(window.rows), tf.constant(window.rows.indices[index])
+
+
+def _batch(arrays: Sequence[Any], chosen: Any, i: Any, resident: bool) -> list[Any]:
+    """Return batch `i` in a graph: rows of the data set, or one of the stacked batches."""
+    if not resident:
+        return [x[i] for x in arrays]
+    rows = chosen[i]
+    return [tf.gather(x, rows) for x in arrays]

@@ -1,0 +1,251 @@
+"""PyTorch: a step runs as it is; only objectives record gradients, as they do elsewhere."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from ...core.options import Options
+from .. import hints
+from ..base import (
+    Distribution,
+    Executor,
+    Losses,
+    Program,
+    Scope,
+    StepContext,
+    Tensor,
+    Variable,
+    deeper,
+    hand_losses,
+    hand_outward,
+    running,
+    scope_of_call,
+)
+from ..eager import EagerExecutor
+from ..recomputing import Recomputed, no_assignments
+from ..window import row
+from .capture.proof import device
+from .capture.recording import current
+from .capture.windows import CaptureExecutor
+from .trace import tracing
+
+
+class TorchBackend:
+    """Keras on PyTorch."""
+
+    name = "torch"
+
+    def is_native_variable(self, thing: Any) -> bool:
+        """Keras variables are the only ones that are followed."""
+        return False
+
+    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
+        """Modules of PyTorch's own are reached through `keras.layers.TorchModuleWrapper`."""
+        return None
+
+    def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate by `torch.autograd.grad`; inside another objective the graph is kept."""
+        scoped = _scoped() or any(not v.value.requires_grad for v in variables)
+        with deeper() as nested, torch.enable_grad():
+            sources = [_leaf(v.value, fresh=scoped) for v in variables]
+            inputs = [_leaf(x, fresh=True) for x in inputs]
+            scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
+            with scope or nullcontext():
+                losses, result = function(inputs)
+        gradients: dict[str, list[Tensor | None]] = {}
+        last = len(groups) - 1
+        for position, (name, group) in enumerate(groups.items()):
+            chosen = [[*sources, *inputs][i] for i in group]
+            if not losses[name].requires_grad:
+                gradients[name] = [None] * len(chosen)
+                continue
+            with no_assignments():
+                gradients[name] = list(
+                    torch.autograd.grad(
+                        losses[name],
+                        chosen,
+                        allow_unused=True,
+                        retain_graph=nested or position < last,
+                        create_graph=nested,
+                    )
+                )
+        if scope is not None:
+            hand_outward(scope.changed())
+            hand_losses(scope)
+        return result if nested else _detached(result), gradients
+
+    def undifferentiated(self) -> AbstractContextManager[Any]:
+        """Return `torch.no_grad()`."""
+        return torch.no_grad()
+
+    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+        """Run PyTorch's checkpoint, which puts its own random state back as well."""
+        again = Recomputed(function)
+        # Stopping early is by an exception, and Keras keeps the frames that it passes through.
+        with set_checkpoint_early_stop(False):
+            result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
+        again.release()
+        return result
+
+    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Look at the predicate, or record both branches."""
+        if tape := current():
+            return tape.cond(predicate, then, otherwise)
+        return then() if bool(predicate) else otherwise()
+
+    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """Run a Python loop, or record one where nothing is differentiated through it."""
+        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        tape = current()
+        if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
+            return tape.for_each(function, tensors)
+        count = keras.tree.flatten(tensors)[0].shape[0]
+        rows = [function(row(tensors, i)) for i in range(count)]
+        return keras.tree.map_structure(
+            lambda *x: torch.stack([keras.ops.convert_to_tensor(y) for y in x]), *rows
+        )
+
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+        """Run a real batch, every assignment caught; torch's random state is put back."""
+        scope = Scope()
+        try:
+            with torch.random.fork_rng(), running(step), scope:
+                function(
+                    keras.tree.map_structure(
+                        lambda x: None if x is None else self.to_device(x), batch
+                    )
+                )
+        finally:
+            for variable in scope.foreign.values():  # what a native step's backward() left behind
+                if variable._value is not None:
+                    variable._value.grad = None
+            for layer in step.layers:  # what Keras collected for PyTorch is the scope's
+                layer._modules.pop("_torch_params", None)
+        return scope
+
+    def executor(self, program: Program, options: Options) -> Executor:
+        """Return what plays the captured step, or the eager reference."""
+        if options.execution == "eager":
+            return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
+        return CaptureExecutor(program, options, _step, self.to_device)
+
+    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+        """Run a function; what it assigns stays in a scope."""
+
+        def call(inputs: Any, stream: int) -> Any:
+            with self.own_random(), torch.no_grad():
+                torch.manual_seed(torch.initial_seed() + stream + 1)
+                with scope_of_call(program, stream), running(program.new_context(0)):
+                    outputs = program.function(
+                        keras.tree.map_structure(
+                            lambda x: None if x is None else self.to_device(x), inputs
+                        )
+                    )
+            return keras.tree.map_structure(self.to_numpy, outputs)
+
+        return call
+
+    def explain(self, error: Exception) -> str:
+        """Explain what tensors of PyTorch cannot do."""
+        found = hints.common(error, self.name)
+        numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
+        return found or (hints.NUMPY if numpy else "")
+
+    def bfloat16_pays(self) -> bool:
+        """Measured: 1.3 times as fast as float32 on convolutions on a CPU, 1.9 on products."""
+        return not torch.cuda.is_available()
+
+    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+        """Return None: Keras does not distribute variables on PyTorch."""
+        return None
+
+    def computes_on(self) -> dict[str, Any]:
+        """Return how many devices and threads there are."""
+        devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
+        return {"devices": devices, "threads": torch.get_num_threads()}
+
+    def trace(self, directory: Path) -> AbstractContextManager[None]:
+        """Return a context in which the profiler watches."""
+        return tracing(directory)
+
+    def own_random(self) -> AbstractContextManager[Any]:
+        """Put torch's generator back afterwards: unseeded Dropout draws from it."""
+        return torch.random.fork_rng()
+
+    def read(self, variable: Variable) -> Any:
+        """Return a variable's value as a NumPy array of its own."""
+        return np.array(self.to_numpy(variable._value))
+
+    def stage(self, variable: Variable, buffer: Any) -> Any:
+        """Copy a variable's value into a buffer."""
+        value = variable._value.detach()
+        if buffer is None or value.dtype == torch.bfloat16:  # which NumPy cannot take from torch
+            return self.read(variable)
+        torch.from_numpy(buffer).copy_(value)
+        return buffer
+
+    def write(self, variable: Variable, value: Any) -> None:
+        """Set a variable."""
+        with torch.no_grad():
+            variable._value.copy_(keras.ops.convert_to_tensor(value))
+
+    def keep(self, variable: Variable) -> Any:
+        """Return a copy of a variable's value."""
+        return variable._value.detach().clone()
+
+    def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
+        """Look at each, and fetch all answers; on a CPU with NumPy, which waits for no threads."""
+        values = [v._value.detach() for v in variables]
+        if all(x.is_cpu and x.dtype in (torch.float32, torch.float64) for x in values):
+            return [bool(np.isfinite(x.numpy()).all()) for x in values]
+        return torch.stack([torch.isfinite(x).all() for x in values]).tolist()
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a tensor as a NumPy array."""
+        return keras.ops.convert_to_numpy(tensor)
+
+    def to_device(self, array: Any) -> Tensor:
+        """Return an array as a tensor, float64 as Keras' float type."""
+        if isinstance(array, np.ndarray) and array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        return keras.ops.convert_to_tensor(array)
+
+
+def _scoped() -> bool:
+    """Say whether variables have the values of a scope."""
+    return keras.src.backend.common.stateless_scope.in_stateless_scope()
+
+
+def _leaf(tensor: Tensor, fresh: bool) -> Tensor:
+    """Return a tensor to differentiate at: connected to what lies around it, and only to that."""
+    if not fresh:
+        return tensor
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _detached(structure: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda x: x.detach() if isinstance(x, torch.Tensor) else x, structure
+    )
+
+
+@contextmanager
+def _step(program: Program) -> Generator[None]:
+    """Record gradients inside objectives only; a native step records its own everywhere."""
+    with nullcontext() if program.native else torch.no_grad():
+        yield
+
+
+BACKEND = TorchBackend()

@@ -1,0 +1,1 @@
+"""Capturing a PyTorch step: record it, simplify the record, generate code, prove it, replay it."""

@@ -1,0 +1,205 @@
+"""PyTorch: a tape as one Python function, which gives memory back as soon as it can be."""
+
+import linecache
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import isfinite
+from traceback import walk_tb
+from typing import Any
+from weakref import finalize
+
+import torch
+
+from .nodes import (
+    Block,
+    Branch,
+    Kind,
+    Loop,
+    Operation,
+    Ref,
+    aten,
+    internals,
+    is_operator,
+    refs_in,
+    used_by,
+)
+from .passes import simplified
+from .tape import Tape
+
+# Operators whose Python function takes the same arguments, and is called in two thirds of the time.
+_BY_NAME = frozenset(
+    """
+    _adaptive_avg_pool2d _foreach_abs _foreach_add _foreach_add_ _foreach_div _foreach_maximum_
+    _foreach_mul _foreach_mul_ _foreach_sqrt _foreach_sqrt_ _log_softmax _softmax _to_copy
+    _unsafe_view abs add add_ addmm amax amin any argmax arange bitwise_and bitwise_not bmm cat
+    clamp clone convolution copy_ cos div div_ eq exp expand fill_ full_like gather ge gt
+    index_select le log logical_and logical_not logical_or lt max maximum mean min minimum mm mul
+    mul_ native_layer_norm native_dropout ne neg ones_like permute pow prod reciprocal relu rsqrt
+    rsub select sgn sigmoid sign sin split sqrt squeeze stack sub sub_ sum t tanh transpose tril
+    triu unbind unsqueeze var var_mean view where zeros_like
+    """.split()  # noqa: SIM905 - a list of strings would take a page
+)
+_numbers = count(1)
+
+
+class Code:
+    """A tape as a function `(state, batch, number) -> outputs`, which changes the state in place.
+
+    Args:
+        tape: What was recorded.
+        outputs: What the function returns.
+        title: What to call it in tracebacks.
+        relaid: Let poolings work in the order in which their inputs lie.
+
+    Attributes:
+        source: The lines of the function.
+        uses_number: It depends on the step's number.
+        draws: It draws from PyTorch's own generator, which others draw from as well.
+        length: How many operations it has.
+    """
+
+    def __init__(self, tape: Tape, outputs: Sequence[Ref], title: str, relaid: bool) -> None:
+        self.source: list[str] = []
+        self.length = 0
+        self.uses_number = self.draws = False
+        self._tape = tape
+        self._space: dict[str, Any] = {}
+        self._names: dict[int, str] = {}  # of what is bound in `space`, by id
+        self._origins: dict[int, str] = {}  # lines of the user's by those of `source`
+        self._file = f"<{title} captured, {next(_numbers)}>"
+        self._write(*simplified(tape, list(outputs), relaid))
+        source = "\n".join(self.source) + "\n"
+        exec(compile(source, self._file, "exec"), self._space)
+        self._step: Callable[..., Any] = self._space["step"]
+        linecache.cache[self._file] = len(source), None, self.source, self._file  # for tracebacks
+        finalize(self, linecache.cache.pop, self._file, None)
+        del self._tape  # and with it all that the recorded step computed
+
+    def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> tuple[Any, ...]:
+        """Run the step: below differentiation, where the tape was recorded."""
+        try:
+            with internals._AutoDispatchBelowAutograd():
+                return self._step(state, batch, number)
+        except Exception as error:
+            for frame, line in walk_tb(error.__traceback__):
+                if frame.f_code.co_filename == self._file and self._origins.get(line):
+                    error.add_note(f"at {self._origins[line]}")
+            raise
+
+    def _write(self, block: Block, results: list[Ref]) -> None:
+        self.source.append("def step(state, batch, number):")
+        used = set(results).union(*(used_by(node) for node in block))
+        for ref in sorted(used, key=lambda ref: ref.index):
+            kind = self._tape.kind_of(ref)
+            if kind == "number":
+                self.uses_number = True
+                self.source.append(f"    {self._text(ref)} = number")
+            elif kind in ("state", "batch"):
+                self.source.append(f"    {self._text(ref)} = {kind}[{self._tape.position_of(ref)}]")
+        self._write_block(block, "    ", set(results))
+        self.source.append(f"    return {self._tuple(results)}")
+
+    def _write_block(self, block: Block, indent: str, kept: set[Ref]) -> None:
+        """Write a block; each value that it makes is given back after its last use."""
+        made = {ref for node in block for ref in refs_in(node.outputs)} - kept
+        last: dict[Ref, int] = {}
+        for i, node in enumerate(block):
+            last |= dict.fromkeys(made & (used_by(node) | set(refs_in(node.outputs))), i)
+        done: dict[int, list[str]] = {}
+        for ref, i in last.items():
+            if self._tape.kind_of(ref) == "made":
+                done.setdefault(i, []).append(self._text(ref))
+        for i, node in enumerate(block):
+            self._origins[len(self.source) + 1] = node.line
+            if isinstance(node, Branch):
+                self._write_branch(node, indent)
+            elif isinstance(node, Loop):
+                self._write_loop(node, indent)
+            else:
+                self._write_operation(node, indent)
+            if i in done:
+                self.source.append(f"{indent}del {', '.join(sorted(done[i]))}")
+
+    def _write_branch(self, node: Branch, indent: str) -> None:
+        heads = f"if {self._text(node.predicate)}:", "else:"
+        for head, block, results in zip(heads, node.blocks, node.results, strict=True):
+            self.source.append(indent + head)
+            self._write_block(block, indent + "    ", set(results))
+            self.source.append(
+                f"{indent}    {self._tuple(node.outputs)} = {self._tuple(results)}"
+                if results
+                else f"{indent}    pass"
+            )
+
+    def _write_loop(self, node: Loop, indent: str) -> None:
+        """Write a block for each row; the results of all rows are stacked after the last."""
+        select, stack = (self._bound(_callable(x)) for x in (aten.select.int, aten.stack.default))
+        outputs, inner = [self._text(ref) for ref in node.outputs], indent + "    "
+        number = f"i{len(self.source)}"
+        self.source += [f"{indent}{output} = []" for output in outputs]
+        self.source.append(f"{indent}for {number} in range({node.count}):")
+        for source, row in zip(node.sources, node.rows, strict=True):
+            call = f"{select}({self._text(source)}, 0, {number})"
+            self.source.append(f"{inner}{self._text(row)} = {call}")
+        self._write_block(node.block, inner, set(node.results))
+        for output, result in zip(outputs, node.results, strict=True):
+            self.source.append(f"{inner}{output}.append({self._text(result)})")
+        self.source += [f"{indent}{output} = {stack}({output})" for output in outputs]
+
+    def _write_operation(self, node: Operation, indent: str) -> None:
+        self.length += 1
+        self.draws = self.draws or self._is_drawn(node)
+        arguments = [self._text(x) for x in node.args]
+        arguments += [f"{name}={self._text(x)}" for name, x in node.kwargs.items()]
+        call = f"{self._bound(_callable(node.function))}({', '.join(arguments)})"
+        if not set(refs_in(node.outputs)) <= set(refs_in(node.args)):  # not changed in place
+            call = f"{self._target(node.outputs)} = {call}"
+        self.source.append(indent + call)
+
+    def _is_drawn(self, node: Operation) -> bool:
+        if not is_operator(node.function):
+            return getattr(node.function, "draws", False)
+        given = [self._tape.objects[ref.index] for ref in refs_in((node.args, node.kwargs))]
+        return Kind.of(node.function).random and not any(
+            isinstance(x, torch.Generator) for x in given
+        )
+
+    def _target(self, outputs: Any) -> str:
+        if isinstance(outputs, (list, tuple)):
+            return f"({''.join(f'{self._target(x)}, ' for x in outputs)})"
+        return "_" if outputs is None else self._text(outputs)
+
+    def _tuple(self, refs: Sequence[Ref]) -> str:
+        return f"({''.join(f'{self._text(ref)}, ' for ref in refs)})"
+
+    def _text(self, x: Any) -> str:
+        if isinstance(x, Ref):
+            found = self._tape.kind_of(x) == "found"
+            return self._bound(self._tape.objects[x.index]) if found else f"t{x.index}"
+        if isinstance(x, (list, tuple)):
+            return f"[{', '.join(self._text(y) for y in x)}]"
+        if x is None or isinstance(x, (bool, int, str)):
+            return repr(x)
+        if isinstance(x, float) and isfinite(x):
+            return repr(x)
+        return self._bound(x)
+
+    def _bound(self, thing: Any) -> str:
+        """Return a name under which the function finds a thing."""
+        name = self._names.get(id(thing))
+        if name is None:
+            name = self._names[id(thing)] = f"c{len(self._space)}"
+            self._space[name] = thing
+        return name
+
+
+def _callable(function: Any) -> Any:
+    """Return the quickest way to call an operator."""
+    if not is_operator(function):
+        return function
+    space, name = function._schema.name.split("::")
+    if space == "aten" and name in _BY_NAME:
+        for place in (internals._VariableFunctions, internals.TensorBase):
+            if hasattr(place, name):
+                return getattr(place, name)
+    return function._op

@@ -1,0 +1,54 @@
+"""What a run directory says of its run: `run.json`, which is read without any framework."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DirectoryError
+
+RUN = "run.json"
+LOG = "log.jsonl"
+STATE = "state.npz"
+CHECKPOINTS = "checkpoints"
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return what a run directory's `run.json` holds.
+
+    Raises:
+        DirectoryError: There is none, or it cannot be read.
+    """
+    file = path / RUN
+    try:
+        record = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise DirectoryError(f"{path} holds no run: there is no {RUN} in it") from error
+    except (OSError, ValueError) as error:
+        raise DirectoryError(f"cannot read {file}: {error}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("configuration"), dict):
+        raise DirectoryError(f"{file} is not the record of a run")
+    return record  # type: ignore[return-value]
+
+
+def why_unfinished(record: Mapping[str, Any]) -> str:
+    """Return what ended an unfinished run, in brackets; empty where nobody could write it down.
+
+    Example:
+        >>> why_unfinished({"error": "KeyboardInterrupt", "progress": {"step": 12}})
+        ' (KeyboardInterrupt after step 12)'
+    """
+    error = record.get("error")
+    return f" ({error} after step {record['progress']['step']})" if error else ""
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return in which values two configurations differ, and how."""
+    found: list[str] = []
+    for key in dict.fromkeys([*old, *new]):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif before != after:
+            found.append(f"{prefix}{key} was {before!r}, now {after!r}")
+    return found

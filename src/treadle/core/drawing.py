@@ -1,0 +1,72 @@
+"""What all pictures have in common; drawn with Matplotlib, which is imported when one is drawn."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, did_you_mean
+
+KINDS = ("png", "svg", "pdf")
+LINE = "#2563a8"
+MORE_LINES = ("#d9730d", "#2e8b57", "#8e44ad", "#b03a5b", "#7a6a3a")
+
+
+def checked_picture(path: str | Path) -> Path:
+    """Return the path of a picture that can be drawn; to be asked before long work.
+
+    Raises:
+        ConfigurationError: Matplotlib is not installed, the ending is that of no picture, or there
+            is no such folder.
+
+    Example:
+        >>> checked_picture("rate.png").name
+        'rate.png'
+    """
+    path = Path(path)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError(
+            f"{path} cannot be drawn, because Matplotlib is not installed: pip install "
+            "'treadle[report]'"
+        )
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in KINDS:
+        raise ConfigurationError(
+            f"{path} cannot be drawn: unknown kind of picture {kind!r}.{did_you_mean(kind, KINDS)}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be drawn: there is no folder {path.parent}")
+    return path
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure, in inches.
+
+    Without pyplot: that would choose a backend and keep the figure for the whole process.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import TightLayoutEngine
+
+    figure = Figure(figsize=(width, height), layout=TightLayoutEngine(w_pad=2.5, h_pad=2.0))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Any, title: str, x: str, y: str) -> None:
+    """Give axes a title, their names, a grid behind the lines, and no frame."""
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(True, which="major", color="0.88", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def count_in_thousands(axes: Any) -> None:
+    """Write the numbers of steps as 10,000."""
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write a figure into a file."""
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,84 @@
+"""Tracebacks without Treadle's own frames: the user's lines, and what the libraries did below."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import TreadleError
+from .backend_choice import BACKENDS
+
+PACKAGE = str(Path(__file__).parent) + os.sep
+RECIPES = PACKAGE + "recipes" + os.sep  # steps, as users write them
+SETTING = "TREADLE_TRACEBACK"
+# What may stand between two frames of Treadle without a line of the user's: tracing and threads.
+MACHINERY = frozenset({"keras", "contextlib", "concurrent", "threading", *BACKENDS})
+
+
+class shortened:
+    """A context that takes Treadle's frames out of the traceback of what passes through it.
+
+    Frames of the user's and of libraries stay, as do notes; the environment variable
+    `TREADLE_TRACEBACK=full` keeps everything. An exception that Treadle did not mean to raise keeps
+    all its frames where they end in Treadle, and otherwise the last one of Treadle's before the
+    library that it comes from. Frames can only be taken away on the way out: the context belongs
+    around the body of each public method.
+
+    Example:
+        >>> with shortened():
+        ...     pass
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Shorten the tracebacks of an exception and of those behind it."""
+        if not isinstance(error, Exception) or os.environ.get(SETTING) == "full":
+            return
+        seen: set[int] = set()
+        waiting: list[BaseException | None] = [error]
+        while waiting:
+            one = waiting.pop()
+            if one is not None and id(one) not in seen:
+                seen.add(id(one))
+                one.__traceback__ = _cut(one.__traceback__, isinstance(one, TreadleError))
+                waiting += [one.__cause__, one.__context__]
+
+
+def _cut(trace: TracebackType | None, meant: bool) -> TracebackType | None:
+    """Return a traceback without Treadle's frames; `meant`: it is one of Treadle's errors."""
+    entries: list[TracebackType] = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    if not entries:
+        return None
+    own = [_is_own(entry) for entry in entries]
+    if own[-1] and not meant:
+        return entries[0]
+    kept: list[TracebackType] = []
+    waiting: list[TracebackType] = []  # machinery behind a frame of Treadle's
+    last_own: TracebackType | None = None
+    for entry, is_own in zip(entries, own, strict=True):
+        if is_own:
+            waiting, last_own = [], entry
+        elif last_own is not None and _is_machinery(entry):
+            waiting.append(entry)
+        else:
+            kept += [*waiting, entry]
+            waiting, last_own = [], None
+    if waiting and last_own is not None:
+        kept += [last_own, *waiting]
+    for entry, following in zip(kept, [*kept[1:], None], strict=False):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_own(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return file.startswith(PACKAGE) and not file.startswith(RECIPES)
+
+
+def _is_machinery(entry: TracebackType) -> bool:
+    module = str(entry.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in MACHINERY

@@ -1,0 +1,1 @@
+"""Data sets of other libraries as sources: `tf.data`, `DataLoader`, `PyDataset`, Grain."""

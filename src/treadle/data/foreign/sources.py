@@ -1,0 +1,276 @@
+"""Everything that is accepted as a source as it stands: other libraries' data sets, and iterables.
+
+Libraries are looked for among the modules that are loaded already: an object of theirs cannot
+exist otherwise, and no user pays for importing what they do not use.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from ...core.hook import LoopView
+from ...errors import DataError
+from .. import random_states
+from ..iterables import forward_only, length_of, type_name
+from ..reader import BatchReader, BatchSource, lasting
+from ..reading import Reading
+from ..source import Position, Source
+from ..states import Keeper, Resumable, keeper_of, tallies_of
+
+ACCEPTED: Final = (
+    "treadle.data.from_arrays(…) and its like, tf.data.Dataset, PyTorch DataLoader, "
+    "keras.utils.PyDataset, Grain's MapDataset, IterDataset and DataLoader, a list of batches, a "
+    "generator function, and any iterable of batches"
+)
+
+_streams: Final[WeakValueDictionary[int, Source]] = WeakValueDictionary()
+"""Sources in use by the id of what they read (which they hold, so that no id comes twice): a stream
+that is passed again while it is being read goes on, as nothing else can make it do."""
+
+
+def as_source(data: Any) -> Source:
+    """Return anything that gives batches as a source.
+
+    Args:
+        data: A source; a `tf.data.Dataset`, PyTorch `DataLoader`, `keras.utils.PyDataset` or Grain
+            data set that gives batches; a sequence of batches; a function that returns an iterator
+            of batches, called anew for each epoch; an iterable, iterated anew for each epoch; an
+            iterator, which can be read once.
+
+    Raises:
+        DataError: Arrays, which have no batches yet, and what cannot be read as batches.
+
+    Example:
+        >>> import numpy as np
+        >>> as_source([np.zeros(2), np.ones(2)]).length
+        2
+    """
+    if isinstance(data, Source):
+        return data
+    known = _streams.get(id(data))
+    if known is not None:
+        return known
+    refuse_arrays(data)
+    for make in (_from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
+        source = make(data)
+        if source is not None:
+            if source.inexact is not None or not getattr(source, "seeks", False):
+                _streams[id(data)] = source
+            return source
+    raise DataError(f"cannot read batches from a {type_name(data)}. Accepted are: {ACCEPTED}")
+
+
+def refuse_arrays(data: Any) -> None:
+    """Refuse arrays, and tuples and dicts of them, which nobody has cut into batches.
+
+    Raises:
+        DataError: Says how to make batches of them.
+    """
+    parts = data.values() if isinstance(data, Mapping) else data
+    if _is_array(data) or (isinstance(data, tuple | Mapping) and any(map(_is_array, parts))):
+        raise DataError(
+            f"a {type_name(data)} {'' if _is_array(data) else 'of arrays '}is not cut into "
+            f"batches: use treadle.data.from_arrays(x, y, batch_size=…)"
+        )
+
+
+def _is_array(data: Any) -> bool:
+    return hasattr(data, "__array__") or (hasattr(data, "shape") and hasattr(data, "dtype"))
+
+
+def _from_keras(data: Any) -> Source | None:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(data, keras.utils.PyDataset):
+        return None
+    dataset: Any = data
+    length: int | None = dataset.num_batches
+    calls, kind = tallies_of(dataset), type(dataset)
+
+    def call(hook: str) -> None:
+        getattr(dataset, f"on_epoch_{hook}")()
+        calls[hook] += 1
+
+    def call_again(state: Mapping[str, int]) -> None:
+        """Call the hooks of the epochs before with the random states that they had then."""
+        while True:
+            hook = "end" if calls["end"] < min(calls["begin"], state["end"]) else "begin"
+            if calls[hook] >= state[hook]:
+                return
+            batch = 0 if hook == "begin" or length is None else length
+            random_states.seed_for_batch(state["seed"], calls[hook], batch)
+            call(hook)
+
+    def given(start: int) -> Iterator[Any]:
+        index = start
+        while length is None or index < length:
+            yield dataset[index]
+            index += 1
+        call("end")
+
+    def batches(reading: Reading) -> Iterator[Any]:
+        calls["seed"] = reading.seed
+        if reading.state() is None:  # else the epoch has begun already
+            call("begin")
+        return given(reading.first)
+
+    base, keeper = keras.utils.PyDataset, keeper_of(dataset)
+    hooks = [n for n in ("on_epoch_begin", "on_epoch_end") if getattr(kind, n) != getattr(base, n)]
+    inexact = None
+    if hooks and keeper is None:
+        names = ("begin", "end", "seed")
+        keeper = Keeper(kind.__name__, lambda: {name: calls[name] for name in names}, call_again)
+        inexact = (
+            f"{' and '.join(hooks)} of {kind.__name__} may change its data or their order: a "
+            f"resumed run calls them as often as they were called before, which is exact only if "
+            f"the same comes of it, or if {kind.__name__} has state() and restore(state)"
+        )
+    return BatchSource(lasting(batches, keeper), length, endless=length is None, inexact=inexact)
+
+
+def _from_tensorflow(data: Any) -> Source | None:
+    if "tensorflow" not in sys.modules:
+        return None
+    from .tensorflow import from_tensorflow
+
+    return from_tensorflow(data)
+
+
+def _from_torch(data: Any) -> Source | None:
+    if "torch" not in sys.modules:
+        return None
+    from .torch import from_torch
+
+    return from_torch(data)
+
+
+def _from_grain(data: Any) -> Source | None:
+    if "grain" not in sys.modules:
+        return None
+    import grain
+
+    if isinstance(data, grain.MapDataset):
+        dataset: Any = data
+        length = len(dataset)
+        if length == sys.maxsize:  # repeated without end
+            return BatchSource(lambda at: _indexed(dataset, at.first, None), None, endless=True)
+        return BatchSource(  # beyond its length a MapDataset goes on with other epochs' orders
+            lambda at: _indexed(dataset, at.epoch * length + at.first, (at.epoch + 1) * length),
+            length,
+        )
+    if isinstance(data, grain.IterDataset | grain.DataLoader):
+        stream: Any = data
+        return BatchSource(lambda reading: _opened_grain(stream, reading), None, seeks=False)
+    return None
+
+
+def _opened_grain(stream: Any, reading: Reading) -> Resumable:
+    """Return an iterator of Grain's, which keeps its own state."""
+    iterator, state = iter(stream), reading.state()
+    if isinstance(state, bytes):
+        # A DataLoader compares the texts that its sampler and its data make of themselves, which
+        # tell an address where nobody wrote a `__repr__`: another one in each process.
+        own = json.loads(iterator.get_state())
+        told = {name: own[name] for name in ("sampler", "data_source") if name in own}
+        state = json.dumps(json.loads(state) | told).encode()
+    if state is not None:
+        iterator.set_state(state)
+    name = f"Grain's {type(stream).__name__}"
+    return Resumable(iterator, iterator.get_state, name=name, optional=True)
+
+
+def _from_python(data: Any) -> Source | None:
+    if isinstance(data, str | bytes | bytearray | Mapping | type):
+        return None
+    if hasattr(data, "__next__"):
+        return IteratorSource(data)
+    if isinstance(data, Sequence) or (
+        hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
+    ):
+        batches: Any = data
+        return BatchSource(lambda at: _indexed(batches, at.first, len(batches)), len(batches))
+    if hasattr(data, "__iter__"):
+        iterable: Any = data
+        return BatchSource(
+            lambda reading: iter(iterable),
+            length_of(iterable),
+            inexact=forward_only(f"a {type_name(iterable)}"),
+            seeks=False,
+        )
+    if callable(data):
+        return BatchSource(
+            lambda reading: _called(data),
+            None,
+            inexact=forward_only(f"the function {getattr(data, '__name__', type_name(data))}"),
+            seeks=False,
+        )
+    return None
+
+
+def _indexed(batches: Any, start: int, stop: int | None) -> Iterator[Any]:
+    index = start
+    while stop is None or index < stop:
+        yield batches[index]
+        index += 1
+
+
+def _called(function: Callable[[], Any]) -> Iterator[Any]:
+    """Call a function that returns an iterator, or an iterable, of batches."""
+    made = function()
+    if isinstance(made, tuple | Mapping) or _is_array(made) or not hasattr(made, "__iter__"):
+        name = getattr(function, "__name__", type_name(function))
+        raise DataError(
+            f"{name}() returned a {type_name(made)}, not an iterator of batches: make it a "
+            f"generator function (yield each batch), or use treadle.data.from_function for a "
+            f"function that makes one batch"
+        )
+    return iter(made)
+
+
+class IteratorSource:
+    """An iterator: it gives its batches once, so there is one reader, which goes on.
+
+    Args:
+        iterator: Gives batches.
+    """
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.length: int | None = None
+        self.endless = False
+        self.batch_examples: int | None = None
+        self.inexact: str | None = forward_only(f"a {type_name(iterator)}")
+        self.closed = False
+        self._iterator = iterator
+        self._reader: BatchReader | None = None
+
+    def read(
+        self,
+        epoch: int,
+        start: int = 0,
+        *,
+        seed: int = 0,
+        loop: LoopView | None = None,
+        ordered: bool = False,
+        position: Position | None = None,
+    ) -> BatchReader:
+        """Read on from where the iterator stands.
+
+        Raises:
+            DataError: Batches that are gone are asked for again.
+        """
+        reader = self._reader
+        gone = 0 if reader is None else reader.given
+        if epoch > 0 or (reader is not None and gone != start):
+            raise DataError(
+                f"a {type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
+                f"and batch {start + 1} of epoch {epoch + 1} cannot be had from it. Pass the "
+                f"function that makes it (train, not train()), or cut one long stream into epochs "
+                f"with treadle.data.limited(stream, batches)"
+            )
+        if reader is None:
+            iterator = chain(self._iterator)  # has no `close`: reading may go on later
+            reading = Reading.of(epoch, start, seed, loop, position)
+            reader = self._reader = BatchReader(lambda: iterator, reading)
+        return reader

@@ -1,0 +1,279 @@
+"""A run of a task: its parts, where it stands, what is seen of it, and how it is taken up again.
+
+`Loop` trains one. Hooks see one as `hook.LoopView`.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..core.error_notes import noting
+from ..core.hook import Hook
+from ..core.logs import History, Record, loggable
+from ..core.options import Options
+from ..core.progress import Costs, Progress
+from ..core.tracebacks import shortened
+from ..core.triggers import Scheduled
+from ..hooks.run_record import RunRecord
+from ..steps.averages import Averages
+from ..steps.saved_constants import SavedConstants
+from ..steps.state import State
+from .arguments import checked_hooks, checked_options, checked_task
+from .call import Call
+from .dispatch import Watchers
+from .evaluation import Evaluation, Validation
+from .explanations import explaining
+from .prefetch import Feed
+from .restoring import Restoring
+from .resume import Resuming, about_call, circumstances
+from .training import Training
+from .unchanged_weights import WeightCheck
+
+
+class Run:
+    """A run, as far as it does not train; `Loop` tells what it is given."""
+
+    def __init__(
+        self,
+        task: Any,
+        directory: str | Path | None = None,
+        hooks: Sequence[Hook | Scheduled] = (),
+        options: Options | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+        override: bool | Collection[str] = False,
+        console: bool = True,
+    ) -> None:
+        self.task = checked_task(task)
+        self.options = checked_options(options)
+        self.progress = Progress()
+        self.history = History()
+        self.steps_per_epoch: int | None = None
+        self.directory = Path(directory) if directory is not None else None
+        self._run_record = record = (
+            RunRecord(self.directory, task, configuration or {}, fresh, override)
+            if self.directory is not None
+            else None
+        )
+        self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
+        skip = self._watchers.skip_nonfinite
+        self._training = Training(task, replace(self.options, skip_nonfinite=skip))
+        self._passed = record.passed_over() if record is not None else {}
+        self._evaluation = Evaluation(task, self.options)
+        self._feed = Feed()
+        self._looked = self.progress
+        self._validation: Validation | None = None
+        self._call = Call(self.progress, self.progress)
+        self._recorded = 0
+        self._weights = WeightCheck()
+        self._averages = Averages()
+        self._swapped: list[Any] | None = None  # while hooks end: optimizers; see `Averages`
+        self._resuming = Resuming(None)
+        self._constants = SavedConstants(task)
+        self._restoring = Restoring(self._constants, record)
+        if record is not None and record.from_before:
+            self._resuming = Resuming(self._watchers.newest_checkpoint())
+            self._stand(record, at_end=record.finished)
+            found = self._resuming.found
+            if found is not None and found.loop["call"] < 0:
+                # A run of `loop.step` alone: what the script does from here on comes after it.
+                self._restoring.begin_call(found)
+
+    @property
+    def state(self) -> State:
+        """All variables of the task by path."""
+        return State.discover(self.task)
+
+    @property
+    def plan(self) -> str:
+        """How steps are executed, in one line; empty before the first step."""
+        return self._training.prepared.told_plan() if self._training.prepared else ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why the call was asked to stop, or None."""
+        return self._call.reason
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
+        return self._call.unfinished
+
+    @property
+    def epochs_planned(self) -> int | None:
+        """How many epochs the run will have had when this call is over; None if not known."""
+        return self._call.epochs
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The step at which this call ends, or None if not known."""
+        return self._call.steps
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers that `train_step` applies, by path; none before the first step."""
+        prepared = self._training.prepared
+        if prepared is None:
+            return {}
+        found = prepared.state.optimizers.items()
+        return {path: optimizer for path, optimizer in found if id(optimizer) in prepared.applied}
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self._training.compiling
+
+    @property
+    def evaluated(self) -> tuple[int, int | None] | None:
+        """Batches that the evaluation now running has done, and how many there are if known."""
+        return self._evaluation.position
+
+    @property
+    def costs(self) -> Costs:
+        """What the run has spent its time on beside training."""
+        costs = self._training.costs()
+        compiling = costs.compiling + self._evaluation.compile_seconds
+        return replace(costs, compiling=compiling, waiting=self._feed.waited)
+
+    def evaluate(self, source: Any) -> dict[str, float]:
+        """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
+        self._resuming.refuse_unbuilt(self.state)
+        with shortened(), noting("evaluation", self.progress), explaining():
+            return self._evaluation.evaluate(source, self)
+
+    def predict(self, source: Any) -> Any:
+        """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
+        self._resuming.refuse_unbuilt(self.state)
+        with shortened(), explaining():
+            return self._evaluation.predict(source, self)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
+
+        Arrays and floats are tensors inside; whole numbers, flags and texts are constants. It draws
+        from a random stream of its own, another one in each call. What was compiled is kept for the
+        16 functions and constants that were called last.
+        """
+        if self._resuming.waits:  # a source may ask for its first batch before the step is built
+            self._resuming.assign_what_exists(self.state)
+            self._resuming.refuse_unbuilt(self.state)
+        with shortened(), explaining():
+            return self._evaluation.call(function, *inputs)
+
+    def find_learning_rate(self, train: Any, **how: Any) -> Any:
+        """Make a learning-rate range test, and change nothing by it; see `treadle.doctor`.
+
+        Args:
+            train: A source of batches.
+            how: What `treadle.doctor.find_learning_rate` takes: `optimizer`, `monitor`, `begin`,
+                `end`, `steps`.
+
+        Returns:
+            A `treadle.doctor.RangeTest`: its `suggestion`, and `draw("rates.png")`.
+        """
+        self._watchers.refuse_training("find_learning_rate")
+        # By name: the doctor stands above the loop, which needs it for nothing else.
+        doctor = importlib.import_module("treadle.doctor")
+        return doctor.find_learning_rate(self.task, train, **{"options": self.options, **how})
+
+    def metrics(self) -> dict[str, float]:
+        """Return training means and metric results since they were last reset."""
+        return self._training.metrics()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record values of the user's own at this moment: scalars of any library, texts, images.
+
+        Raises:
+            ConfigurationError: A value is none of these; nothing was recorded.
+        """
+        self._record("log", loggable(values, "loop.log"))
+
+    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
+        """Return all that the run is at this boundary."""
+        state, prepared = self.state, self._training.prepared
+        written = set(prepared.written if prepared is not None else state.variables)
+        return Checkpoint(
+            progress=self.progress,
+            state=state.stage(buffers),
+            fixed=frozenset(path for path in state.variables if path not in written),
+            loop={
+                **about_call(self._resuming),
+                "constants": self._constants.capture(
+                    self.progress.step,
+                    # Hooks that start with the run do so again when it begins there again.
+                    self._restoring.begun if self.progress.step == 0 else None,
+                ),
+                "recompile": self._training.changed_constants(),
+                "forms": {"train_step": self._training.forms, "eval_step": self._evaluation.forms},
+                "means": self._training.sums(),
+                "looked": asdict(self._looked),
+                "recorded": self._recorded,
+                "validation": self._validation.last if self._validation else None,
+                "calls": self._evaluation.calls,
+                "weights": self._weights.state(state),
+                "reason": self._call.ended_by,
+                "averages": self._averages.begun,
+            },
+            source=self._feed.position(),
+            hooks=self._watchers.states(),
+            about={**circumstances(), "plan": self.plan, "score": score},
+        )
+
+    def _initial(self) -> dict[str, Any]:
+        """Return the initial values of variables that are newer than the first step."""
+        return {**self._training.initial, **self._evaluation.initial}
+
+    def stop(self, why: str) -> None:
+        """End training at this boundary."""
+        self._call.stop(why)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of every variable's value, for `restore`."""
+        return self.state.keep()
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Set every variable to what it was when `snapshot` was taken."""
+        self.state.put_back(snapshot)
+        if self._swapped is not None:  # training has ended: the averages of that step
+            self._averages.finish(self.state, self._swapped)
+
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
+        return self._training.batch_at(step)
+
+    def _record(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind != "log":  # what came since the last window took time too: a validation above all
+            self.progress = self._call.timed(self.progress)
+        record = Record(kind, self.progress, dict(values))
+        self.history.add(record)
+        if kind != "log":
+            self._recorded = self.progress.step
+        self._watchers.tell("record", self, record)
+
+    def _stand(self, record: RunRecord, at_end: bool) -> None:
+        """Be where an earlier process was, as far as no variable is concerned.
+
+        Args:
+            record: Of the run.
+            at_end: Where it finished, and not at its last checkpoint.
+        """
+        found = self._resuming.found
+        if at_end:
+            self._resuming.end_with(record.final_state())
+            self.progress, self.history = record.progress, self._watchers.history(record.path)
+            self._looked = self.progress
+            self._evaluation.calls = found.loop["calls"] if found is not None else 0
+        elif (saved := self._resuming.reopen()) is not None:
+            self._go_on_from(saved, record.path)
+
+    def _go_on_from(self, found: Checkpoint, directory: Path) -> None:
+        """Be where the run in a directory was when this was saved."""
+        self._resuming.show(found.state)
+        self.progress, self._recorded = found.progress, found.loop["recorded"]
+        self._looked = Progress(**found.loop["looked"])
+        self._evaluation.calls = found.loop["calls"]
+        self.history = self._watchers.history(directory, found.progress.step, found.hooks)
+        self._watchers.restore(found.hooks)

@@ -1,0 +1,281 @@
+"""Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import keras
+import numpy as np
+
+from ..backends.base import active
+from ..backends.window import Window, form_of, row
+from ..core.hook import LoopView
+from ..core.identity import source_facts
+from ..core.logs import Means
+from ..core.options import Options, run_seed
+from ..core.progress import Progress
+from ..core.triggers import Span, When
+from ..data import as_source, random_states
+from ..data.source import Source
+from ..errors import ConfigurationError, DataError
+from ..steps.batch_forms import zeros
+from ..steps.building import build
+from ..steps.compiled import Prepared, joined, program_of
+from ..steps.planning import Pace
+from ..steps.state import State
+from ..steps.task import has_eval_step
+from .prefetch import Feed
+
+# Functions that `loop.call` keeps compiled: the one that was not called for longest is dropped. A
+# lambda written in a hook is another function each time.
+MOST_CALLERS: Final = 16
+
+
+class Evaluation:
+    """Runs a task's `eval_step`, `predict_step` and other methods, compiled.
+
+    Args:
+        task: The task.
+        options: How steps are executed.
+
+    Attributes:
+        position: Batches that a running `evaluate` has done, and how many there are if known.
+    """
+
+    def __init__(self, task: Any, options: Options) -> None:
+        self._task, self._options = task, options
+        self._prepared: Prepared | None = None
+        self._callers: dict[Any, dict[Hashable, _Caller]] = {}
+        self.calls, self._pace = 0, Pace(options.window)
+        self.position: tuple[int, int | None] | None = None
+
+    @property
+    def compile_seconds(self) -> float:
+        """What tracing and compiling `eval_step` took so far."""
+        return self._prepared.compile_seconds if self._prepared is not None else 0.0
+
+    def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
+        """Return the means of what `eval_step` returned and the metrics that it updated.
+
+        Metrics start from zero and are put back afterwards, as is whatever else the step changes:
+        training goes on as if it had not run.
+        """
+        if not has_eval_step(self._task):
+            raise ConfigurationError(
+                f"{type(self._task).__name__} has no eval_step: write one to evaluate or validate"
+            )
+        feed, source = Feed(), as_source(source)
+        feed.open(source, Progress(), loop)
+        self.position = 0, source.length
+        try:
+            window = feed.first(Progress())
+            if window is None:
+                raise DataError("the source to evaluate on gave no batch")
+            return self._run_all(feed, self._made(window.batch(0)), source.length)
+        finally:
+            self.position = None
+            feed.close()
+
+    @property
+    def forms(self) -> list[Any]:
+        """Descriptions of the forms of batch with which `eval_step` made variables, in order."""
+        return self._prepared.forms if self._prepared else []
+
+    @property
+    def initial(self) -> Mapping[str, Any]:
+        """The first values of the variables that `eval_step` made, by path."""
+        return self._prepared.initial if self._prepared else {}
+
+    def prepare(self, forms: Sequence[Any]) -> None:
+        """Build `eval_step` for the forms of batch that made variables before a checkpoint."""
+        for form in forms:
+            self._made(zeros(form))
+
+    def _made(self, batch: Any) -> Prepared:
+        """Return `eval_step` ready for batches like this."""
+        if self._prepared is None:
+            step = self._task.eval_step
+            self._prepared = Prepared(
+                self._task, step, batch, self._options, "eval_step", late=True
+            )
+        if self._prepared.changed_constants():
+            self._prepared.start_over()
+        self._prepared.prepare(batch)
+        return self._prepared
+
+    def _run_all(self, feed: Feed, prepared: Prepared, length: int | None) -> dict[str, float]:
+        """Run every window of an opened source, from metrics at zero, and put all back."""
+        means, progress, pace = Means(), Progress(), self._pace
+        kept: dict[str, Any] = {}
+        begun: set[Hashable] = set()
+        names: set[str] = set()
+
+        def begin(window: Window) -> None:
+            """Keep what batches of this form change, and let their metrics begin at zero."""
+            state, written, updated = prepared.state, *prepared.changes(window)
+            metrics = [state.metrics[name] for name in updated]
+            chosen = {*written, *(state.path_of(v) for m in metrics for v in m.variables)}
+            new = [path for path in state.variables if path in chosen and path not in kept]
+            kept.update(state.keep(new))
+            for name, metric in zip(updated, metrics, strict=True):
+                if name not in names:
+                    metric.reset_state()
+            names.update(updated)
+            begun.add(window.form)
+
+        try:
+            with active().own_random():
+                while (window := feed.take(pace.size, progress)) is not None:
+                    window = prepared.placed(window)
+                    prepared.compile(window)
+                    if window.form not in begun:
+                        begin(window)
+                    outputs = prepared.run(window, progress.step)
+                    try:
+                        feed.read_ahead(pace.size, prepared.placed, outputs.running)
+                    finally:
+                        values, weights, _ = outputs.fetch()
+                    prepared.refuse_moving_constants()
+                    examples = np.full(window.count, float(window.examples))
+                    means.add(values, {n: weights.get(n, examples) for n in values})
+                    pace.ran(window, outputs.seconds, prepared.largest)
+                    progress = progress.advanced(window.count, window.count * window.examples)
+                    self.position = progress.batch, length
+                updated = [name for name in prepared.state.metrics if name in names]
+                results = metric_results(prepared.state, updated)
+        finally:
+            prepared.state.put_back(kept)
+        return joined(means.result(), results, "eval_step")
+
+    def predict(self, source: Any, loop: LoopView) -> Any:
+        """Return what `predict_step` returned for every batch, joined on the first axis."""
+        outputs: list[Any] = []
+        reader = as_source(source).read(0, seed=run_seed(), loop=loop, ordered=True)
+        try:
+            while (window := reader.take(1)) is not None:
+                batch = row(window.batches, 0)
+                outputs.append(self._run(self._task.predict_step, (batch,), stream=0))
+        finally:
+            reader.close()
+        if not outputs:
+            raise DataError("the source to predict on gave no batch")
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a function compiled and return NumPy arrays; each call draws other random numbers."""
+        stream = random_states.stream()
+        if stream is None:  # no source asks, whose batches may be drawn more than once
+            self.calls += 1
+            stream = self.calls
+        return self._run(function, inputs, stream)
+
+    def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
+        """Compile once per function, shapes and Python arguments (which are constants)."""
+        constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
+        kinds = tuple(type(x) for x in constants)  # True == 1, but not in Python's own terms
+        arrays = [
+            None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
+            for x in inputs
+        ]
+
+        def bound(arrays: Any) -> Any:
+            return function(
+                *(a if c is None else c for a, c in zip(arrays, constants, strict=True))
+            )
+
+        of = getattr(function, "__func__", function)
+        key = (of, id(getattr(function, "__self__", None)), constants, kinds)
+        callers = self._callers.pop(key, {})
+        self._callers[key] = callers  # the newest comes last
+        if len(self._callers) > MOST_CALLERS:
+            del self._callers[next(iter(self._callers))]
+        form = form_of(arrays)
+        caller = callers.get(form)
+        if caller is None or caller.state.constants() != caller.constants:
+            name = getattr(function, "__name__", "the function")
+            preflight = self._options.preflight
+            state, _ = build(self._task, bound, arrays, name, preflight)
+            program = program_of(state, bound, self._options, name, native=False)
+            caller = _Caller(active().caller(program), state, state.constants())
+            callers[form] = caller
+        return caller.call(arrays, stream)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """A compiled function for inputs of one form, and the Python values that it was made with."""
+
+    call: Callable[[Any, int], Any]
+    state: State
+    constants: dict[str, Any]
+
+
+class Validation:
+    """Which sets are evaluated while training, and when.
+
+    Attributes:
+        when: The moments.
+    """
+
+    def __init__(self, when: When, sets: Mapping[str, Source]) -> None:
+        self.when = when
+        self._sets = sets
+        self._last: tuple[int, dict[str, float]] = (-1, {})
+
+    @classmethod
+    def of(cls, validation: Any, every: str) -> "Validation | None":
+        """Read what `fit` was given: a source, a dict of named ones, or nothing."""
+        named = validation if isinstance(validation, dict) else {"": validation}
+        sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
+        return cls(When(Span.parse(every)), sets) if sets else None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known of the sets without reading them, and when they are evaluated."""
+        sets = {name or "validation": source_facts(part) for name, part in self._sets.items()}
+        return {"validation": sets, "validate_every": asdict(self.when.span)}
+
+    def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
+        """Say whether it became due between two moments."""
+        return self.when.due(before, after, epoch_ended)
+
+    def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
+        """Evaluate every set; the names become `val_loss`, or `val_<set>_loss`."""
+        results: dict[str, float] = {}
+        for name, source in self._sets.items():
+            prefix = f"val_{name}_" if name else "val_"
+            results |= {f"{prefix}{key}": value for key, value in evaluate(source).items()}
+        self._last = at.step, results
+        return results
+
+    @property
+    def last(self) -> tuple[int, dict[str, float]]:
+        """The step of the last results, and the results."""
+        return self._last
+
+    def restore(self, last: Sequence[Any]) -> None:
+        """Take back what `last` was in another process."""
+        self._last = last[0], dict(last[1])
+
+    def results_of(self, step: int) -> dict[str, float]:
+        """Return the results of this step; empty where none were made."""
+        return self._last[1] if self._last[0] == step else {}
+
+
+def metric_results(state: State, names: list[str]) -> dict[str, float]:
+    """Return the results of metrics by name; a dict or a vector becomes several names."""
+    results: dict[str, float] = {}
+    for name in names:
+        result = state.metrics[name].result()
+        parts: Mapping[str, Any] = result if isinstance(result, Mapping) else {"": result}
+        for part, tensor in parts.items():
+            values = active().to_numpy(tensor)
+            label = f"{name}_{part}" if part else name
+            if values.ndim == 0:
+                results[label] = float(values)
+            else:
+                results |= {f"{label}_{i}": float(v) for i, v in enumerate(values.ravel())}
+    return results
+
+
+def _array(value: Any) -> Any:
+    return None if value is None else active().to_numpy(value)

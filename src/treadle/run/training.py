@@ -1,0 +1,248 @@
+"""The train step at work: windows of batches in, every step's values out."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backends.window import Window
+from ..core.logs import Means, StepLogs
+from ..core.options import Options
+from ..core.progress import Costs, Progress
+from ..core.triggers import When
+from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
+from ..errors import DataError
+from ..steps.batch_forms import described, zeros
+from ..steps.compiled import Prepared, joined
+from ..steps.helpers import raise_violations
+from ..steps.planning import Pace, window_size
+from .evaluation import metric_results
+
+
+class Training:
+    """Runs a task's `train_step`, and sums up what it returned.
+
+    Args:
+        task: The task.
+        options: How steps are executed.
+
+    Attributes:
+        prepared: The built and compiled step; None before the first batch.
+        batch_examples: Examples in the largest batch so far.
+        ended: When the last window ended, by the monotonic clock.
+    """
+
+    def __init__(self, task: Any, options: Options) -> None:
+        self._task, self._options = task, options
+        self.prepared: Prepared | None = None
+        self.batch_examples, self.ended = 1, 0.0
+        self._pace = Pace(options.window)
+        self._means, self._since_look = Means(), Means()
+        self._last: tuple[int, Window] | None = None
+        self._broken: list[str] = []
+
+    @property
+    def forms(self) -> list[Any]:
+        """Descriptions of the first form of batch and of those that made variables, in order."""
+        return self.prepared.forms if self.prepared else []
+
+    @property
+    def initial(self) -> Mapping[str, Any]:
+        """The first values of the variables that later forms of batch made, by path."""
+        return self.prepared.initial if self.prepared else {}
+
+    def is_prepared(self, window: Window) -> bool:
+        """Return whether the step is ready for batches like these."""
+        return self.prepared is not None and self.prepared.knows(window)
+
+    def prepare(self, window: Window, forms: Sequence[Any] = ()) -> Prepared:
+        """Build and check the step for batches like these, from scratch if constants changed.
+
+        Args:
+            window: The next batches.
+            forms: Descriptions of the forms that the run has met, if it is resumed: the step is
+                built for these instead, so that it has the variables that the checkpoint holds.
+        """
+        batch = window.batch(0)
+        known = described(batch)
+        for form in forms:
+            self._prepare(batch if form in (None, known) else zeros(form))
+        if not forms:
+            self._prepare(batch)
+        self.batch_examples = max(self.batch_examples, window.examples)
+        assert self.prepared is not None
+        return self.prepared
+
+    def _prepare(self, batch: Any) -> None:
+        prepared = self.prepared
+        if prepared is None:
+            prepared = Prepared(
+                self._task, self._task.train_step, batch, self._options, "train_step"
+            )
+        else:
+            known = set(prepared.metrics)
+            if prepared.changed_constants():
+                prepared.start_over()
+            prepared.prepare(batch)
+            for name in prepared.metrics:
+                if name not in known:
+                    prepared.state.metrics[name].reset_state()
+        prepared.require_results()
+        self.prepared = prepared
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self.prepared is not None and self.prepared.compiling
+
+    def costs(self) -> Costs:
+        """Return what compiling took so far."""
+        if self.prepared is None:
+            return Costs()
+        return Costs(self.prepared.programs, self.prepared.compile_seconds)
+
+    def placed(self, window: Window) -> Window:
+        """Return a window as it is best run."""
+        return self.prepared.placed(window) if self.prepared else window
+
+    def window_size(self, progress: Progress, events: Sequence[When], last_step: int | None) -> int:
+        """Return how many steps may run before somebody looks."""
+        return window_size(self._pace.size, progress, events, last_step, self.batch_examples)
+
+    def run(
+        self,
+        window: Window,
+        progress: Progress,
+        meanwhile: Callable[[Progress, Callable[[], bool]], None] | None = None,
+    ) -> StepLogs:
+        """Run the window's steps as one call; returns every step's values, and the new progress.
+
+        Args:
+            window: What to train on.
+            progress: Where the run stands.
+            meanwhile: Called while the steps run, with where the run will stand after them, and
+                with what says whether they still do.
+        """
+        prepared = self.prepared or self.prepare(window)
+        window = prepared.placed(window)
+        after = progress.advanced(window.count, window.count * window.examples)
+        outputs = prepared.run(window, progress.step)
+        try:  # at once: what runs must be waited for, whatever happens
+            if meanwhile is not None:
+                meanwhile(after, outputs.running)
+        finally:
+            values, weights, self._broken = outputs.fetch()
+        self.ended = outputs.ended
+        self._pace.ran(window, outputs.seconds, prepared.largest)
+        prepared.refuse_moving_constants()
+        examples = np.full(window.count, float(window.examples))
+        weights = {name: weights.get(name, examples) for name in values}
+        self._means.add(values, weights)
+        self._since_look.add(values, weights)
+        self._last = progress.step, window
+        return StepLogs(progress.step + 1, values, weights, window.examples, after)
+
+    def steps_lost_on_error(self, window: Window) -> int:
+        """Return how many steps may have changed the state when running a window fails."""
+        return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
+
+    def check_promises(self) -> None:
+        """Raise what phases changed without owning it in the window that ran last."""
+        raise_violations(self._broken)
+
+    def changed_constants(self) -> list[str]:
+        """Return which Python values of the task changed since the step was built, and how."""
+        return self.prepared.changed_constants() if self.prepared else []
+
+    def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
+        """Compile anew where a Python value of the task has changed; say which, or nothing.
+
+        Args:
+            window: What will be trained on.
+            before: What changed before a checkpoint that the run resumed from: the step was built
+                for it, and it is yet to be logged.
+        """
+        changed = self.changed_constants()
+        if self.prepared is None or not (before or changed):
+            return ""
+        told = _joined_changes(before, changed, list(self.prepared.state.constants()))
+        if changed:
+            self.prepare(window)
+        return f"compiled anew, because {told}"
+
+    def metrics(self) -> dict[str, float]:
+        """Return means and metric results since they were last reset."""
+        return joined(self._means.result(), self.metric_results(), "train_step")
+
+    def metric_results(self) -> dict[str, float]:
+        """Return metric results since they were last reset, without the means."""
+        if self.prepared is None:
+            return {}
+        return metric_results(self.prepared.state, self.prepared.metrics)
+
+    def reset_metrics(self) -> None:
+        """Begin means and metrics anew."""
+        self._means = Means()
+        if self.prepared is not None:
+            for name in self.prepared.metrics:
+                self.prepared.state.metrics[name].reset_state()
+
+    def sums(self) -> dict[str, Any]:
+        """Return what means are made of, for another process to go on with."""
+        metrics = self.prepared.metrics if self.prepared else []
+        return {
+            "epoch": self._means.state(),
+            "look": self._since_look.state(),
+            "metrics": list(metrics),
+        }
+
+    def restore(self, sums: Mapping[str, Any]) -> None:
+        """Take back what `sums` returned."""
+        self._means.restore(sums["epoch"])
+        self._since_look.restore(sums["look"])
+        if self.prepared is not None:
+            self.prepared.add_metrics(sums.get("metrics", ()))
+
+    def look(self) -> dict[str, float]:
+        """Return the means since the last look; NaN for a name of which no step counts."""
+        means, self._since_look = self._since_look.result(empty=math.nan), Means()
+        return means
+
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the last window, as NumPy arrays.
+
+        Raises:
+            DataError: It is not in the last window.
+        """
+        if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
+            raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
+        return self._last[1].batch(step - 1 - self._last[0])
+
+
+def _joined_changes(before: Sequence[str], since: Sequence[str], paths: Sequence[str]) -> str:
+    """Return changes as one text, in the order of the paths; one that changed twice is one."""
+    found = {text.split(" changed from ")[0]: text for text in before}
+    for text in since:
+        path, new = text.split(" changed from ")[0], text.rsplit(" to ", 1)[-1]
+        old = found.get(path, text).rsplit(" to ", 1)[0]
+        found[path] = f"{old} to {new}"
+    order = {path: i for i, path in enumerate(paths)}
+    return "; ".join(found[path] for path in sorted(found, key=lambda p: order.get(p, -1)))
+
+
+def stacked(batch: Any) -> Window:
+    """Return one batch as a window.
+
+    Raises:
+        DataError: It holds no array, or something else than numbers.
+    """
+    pairs = flattened(batch)
+    refuse_lists(batch, pairs)
+    leaves = [as_array(path, leaf) for path, leaf in pairs]
+    if all(leaf is None for leaf in leaves):
+        raise DataError(
+            f"the batch holds no array, it is {batch!r:.60}: pass what a source gives, such as "
+            "loop.step((x, y))"
+        )
+    return window_of(packed(batch, [None if leaf is None else leaf[None] for leaf in leaves]), 1)

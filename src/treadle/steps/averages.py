@@ -1,0 +1,107 @@
+"""Averages of weights that optimizers keep (`use_ema=True`), with which training ends."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import keras
+
+from ..backends.base import active
+from .state import State
+
+SLOT = "/model_variables_moving_average/"  # in paths of the averages, before the weight's own path
+
+
+class Averages:
+    """Sets weights to their averages when training ends, as `fit` of Keras does.
+
+    Only optimizers that updated weights since training began count: the averages of another one
+    are out of date.
+
+    Attributes:
+        begun: How many updates each averaging optimizer had made when training began, by path. It
+            is part of checkpoints, so that a resumed run ends with the same weights.
+    """
+
+    def __init__(self) -> None:
+        self.begun: dict[str, int] = {}
+
+    def begin(self, state: State) -> None:
+        """Count the updates that optimizers made before training."""
+        self.begun = {path: _updates(optimizer) for path, optimizer, _ in _averaging(state)}
+
+    def restore(self, begun: Mapping[str, int]) -> None:
+        """Restore the counts of the process in which training began."""
+        self.begun = dict(begun)
+
+    def finish(self, state: State, swapped: Collection[Any] = ()) -> list[str]:
+        """Set weights to their averages; do nothing without an optimizer that averages.
+
+        Args:
+            state: The variables of the task.
+            swapped: Optimizers whose averages are in the weights already, and whose slots hold the
+                raw weights: a callback has swapped them. Their slots are set to the weights.
+
+        Returns:
+            What to warn of: variables that several optimizers average.
+        """
+        backend = active()
+        owners: dict[str, str] = {}
+        warnings: list[str] = []
+        for path, optimizer, outer in _averaging(state):
+            updates = _updates(optimizer)
+            if not updates or updates == self.begun.get(path):
+                continue
+            done = any(outer is other for other in swapped)
+            averages = optimizer._model_variables_moving_average
+            for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+                if average is None:
+                    continue
+                name = state.path_of(variable)
+                if name in owners:
+                    warnings.append(
+                        f"{owners[name]} and {path} both average {name} (use_ema=True): training "
+                        f"ends with the average of {path}, which comes last in the task"
+                    )
+                owners[name] = path
+                source, target = (variable, average) if done else (average, variable)
+                # A copy: two variables with one buffer cannot be donated, as `fit` does on JAX.
+                backend.write(target, keras.ops.copy(backend.keep(source)))
+        return warnings
+
+
+def averaged(arrays: Mapping[str, Any], begun: Mapping[str, int]) -> dict[str, Any]:
+    """Return the variables of a run's last checkpoint as they are when training ends.
+
+    Args:
+        arrays: All variables by path.
+        begun: `Averages.begun` of the checkpoint.
+
+    Example:
+        >>> arrays = {"w": 3.0, "sgd/iterations": 5, f"sgd{SLOT}w": 2.0}
+        >>> averaged(arrays, {"sgd": 0})["w"], averaged(arrays, {"sgd": 5})["w"]
+        (2.0, 3.0)
+    """
+    found = dict(arrays)
+    for path, average in arrays.items():
+        optimizer, slot, weight = path.partition(SLOT)
+        updates = int(arrays.get(f"{optimizer}/iterations", 0)) if slot else 0
+        if updates and updates != begun.get(optimizer) and weight in arrays:
+            found[weight] = average
+    return found
+
+
+def _averaging(state: State) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each built optimizer that averages: its path, itself, and the one that it is part of.
+
+    A `keras.optimizers.MultiOptimizer` consists of several.
+    """
+    for path, outer in state.optimizers.items():
+        parts = getattr(outer, "_inner_optimizers", None)
+        named = {f"{path}/inner_optimizers/{i}": part for i, part in enumerate(parts or ())}
+        for name, part in (named or {path: outer}).items():
+            if part.use_ema and part.built:
+                yield name, part, outer
+
+
+def _updates(optimizer: Any) -> int:
+    return int(active().read(optimizer._iterations))

@@ -1,0 +1,202 @@
+"""Running a step abstractly before its first compilation, and looking for mistakes in it."""
+
+import pickle
+import random
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..backends.base import Build, StepContext, active
+from ..errors import ConfigurationError, StateError, StepError
+from .optimizers import build_optimizers
+from .state import State, refuse_scaling
+
+MAX_BUILD_RUNS = 8
+
+
+def build(
+    task: Any,
+    function: Callable[[Any], Any],
+    batch: Any,
+    name: str,
+    check: bool = True,
+    settled: frozenset[int] = frozenset(),
+) -> tuple[State, Build]:
+    """Run a step abstractly until no new variable appears; its updates are discarded.
+
+    Optimizers are built with the variables that their `apply` was given. On return the state holds
+    all that the step reads or changes.
+
+    Args:
+        task: What holds the state.
+        function: The step, a function of a batch.
+        batch: A real batch, of NumPy arrays.
+        name: The step's name, for messages.
+        check: Refuse variables and optimizers that no attribute reaches, and random numbers that
+            are not Keras' own.
+        settled: Ids of the variables that the step already uses for batches of another form.
+
+    Raises:
+        StateError: The step uses a variable or an optimizer that no attribute of the task reaches,
+            or makes new variables every time.
+    """
+    backend = active()
+    for run in range(MAX_BUILD_RUNS):
+        state = State.discover(task)
+        if run == 0:
+            _refuse_distribution(state)
+        found = Build(settled=settled)
+        step = StepContext(
+            build=found,
+            layers=state.layers,
+            variables=state.variables,
+            path_of=state.path_of,
+        )
+        drawn = _positions(task)
+        try:
+            with _apply_builds(found):
+                scope = backend.abstract_run(function, batch, step)
+        except Exception:
+            # A native step may stumble over variables that it has only just made: once they exist
+            # it gets another run.
+            if not _differ(state, State.discover(task)):
+                raise
+            continue
+        found.read, found.written = dict(scope.foreign), dict(scope.assigned)
+        after = State.discover(task)
+        if check:
+            _check_optimizers(after, found, name)
+        paths = {id(optimizer): path for path, optimizer in after.optimizers.items()}
+        for optimizer, _, _ in found.applied:
+            refuse_scaling(paths.get(id(optimizer)) or str(optimizer.name), optimizer)
+        applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
+        if build_optimizers(task, applied, name) or _differ(state, after):
+            continue
+        _check_gradients(after, found, name)
+        if check:
+            _check_variables(after, found, name)
+            _check_random(drawn, _positions(task), name)
+        return after, found
+    raise StateError(
+        f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
+        "in __init__ and keep them as attributes"
+    )
+
+
+def _refuse_distribution(state: State) -> None:
+    """Refuse variables, or a context, that distribute training over several devices.
+
+    Raises:
+        ConfigurationError: The backend found some.
+    """
+    found = active().distribution(list(state.variables.values()))
+    if found is not None:
+        of = found.variable
+        what = "training runs" if of is None else f"{state.path_of(of)} was created"
+        raise ConfigurationError(
+            f"{what} under {found.strategy}, but a loop trains on one device: {found.remedy}"
+        )
+
+
+def _differ(before: State, after: State) -> bool:
+    """Return whether a run of the step has made variables or layers."""
+    return [id(v) for v in before.variables.values()] != [
+        id(v) for v in after.variables.values()
+    ] or len(before.layers) != len(after.layers)
+
+
+def _check_optimizers(state: State, found: Build, name: str) -> None:
+    reached = {id(optimizer) for optimizer in state.optimizers.values()}
+    for optimizer, _, _ in found.applied:
+        if id(optimizer) not in reached:
+            raise StateError(
+                f"{name} applies the optimizer {optimizer.name!r} ({type(optimizer).__name__}), "
+                "which no attribute of the task reaches, so it would be neither saved nor compiled "
+                "in: keep it as an attribute, or pass it to treadle.task(…, optimizer=optimizer)"
+            )
+
+
+def _check_variables(state: State, found: Build, name: str) -> None:
+    hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
+    if hidden:
+        names = ", ".join(state.path_of(v) for v in hidden[:5])
+        more = f" and {len(hidden) - 5} more" if len(hidden) > 5 else ""
+        raise StateError(
+            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
+            "step would never see it change: keep what holds it as an attribute, or pass it to "
+            "treadle.task(…, model=model)"
+        )
+
+
+def _check_gradients(state: State, found: Build, name: str) -> None:
+    """Refuse gradients that are not one for each variable, which Keras pairs as far as they go."""
+    names = {id(optimizer): path for path, optimizer in state.optimizers.items()}
+    for optimizer, variables, gradients in found.applied:
+        if variables and gradients != len(variables):
+            paths = ", ".join(state.path_of(v) for v in variables[gradients:][:5])
+            raise StepError(
+                f"{name} applies {gradients} gradients to {len(variables)} variables by "
+                f"{names.get(id(optimizer), optimizer.name)} ({type(optimizer).__name__})"
+                f"{f', so that none is left for {paths}' if paths else ''}: pass one gradient for "
+                "each variable, in the same order"
+            )
+
+
+def _positions(task: Any) -> dict[str, bytes]:
+    """Return where the random streams of Python and NumPy stand, with those of the task's own."""
+    states: dict[str, Any] = {
+        "Python's random": random.getstate(),
+        "numpy.random": np.random.get_state(legacy=False),
+    }
+    for path, value in vars(task).items():
+        if isinstance(value, np.random.Generator):
+            states[path] = value.bit_generator.state
+        elif isinstance(value, np.random.RandomState):
+            states[path] = value.get_state(legacy=False)
+        elif isinstance(value, random.Random):
+            states[path] = value.getstate()
+    return {name: pickle.dumps(state) for name, state in states.items()}  # arrays of several kinds
+
+
+def _check_random(before: dict[str, bytes], after: dict[str, bytes], name: str) -> None:
+    """Refuse random numbers that a compiled step would draw once, while it is traced."""
+    drawn = [which for which in after if before.get(which) != after[which]]
+    if drawn:
+        raise StepError(
+            f"{name} draws from {' and '.join(drawn)}, which a compiled step does only while it is "
+            "traced, so that all steps would get the same number: use keras.random with a "
+            "keras.random.SeedGenerator that the task holds, or draw where batches are made"
+        )
+
+
+@contextmanager
+def _apply_builds(found: Build) -> Generator[None]:
+    """Let `optimizer.apply` only take note of its variables: nothing is known of gradients yet."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        given = list(trainable_variables) if trainable_variables is not None else []
+        if trainable_variables is None and self.built:
+            given = list(self._trainable_variables)
+        found.applied.append((self, given, len(list(grads))))
+
+    base: Any = keras.optimizers.Optimizer
+    own = {kind: kind.__dict__.get("apply") for kind in _kinds_of(base)}
+    for kind, original in own.items():
+        if original is not None or kind is base:
+            kind.apply = apply
+    try:
+        yield
+    finally:
+        for kind, original in own.items():
+            if original is not None:
+                kind.apply = original
+            elif kind is base:
+                del kind.apply
+
+
+def _kinds_of(base: Any) -> set[Any]:
+    """Return a class and all that were derived from it."""
+    return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))

@@ -1,0 +1,498 @@
+"""What a step calls: gradients and what goes with them, meaning the same thing on every backend."""
+
+import functools
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+from ..backends.base import (
+    Losses,
+    Scope,
+    Tensor,
+    Variable,
+    active,
+    context,
+    hand_losses,
+    hand_outward,
+    unrecorded,
+)
+from ..backends.recomputing import without_losses
+from ..errors import GradientError, StepError
+from .loss_scale import scaled, unscaled
+
+Variables = Any  # a list of variables, or a model, layer or metric that has some
+ONLY = ""  # the name under which a single loss travels
+
+
+def gradients(
+    objective: Callable[[], Any],
+    variables: Variables | Mapping[str, Variables],
+    unreached: Literal["error", "zeros"] = "error",
+) -> tuple[Any, Any]:
+    """Run `objective` once and differentiate what it returns.
+
+    Everything that the objective changes on its way survives: BatchNorm statistics, seeds, metrics
+    and `add_loss` losses. What it returns beside the loss is a constant outside of it.
+
+    Args:
+        objective: Returns the loss, a scalar of a float type, or `(loss, anything)`. With a dict of
+            variables: a dict of losses with the same names, or that and anything.
+        variables: A list of variables (or a model: its trainable ones), or `{name: variables}` to
+            differentiate several losses of one forward pass, each for its own.
+        unreached: What to do with a variable that the loss does not depend on: an error that names
+            it, or a gradient of zeros.
+
+    Returns:
+        `(what the objective returned, gradients)`: dense tensors of the variables' shapes and
+        dtypes, as a list in the order of `variables`, or a dict of such lists.
+
+    Raises:
+        GradientError: There are no variables; the loss is no scalar or not of a float type; the
+            names of losses and variables differ; or a variable is unreached.
+
+    Example:
+        >>> import keras, treadle
+        >>> w = keras.Variable(3.0)
+        >>> loss, (slope,) = treadle.gradients(lambda: w * w, [w])
+        >>> float(slope)
+        6.0
+    """
+    if unreached not in ("error", "zeros"):
+        raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
+    objective = _inner(objective)
+    several = isinstance(variables, Mapping)
+    named: dict[str, list[Variable]] = (
+        {str(name): listed(part) for name, part in variables.items()}
+        if several
+        else {ONLY: listed(variables)}
+    )
+    union = list({id(v): v for part in named.values() for v in part}.values())
+    index = {id(variable): i for i, variable in enumerate(union)}
+    step = context()
+
+    if step.build is not None:  # only variables and shapes matter: nothing is differentiated
+        step.build.differentiated = True
+        with active().undifferentiated():
+            result = objective()
+        _losses(result, list(named) if several else None)
+        result = _outside(result)
+        zeros = {name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()}
+        return result, zeros if several else zeros[ONLY]
+    for name, part in named.items():
+        if not part:
+            raise GradientError(
+                f"gradients over no variables{f' for {name!r}' if name else ''}: pass the "
+                "variables that the loss is to change, for example model.trainable_variables (a "
+                "model that is not yet built, or with trainable = False, has none)"
+            )
+    for variable in union:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if "float" not in dtype:
+            raise GradientError(
+                f"{context().path_of(variable)} is of dtype {dtype}, and only float variables have "
+                "gradients: leave it out of the variables"
+            )
+    groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
+    names = list(named) if several else None
+    result, found = _differentiate(lambda _: objective(), names, union, (), groups)
+    grads = {
+        name: [
+            _reached(gradient, variable, name, unreached)
+            for gradient, variable in zip(found[name], part, strict=True)
+        ]
+        for name, part in named.items()
+    }
+    if step.recorder is not None:
+        for name, part in named.items():
+            step.recorder.gradients([step.path_of(v) for v in part], grads[name])
+    return result, grads if several else grads[ONLY]
+
+
+def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, list[Tensor]]:
+    """Differentiate a function with respect to its inputs.
+
+    Inside an objective the result can be differentiated again (gradient penalties).
+
+    Args:
+        function: Takes the inputs; returns a scalar, or `(scalar, anything)`.
+        inputs: Float tensors of any shape.
+
+    Returns:
+        `(what the function returned, one gradient per input)`, each of its input's shape and
+        dtype; for a float16 input a float32 one, since float16 has no room for small gradients.
+
+    Raises:
+        GradientError: No inputs, an input that is not of a float type, a result that is no scalar,
+            or an input that the result does not depend on.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> _, (slope,) = treadle.input_gradients(lambda x: ops.sum(x**2), ops.ones((3,)))
+        >>> [float(s) for s in slope]
+        [2.0, 2.0, 2.0]
+    """
+    tensors = [ops.convert_to_tensor(x) for x in inputs]
+    if not tensors:
+        raise GradientError(
+            "input_gradients needs at least one input: input_gradients(function, x)"
+        )
+    for i, tensor in enumerate(tensors):
+        if "float" not in keras.backend.standardize_dtype(tensor.dtype):
+            raise GradientError(
+                f"input {i} has dtype {keras.backend.standardize_dtype(tensor.dtype)}: only float "
+                "tensors have gradients; cast it with ops.cast(x, 'float32')"
+            )
+    function = _inner(function)
+    step = context()
+    if step.build is not None:
+        step.build.differentiated = True
+        with active().undifferentiated():
+            result = function(*tensors)
+        _losses(result, None)
+        return _outside(result), [ops.zeros_like(x, _dtype_of_gradient(x)) for x in tensors]
+
+    groups = {ONLY: list(range(len(tensors)))}
+    result, found = _differentiate(lambda leaves: function(*leaves), None, (), tensors, groups)
+    grads: list[Tensor] = []
+    for i, (gradient, x) in enumerate(zip(found[ONLY], tensors, strict=True)):
+        if gradient is None:
+            raise GradientError(f"the function's result does not depend on input {i}")
+        grads.append(ops.cast(gradient, _dtype_of_gradient(x)))
+    return result, grads
+
+
+def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
+    """Differentiate an objective and apply the gradients: `gradients` + `optimizer.apply`.
+
+    Args:
+        objective: As for `gradients`.
+        of: A model, a list of variables, or a dict of them.
+        optimizer: A Keras optimizer; with a dict, a dict of optimizers of the same names.
+
+    Returns:
+        What the objective returned.
+
+    Raises:
+        GradientError: As for `gradients`, or the names of the two dicts differ.
+
+    Example:
+        >>> import keras, treadle
+        >>> w = keras.Variable(3.0)
+        >>> _ = treadle.minimize(lambda: w * w, [w], keras.optimizers.SGD(0.1))
+        >>> round(float(w.numpy()), 3)
+        2.4
+    """
+    if isinstance(of, Mapping):
+        if not isinstance(optimizer, Mapping) or set(optimizer) != set(of):
+            got = sorted(optimizer) if isinstance(optimizer, Mapping) else type(optimizer).__name__
+            raise GradientError(
+                f"minimize got variables for {sorted(of)} and optimizers for {got}"
+                ": pass a dict of optimizers with the same names"
+            )
+        result, grads = gradients(objective, of)
+        for name, part in of.items():
+            optimizer[name].apply(grads[name], listed(part))
+        return result
+    # The list is read again after the objective ran: it may have built the model.
+    result, grads = gradients(objective, of)
+    variables = listed(of)
+    optimizer.apply(grads if len(grads) == len(variables) else _no_gradients(variables), variables)
+    return result
+
+
+@contextmanager
+def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[None]:
+    """Let models compute with these values, and `gradients` differentiate at them.
+
+    Assignments to other variables (BatchNorm statistics, seeds, metrics) survive; the substituted
+    ones have their own values back afterwards. Differentiable in the values, which is what
+    meta-learning does (MAML, https://arxiv.org/abs/1703.03400).
+
+    Args:
+        variables: A list of variables, or a model: its trainable ones.
+        values: A tensor for each, of the same shape; of a variable, what it holds now.
+
+    Raises:
+        StepError: As many values as variables, and of their shapes, are needed.
+
+    Example:
+        >>> import keras, treadle
+        >>> w = keras.Variable(3.0)
+        >>> with treadle.substituted([w], [5.0]):
+        ...     print(float(w.numpy()))
+        5.0
+        >>> float(w.numpy())
+        3.0
+    """
+    chosen = listed(variables)
+    if len(chosen) != len(values):
+        raise StepError(
+            f"substituted got {len(chosen)} variables and {len(values)} values: one for each"
+        )
+    path_of = context().path_of
+    pairs: list[tuple[Variable, Tensor]] = []
+    for variable, value in zip(chosen, values, strict=True):
+        if isinstance(value, keras.Variable):  # which may stand in for itself, and be assigned then
+            value = ops.copy(value)
+        tensor = ops.convert_to_tensor(value, dtype=variable.dtype)
+        if tuple(tensor.shape) != tuple(variable.shape):
+            raise StepError(
+                f"substituted value for {path_of(variable)} has shape {tuple(tensor.shape)}, but "
+                f"the variable has {tuple(variable.shape)}"
+            )
+        pairs.append((variable, tensor))
+    with Scope(pairs) as scope:
+        yield
+    hand_outward(scope.changed(), keep=[id(v) for v, _ in pairs])
+    hand_losses(scope)
+
+
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the backward pass compute a function again, instead of keeping what lies within.
+
+    Gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174): less memory for
+    more arithmetic. Unlike with `keras.remat` the function may hold a Dropout or a
+    BatchNormalization: it is computed again with the numbers that it drew, and changes variables
+    once. Meanwhile the objective leaves alone what the function reads.
+
+    Args:
+        function: A layer, or a function of tensors, which is differentiated by these and by
+            variables; on TensorFlow not by other tensors of the step, which is an error in graphs.
+            Returns a structure of tensors.
+
+    Returns:
+        The same function; arguments passed by name are not differentiated.
+
+    Raises:
+        StepError: When it is called: a layer within calls `add_loss`.
+
+    Example:
+        >>> import keras, treadle
+        >>> layer = keras.layers.Dense(1, kernel_initializer="ones")
+        >>> x = keras.ops.ones((1, 3))
+        >>> _ = layer(x)
+        >>> loss, _ = treadle.gradients(lambda: keras.ops.sum(treadle.remat(layer)(x)), layer)
+        >>> float(loss)
+        3.0
+    """
+
+    @functools.wraps(function, updated=())
+    def recomputed(*inputs: Any, **settings: Any) -> Any:
+        run = _inner(functools.partial(function, **settings))
+        if context().build is not None:
+            return run(*inputs)
+        with unrecorded():
+            return active().remat(without_losses(run), [ops.convert_to_tensor(x) for x in inputs])
+
+    return recomputed
+
+
+def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """Run one of two branches, either of which may assign variables and apply optimizers.
+
+    Args:
+        predicate: A scalar boolean tensor, or a Python bool.
+        then: Runs where it is true; takes nothing, returns a structure of tensors or None.
+        otherwise: Runs where it is false; returns the same structure, shapes and dtypes.
+
+    Returns:
+        What the branch returned.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
+        1.0
+    """
+    then, otherwise = _inner(then), _inner(otherwise)
+    if context().build is not None:  # both branches may make variables
+        result = then()
+        otherwise()
+        return result
+    if isinstance(predicate, bool):
+        return then() if predicate else otherwise()
+    with unrecorded():
+        return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
+
+
+def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
+    """Map a function over the first axis, one row after another; it may differentiate and assign.
+
+    State changes (seeds, statistics) carry over from row to row. Slower than
+    `keras.ops.vectorized_map` where that works, and right where it does not.
+
+    Args:
+        function: Takes one row of `inputs`, returns a structure of tensors.
+        inputs: A tensor, or a structure of tensors that agree in their first dimension (n, …).
+
+    Returns:
+        What the function returned, stacked: (n, …).
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
+        [1.0, 4.0]
+    """
+    function = _inner(function)
+    if context().build is not None:
+        row = keras.tree.map_structure(lambda x: x[0], inputs)
+        count = keras.tree.flatten(inputs)[0].shape[0]
+        return keras.tree.map_structure(
+            lambda x: ops.stack([ops.convert_to_tensor(x)] * count), function(row)
+        )
+
+    def one(row: Any) -> Any:
+        # A copy, since it may return a variable's own value, which the next row would change.
+        return keras.tree.map_structure(ops.copy, function(row))
+
+    with unrecorded():
+        return active().for_each(one, inputs)
+
+
+def listed(variables: Variables) -> list[Variable]:
+    """Return a list of variables from a list of them, or the trainable ones of a model."""
+    if hasattr(variables, "trainable_variables"):
+        return list(variables.trainable_variables)
+    if isinstance(variables, (list, tuple)):
+        return list(variables)
+    return [variables]
+
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the step know that it is inside an objective, a branch or a mapped function."""
+
+    def inner(*arguments: Any) -> Any:
+        step = context()
+        step.inside += 1
+        try:
+            return function(*arguments)
+        finally:
+            step.inside -= 1
+
+    return inner
+
+
+def _outside(result: Any) -> Any:
+    """Return what an objective returned as it is outside of it: no longer differentiated."""
+    return keras.tree.map_structure(
+        lambda x: ops.stop_gradient(x) if ops.is_tensor(x) else x, result
+    )
+
+
+def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """Make tensors of all that a branch returns: a variable or a number must not be a constant."""
+
+    def tensors() -> Any:
+        return keras.tree.map_structure(
+            lambda x: None if x is None else ops.convert_to_tensor(x), branch()
+        )
+
+    return tensors
+
+
+def _losses(result: Any, names: list[str] | None) -> Losses:
+    """Find the loss or losses in what an objective returned, and check them."""
+    if names is None:
+        loss = result[0] if isinstance(result, tuple) and result else result
+        swapped = isinstance(result, tuple) and any(_is_scalar(x) for x in result[1:])
+        return {ONLY: _scalar_loss(loss, "the loss", swapped)}
+    losses = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(losses, Mapping) or set(losses) != set(names):
+        got = sorted(losses) if isinstance(losses, Mapping) else type(losses).__name__
+        raise GradientError(
+            f"the objective must return a dict of losses named {sorted(names)}, as the variables "
+            f"are, or (that dict, anything); it returned {got}"
+        )
+    return {name: _scalar_loss(losses[name], f"the loss {name!r}") for name in names}
+
+
+def _is_scalar(thing: Any) -> bool:
+    return ops.is_tensor(thing) and tuple(thing.shape) == ()
+
+
+def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor:
+    if loss is None or isinstance(loss, (str, Mapping, list)):
+        raise GradientError(
+            f"{what} must be a scalar tensor, but the objective returned {type(loss).__name__}"
+        )
+    tensor = ops.convert_to_tensor(loss)
+    if tuple(tensor.shape) != ():
+        raise GradientError(
+            f"{what} must be a scalar, but has shape {tuple(tensor.shape)}: "
+            + (
+                "return the loss first, as (loss, anything)"
+                if swapped
+                else "reduce it, for example with ops.mean"
+            )
+        )
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if "float" not in dtype:
+        raise GradientError(f"{what} must be of a float type, but is {dtype}")
+    return tensor
+
+
+def _differentiate(
+    function: Callable[[Sequence[Tensor]], Any],
+    names: list[str] | None,
+    variables: Sequence[Variable],
+    inputs: Sequence[Tensor],
+    groups: Mapping[str, Sequence[int]],
+) -> tuple[Any, dict[str, list[Tensor | None]]]:
+    """Run a function and differentiate its losses, scaled meanwhile where the step scales them."""
+    step = context()
+    scale = step.loss_scale
+    factor = None if scale is None else scale.factor(nested=step.depth > 0)
+
+    recorder = step.recorder
+
+    def losses(leaves: Sequence[Tensor]) -> tuple[Losses, Any]:
+        if recorder is not None:
+            recorder.begin()
+        result = function(leaves)
+        found = _losses(result, names)
+        if factor is not None:
+            found = {name: scaled(loss, factor) for name, loss in found.items()}
+        return found, (result, () if recorder is None else recorder.taken())
+
+    (result, met), found = active().differentiate(losses, variables, inputs, groups)
+    if recorder is not None:
+        recorder.give(met)
+    if scale is None:
+        return result, found
+    scale.look([g for part in found.values() for g in part if g is not None])
+    dtypes = [*(v.dtype for v in variables), *map(_dtype_of_gradient, inputs)]
+    return result, {
+        name: [
+            None if gradient is None else unscaled(gradient, factor, dtypes[i])
+            for i, gradient in zip(groups[name], part, strict=True)
+        ]
+        for name, part in found.items()
+    }
+
+
+def _dtype_of_gradient(tensor: Tensor) -> str:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return "float32" if dtype == "float16" else dtype
+
+
+def _reached(gradient: Tensor | None, variable: Variable, name: str, unreached: str) -> Tensor:
+    if gradient is not None:
+        return gradient
+    if unreached == "zeros":
+        return ops.zeros(variable.shape, variable.dtype)
+    path = context().path_of(variable)
+    loss = f"the loss {name!r}" if name else "the loss"
+    raise GradientError(
+        f"no gradient for {path}: {loss} does not reach it. Leave it out of the variables, or pass "
+        "unreached='zeros' if that is meant"
+    )
+
+
+def _no_gradients(variables: Sequence[Variable]) -> list[Tensor]:
+    """Stand in for the gradients of a model that the objective has just built."""
+    return [ops.zeros(v.shape, v.dtype) for v in variables]

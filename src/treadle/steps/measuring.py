@@ -1,0 +1,79 @@
+"""`Options(execution="measure")`: every plan that a step could have, timed on the step itself."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+from ..backends.base import Executor, active
+from ..backends.plans import XLA, Plan, RefusedError
+from ..backends.window import Window
+from .planning import candidates
+from .state import State
+
+ROUNDS = 5
+ROUND_SECONDS = 0.15  # of each plan; five plans take about four seconds
+LONGEST = 64  # steps of a timed window
+
+
+def fastest(
+    make: Callable[[bool], Executor], first: Executor, window: Window, state: State
+) -> Executor:
+    """Run a step by every plan in turn, and return what ran it fastest; the state stays as it was.
+
+    Args:
+        make: Makes an executor; told whether it is to run the step as Python.
+        first: The executor that knows the step's facts.
+        window: A window whose first batch is used.
+        state: What is put back.
+
+    Returns:
+        The executor, its plan saying what was measured and what pins it.
+    """
+    facts = first.facts(window)
+    executors: list[Executor] = []
+    lengths: list[int] = []
+    kept, first_batch = state.keep(), window.split(1)[0]
+    try:
+        with active().own_random():
+            for plan in candidates(facts):
+                executor = make(not plan.compiler)
+                executor.plan = plan
+                try:
+                    lengths.append(_length(executor, first_batch))
+                except RefusedError:
+                    continue
+                executors.append(executor)
+            state.put_back(kept)
+            times: list[list[float]] = [[] for _ in executors]
+            for _ in range(ROUNDS):
+                for executor, length, found in zip(executors, lengths, times, strict=True):
+                    outputs = executor.run(first_batch.repeated(length), 0)
+                    outputs.fetch()
+                    found.append(outputs.seconds / length)
+                    state.put_back(kept)
+    finally:  # an error leaves it as it was too
+        state.put_back(kept)
+    order = sorted(range(len(executors)), key=lambda i: median(times[i]))
+    best = executors[order[0]]
+    told = ", ".join(f"{executors[i].plan} {median(times[i]) * 1e6:,.0f} µs" for i in order)
+    best.plan = replace(
+        best.plan, why=f"measured, a step: {told}; keep it with {_pin(best.plan, facts.compilers)}"
+    )
+    return best
+
+
+def _length(executor: Executor, one: Window) -> int:
+    """Compile, and return of how many steps a timed window is made."""
+    executor.compile(one)
+    executor.run(one, 0).fetch()
+    outputs = executor.run(one, 0)
+    outputs.fetch()
+    return max(1, min(LONGEST, int(ROUND_SECONDS / max(outputs.seconds, 1e-9))))
+
+
+def _pin(plan: Plan, compilers: tuple[str, ...]) -> str:
+    """Return the options that choose a plan without measuring."""
+    if not plan.compiler:
+        return "Options(execution='eager')"
+    jit = f", jit={plan.compiler == XLA}" if len(compilers) > 1 else ""
+    return f"Options(fused={plan.fused}{jit})"

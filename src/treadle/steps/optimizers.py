@@ -1,0 +1,148 @@
+"""Building optimizers with the union of the variables that a task's steps apply them to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from ..backends.base import Variable, active
+from ..errors import StateError
+from .state import State
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What `build` did to the attributes of an optimizer.
+
+    Attributes:
+        replaced: The old values of attributes that it replaced.
+        made: Names of the attributes that it made.
+        items: Per list or dict the items or keys that it added.
+    """
+
+    replaced: dict[str, Any]
+    made: list[str]
+    items: dict[str, list[Any]]
+
+
+_built: WeakKeyDictionary[Any, _Built] = WeakKeyDictionary()
+"""The optimizers that were built here."""
+
+
+def build_optimizers(
+    task: Any, applied: Iterable[tuple[Any, Sequence[Variable]]], step_name: str
+) -> bool:
+    """Build each optimizer with all variables that it is applied to.
+
+    If an optimizer was built here with fewer variables, it is built again with all of them. Its
+    iterations and the slots of the variables that it had keep their values, so it ends as if it had
+    been built with all variables from the start.
+
+    Args:
+        task: The task that holds the optimizers.
+        applied: Pairs of an optimizer and the variables of one call of its `apply`, in the order of
+            the calls.
+        step_name: The name of the step, for messages.
+
+    Returns:
+        Whether any optimizer was built.
+
+    Raises:
+        StateError: An optimizer was built elsewhere, and without some of the variables.
+    """
+    optimizers: dict[int, Any] = {}
+    wanted: dict[int, dict[int, Variable]] = {}
+    for optimizer, variables in applied:
+        optimizers[id(optimizer)] = optimizer
+        wanted.setdefault(id(optimizer), {}).update({id(v): v for v in variables})
+    changed = False
+    for key, optimizer in optimizers.items():
+        known = {id(v): v for v in optimizer._trainable_variables} if optimizer.built else {}
+        missing = [v for i, v in wanted[key].items() if i not in known]
+        if not missing:
+            continue
+        if optimizer.built:
+            _extend(task, optimizer, list(known.values()), missing, step_name)
+        else:
+            _build(optimizer, missing)
+        changed = True
+    return changed
+
+
+def _build(optimizer: Any, variables: list[Variable]) -> None:
+    """Build an optimizer, and keep what that did to it."""
+    before = {
+        name: list(value) if isinstance(value, (list, dict)) else value
+        for name, value in _attributes(optimizer).items()
+    }
+    with keras.name_scope(optimizer.name):
+        optimizer.build(variables)
+    replaced: dict[str, Any] = {}
+    items: dict[str, list[Any]] = {}
+    for name, value in _attributes(optimizer).items():
+        if name in before and isinstance(value, (list, dict)):
+            known = {id(item) for item in before[name]}
+            items[name] = [item for item in value if id(item) not in known]
+        elif name in before and value is not before[name]:
+            replaced[name] = before[name]
+    made = [name for name in _attributes(optimizer) if name not in before]
+    _built[optimizer] = _Built(replaced, made, items)
+
+
+def _unbuild(optimizer: Any) -> None:
+    """Undo what `_build` did; what else has changed since, such as `clipnorm`, stays."""
+    done = _built[optimizer]
+    for name in done.made:
+        delattr(optimizer, name)
+    for name, value in done.replaced.items():
+        setattr(optimizer, name, value)
+    attributes = _attributes(optimizer)
+    for name, items in done.items.items():
+        added = {id(item) for item in items}
+        if isinstance(attributes[name], dict):
+            for key in [key for key in attributes[name] if id(key) in added]:
+                del attributes[name][key]
+        else:  # in place: Keras' tracker appends to this very list
+            attributes[name][:] = [x for x in attributes[name] if id(x) not in added]
+
+
+def _attributes(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's attributes without TensorFlow's own, which follow by themselves."""
+    return {k: v for k, v in vars(optimizer).items() if not k.startswith("_self_")}
+
+
+def _extend(
+    task: Any, optimizer: Any, known: list[Variable], new: list[Variable], step_name: str
+) -> None:
+    """Build a built optimizer again with more variables; the slots that it has keep their values.
+
+    Raises:
+        StateError: It was not built here, or its slots cannot be told apart.
+    """
+    state, backend = State.discover(task), active()
+    path = next((p for p, x in state.optimizers.items() if x is optimizer), "")
+    own = {id(v) for v in optimizer.variables}
+    before = {p: backend.read(v) for p, v in state.variables.items() if id(v) in own}
+    unnamed = any(p.startswith(f"{path}/variables/") for p in before)
+    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    if not path or unnamed or several or optimizer not in _built:
+        paths = ", ".join(state.path_of(v) for v in new[:5])
+        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+        raise StateError(
+            f"{step_name} applies the optimizer {path or repr(optimizer.name)} "
+            f"({type(optimizer).__name__}) to {paths}{more}, but it was built with {len(known)} "
+            f"other variables before. Build it with all variables that it trains: call "
+            f"{path or 'optimizer'}.build([…]) in the task's __init__"
+        )
+    _unbuild(optimizer)
+    _build(optimizer, [*known, *new])
+    after = State.discover(task)
+    for slot, value in before.items():
+        backend.write(after.variables[slot], value)
+    if optimizer.use_ema:  # the average of a variable that no step has changed is its value
+        averages = optimizer._model_variables_moving_average[len(known) :]
+        for variable, average in zip(new, averages, strict=True):
+            if average is not None:
+                backend.write(average, backend.read(variable))

@@ -1,0 +1,422 @@
+"""Python values of a task in checkpoints: what changed since the run began, and putting it back.
+
+A compiled step takes Python values as constants (see `constants`), and a hook may change them. A
+script that runs again makes the task with the values of its first line, so a checkpoint records
+every value that changed, with the value that the run began with.
+
+Numbers, texts, flags, None, members of enums, small arrays, and lists, tuples, dicts and
+dataclasses of these are put back. Of any other object only its class is recorded: a checkpoint
+never says which code to run. Only attributes and items that the task has are set, to values of
+these kinds.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from ..checkpoint.arrays import name_of
+from ..errors import CheckpointError, StateError
+from .constants import LARGE, Constant, tuple_like
+from .state import State
+
+MOST_CHANGED = 10_000  # recorded values, and items of a recorded list
+LONGEST_TEXT = 65_536  # characters of a recorded text
+NAMED = 5  # values in a message
+KEPT = 4  # checkpoints of this process whose objects are remembered
+_MOST_PASSES = 8  # `trainable` of a layer sets that of its parts; a list makes room for its items
+
+Kind = Literal["plain", "enum", "array", "list", "tuple", "dict", "fields", "object"]
+CONTAINERS: tuple[Kind, ...] = ("list", "tuple", "dict")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A Python value, apart from what holds it.
+
+    Attributes:
+        kind: `fields` is a dataclass or a schedule, whose attributes are values of their own;
+            `object` is all that cannot be recorded.
+        content: The value, the name of an enum's member, the length of a list or tuple, or the keys
+            of a dict.
+        type: The name of its class.
+        thing: The object itself, where this process has it.
+    """
+
+    kind: Kind
+    content: Any
+    type: str
+    thing: Any = None
+
+    @classmethod
+    def of(cls, value: Any) -> "Value":
+        """Return what a value is now."""
+        name = type(value).__qualname__
+        if isinstance(value, enum.Enum):
+            return cls("enum", value.name, name, value)
+        if type(value) in (bool, int, float, str, NoneType):
+            if isinstance(value, str) and len(value) > LONGEST_TEXT:
+                return cls("object", None, f"str of {len(value):,} characters", value)
+            return cls("plain", value, name)
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = np.asarray(value)
+            if array.nbytes <= LARGE and name_of(array.dtype) is not None:
+                return cls("array", array.copy(), name)
+        if isinstance(value, (list, tuple)):
+            kind: Kind = "list" if isinstance(value, list) else "tuple"
+            return cls(kind, len(value), name, value)  # type: ignore[reportUnknownArgumentType]
+        if isinstance(value, dict):
+            keys: tuple[Any, ...] = tuple(value)  # type: ignore[reportUnknownArgumentType]
+            return cls("dict", keys, name, value)
+        schedule = isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+        if schedule or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+            return cls("fields", None, name, value)
+        return cls("object", None, name, value)
+
+    def is_like(self, other: "Value | None") -> bool:
+        """Say whether another value is the same, as far as a step can tell."""
+        if other is None or (self.kind, self.type) != (other.kind, other.type):
+            return False
+        if self.kind == "array":
+            a, b = self.content, other.content
+            return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+        if self.kind == "object":
+            return self.thing is other.thing
+        return repr(self.content) == repr(other.content)  # 1 is not True, and NaN equals itself
+
+    def __str__(self) -> str:
+        if self.kind == "plain":
+            return repr(self.content)
+        if self.kind == "enum":
+            return f"{self.type}.{self.content}"
+        if self.kind == "array":
+            return f"an array of shape {self.content.shape}"
+        if self.kind == "dict":
+            return f"a dict of {len(self.content)}"
+        if self.kind in CONTAINERS:
+            return f"a {self.type} of {self.content}"
+        return f"one {self.type}"
+
+    def encoded(self) -> dict[str, Any]:
+        """Return what a checkpoint can hold of it."""
+        content, kind = self.content, self.kind
+        if kind == "dict":
+            content = list(content)
+        if kind in CONTAINERS and not _fits(kind, content):
+            kind, content = "object", None
+        return {"kind": kind, "type": self.type, "content": content}
+
+    @classmethod
+    def decoded(cls, found: Any) -> "Value":
+        """Return what `encoded` was called on.
+
+        Raises:
+            ValueError: `encoded` did not make this.
+        """
+        if not isinstance(found, Mapping) or set(found) != {"kind", "type", "content"}:  # type: ignore[reportUnknownArgumentType]
+            raise ValueError("a value lacks its kind, type or content")
+        kind, name, content = found["kind"], found["type"], found["content"]  # type: ignore[reportUnknownVariableType]
+        if not isinstance(kind, str) or not isinstance(name, str) or not _fits(kind, content):
+            raise ValueError(f"a value is of the kind {kind!a:.40} and holds something else")
+        if kind == "dict":
+            content = tuple(content)  # type: ignore[reportUnknownArgumentType]
+        return cls(kind, content, name)  # type: ignore[arg-type]
+
+
+def _fits(kind: str, content: Any) -> bool:
+    if kind == "plain":
+        return type(content) in (bool, int, float, str, NoneType)
+    if kind == "enum":
+        return isinstance(content, str)
+    if kind == "array":
+        return isinstance(content, np.ndarray) and content.nbytes <= LARGE
+    if kind in ("list", "tuple"):
+        return type(content) is int and 0 <= content <= MOST_CHANGED
+    if kind == "dict":
+        keys: list[Any] = content if isinstance(content, list) else [()]  # type: ignore[reportUnknownVariableType]
+        return len(keys) <= MOST_CHANGED and all(_fits("plain", key) for key in keys)
+    return kind in ("fields", "object") and content is None
+
+
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a Python value differs from that of the beginning.
+
+    Attributes:
+        was: What the run began with; None where there was no such attribute or item.
+        now: What it is; None where it is gone.
+    """
+
+    was: Value | None
+    now: Value | None
+
+
+class _CannotError(Exception):
+    """A value cannot be made from what a checkpoint holds."""
+
+
+class SavedConstants:
+    """The Python values of a task in the checkpoints of a run.
+
+    Args:
+        task: The task, with the values that the run begins with.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._first: dict[str, Value] = {}
+        with suppress(StateError):  # an optimizer that is refused, which building the step reports
+            self._first = self.values()
+        self._made = dict(self._first)  # before anything was built
+        self._touched: set[str] = set()
+        self._saved: dict[int, dict[str, Change]] = {}
+
+    def values(self) -> dict[str, Value]:
+        """Return all Python values as they are now, by path."""
+        return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
+
+    @contextmanager
+    def building(self) -> Generator[None]:
+        """Count what building a step changes as part of the beginning: layers make attributes."""
+        before = self.values()
+        yield
+        after = self.values()
+        for path in {**before, **after}:
+            if path not in after:
+                self._first.pop(path, None)
+            elif not after[path].is_like(before.get(path)):
+                self._first[path] = after[path]
+
+    def changes(self, values: Values | None = None) -> dict[str, Change]:
+        """Return what is not, or at some moment was not, as in the beginning.
+
+        Args:
+            values: All values, if not those of now.
+        """
+        now = self.values() if values is None else values
+        found: dict[str, Change] = {}
+        for path in {**now, **self._first}:
+            change = Change(self._first.get(path), now.get(path))
+            if change.now is None:
+                differs = not is_within(path, found)  # what a list or an object held went with it
+            else:
+                differs = not change.now.is_like(change.was)
+            if differs or (path in self._touched and path in now):
+                self._touched.add(path)
+                found[path] = change
+        return found
+
+    def capture(self, step: int, values: Values | None = None) -> dict[str, Any]:
+        """Return what the checkpoint of a step holds of the task's Python values."""
+        changes = self.changes(values)
+        self._saved[step] = changes
+        for old in list(self._saved)[:-KEPT]:
+            del self._saved[old]
+        if len(changes) > MOST_CHANGED:  # nothing of it can be put back
+            many = Value("object", None, f"set of {len(changes):,} changed values")
+            changes = {"": Change(Value("object", None, "set of values"), many)}
+        return {
+            path: {"was": c.was and c.was.encoded(), "now": c.now and c.now.encoded()}
+            for path, c in changes.items()
+        }
+
+    def read(self, found: Any) -> dict[str, Change]:
+        """Return what `capture` returned in another process.
+
+        Raises:
+            CheckpointError: It did not return this.
+        """
+        try:
+            if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
+                raise ValueError("they are not a dict of changed values")
+            changes: dict[str, Change] = {}
+            for path, change in found.items():  # type: ignore[reportUnknownVariableType]
+                if not isinstance(change, Mapping) or set(change) != {"was", "now"}:  # type: ignore[reportUnknownArgumentType]
+                    raise ValueError(f"{path!a:.80} lacks what it was or is")
+                was, now = change["was"], change["now"]  # type: ignore[reportUnknownVariableType]
+                changes[str(path)] = Change(  # type: ignore[reportUnknownArgumentType]
+                    None if was is None else Value.decoded(was),
+                    None if now is None else Value.decoded(now),
+                )
+        except ValueError as error:
+            raise CheckpointError(
+                f"the Python values in this checkpoint cannot be read: {error}"
+            ) from error
+        self._touched |= set(changes)
+        return changes
+
+    def saved(self, step: int) -> dict[str, Change] | None:
+        """Return what this process saved at a step, objects included; None where it did not."""
+        return self._saved.get(step)
+
+    def edited(self, changes: Mapping[str, Change]) -> dict[str, tuple[str, str]]:
+        """Return which of these values the script now begins with otherwise: before, and now."""
+        found: dict[str, tuple[str, str]] = {}
+        for path, change in changes.items():
+            first = self._first.get(path)
+            if change.was is None or first is None:
+                continue
+            opaque = change.was.kind == first.kind == "object"
+            # Building may have changed it in this process, and not yet when the run began.
+            same = change.was.is_like(first) or change.was.is_like(self._made.get(path))
+            if not (opaque or same):
+                found[path] = str(change.was), str(first)
+        return found
+
+    def restore(self, changes: Mapping[str, Change], everything: bool = False) -> None:
+        """Set values to what they were at a checkpoint, as far as they can be set.
+
+        Args:
+            changes: What the checkpoint holds.
+            everything: Also set what it does not hold, to what the run began with.
+        """
+        # What is not set stays: the `trainable` of a layer sets that of its parts.
+        target = {**self.values(), **(self._first if everything else {})}
+        for path, change in changes.items():
+            if change.now is None:
+                target.pop(path, None)
+            else:
+                target[path] = change.now
+        self.put_back(target)
+
+    def put_back(self, target: Values) -> None:
+        """Set values, as far as that is possible."""
+        before: list[str] = []
+        for _ in range(_MOST_PASSES):
+            wrong: list[str] = []
+            constants = State.constants_of(self._task)
+            for path, constant in constants.items():
+                wanted = target.get(path)
+                if wanted is None or not _is_other(wanted, constant.read()):
+                    continue
+                wrong.append(path)
+                # Whatever a property or a class of the user's raises: what is left is reported.
+                with suppress(Exception):
+                    _set(path, constant, wanted, target)
+            if not wrong or wrong == before:
+                return
+            before = wrong
+
+    def missing(self, changes: Mapping[str, Change]) -> dict[str, Change]:
+        """Return what is not as a checkpoint holds it.
+
+        An object of which only the class is known counts as there where one of this class has come
+        in place of what the script began with.
+        """
+        now = self.values()
+        found: dict[str, Change] = {}
+        for path, change in changes.items():
+            value, wanted = now.get(path), change.now
+            if wanted is None:
+                there = value is None
+            elif wanted.kind == "object" and wanted.thing is None:
+                there = (
+                    value is not None
+                    and value.type == wanted.type
+                    and value.encoded()["kind"] == wanted.kind
+                    and not value.is_like(self._made.get(path))
+                )
+            else:
+                there = wanted.is_like(value)
+            if not there:
+                found[path] = change
+        return found
+
+
+def described(changes: Mapping[str, Change]) -> str:
+    """Describe how values changed; of an object that was replaced not what it holds."""
+    opaque = {path: c for path, c in changes.items() if c.now and c.now.kind not in CONTAINERS}
+    old = {p: c for p, c in changes.items() if c.was or (c.now and c.now.kind == "object")}
+    shown = [
+        f"{path or 'the task'} changed from {c.was or 'nothing'} to {c.now or 'nothing'}"
+        for path, c in (old or changes).items()
+        if not is_within(path, opaque)
+    ]
+    more = f"; and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
+    return "; ".join(shown[:NAMED]) + more
+
+
+def is_within(path: str, found: Mapping[str, object]) -> bool:
+    """Return whether a path lies below one of these."""
+    parts = path.split("/")
+    return any("/".join(parts[:i]) in found for i in range(1, len(parts)))
+
+
+def _is_other(wanted: Value, now: Any) -> bool:
+    """Say whether a value is to be set: it differs, and may be replaced by one of this kind."""
+    found = Value.of(now)
+    if wanted.is_like(found):
+        return False
+    if wanted.kind in ("object", "fields") and wanted.thing is None:
+        return False
+    # From a file, no object gives way to anything but None.
+    own = wanted.thing is not None or (wanted.kind == "plain" and wanted.content is None)
+    return own or found.kind not in ("object", "fields")
+
+
+def _set(path: str, constant: Constant, wanted: Value, target: Values) -> None:
+    now = constant.read()
+    value = _made(path, wanted, now, target)
+    if wanted.kind == "list" and type(now).__qualname__ == wanted.type:
+        now[:] = value  # another attribute may hold the same list
+    elif wanted.kind == "dict" and type(now).__qualname__ == wanted.type:
+        now.clear()
+        now.update(value)
+    else:
+        constant.write(value)
+
+
+def _made(path: str, wanted: Value, now: Any, target: Values) -> Any:
+    """Return a value as it was.
+
+    Raises:
+        _CannotError: A part of it is an object that this process does not have.
+    """
+    if wanted.kind == "plain":
+        return wanted.content
+    if wanted.kind == "array":
+        array = wanted.content.copy()
+        return array if wanted.type == "ndarray" else array[()]
+    if wanted.kind == "enum":
+        if wanted.thing is not None:
+            return wanted.thing
+        if not isinstance(now, enum.Enum) or type(now).__qualname__ != wanted.type:
+            raise _CannotError
+        return type(now)[wanted.content]
+    if wanted.kind not in CONTAINERS:
+        if wanted.thing is None:
+            raise _CannotError
+        return wanted.thing
+    like = now if type(now).__qualname__ == wanted.type else wanted.thing
+    if like is None and wanted.type != wanted.kind:  # a class of its own
+        raise _CannotError
+    keys: Sequence[Any] = wanted.content if wanted.kind == "dict" else range(wanted.content)
+    held = dict(now) if isinstance(now, dict) else dict(enumerate(now)) if _is_row(now) else {}  # type: ignore[reportUnknownArgumentType]
+    parts: dict[Any, Any] = {}
+    for key in keys:
+        inner = target.get(f"{path}/{key}")
+        if inner is not None and not (key in held and inner.is_like(Value.of(held[key]))):
+            with suppress(_CannotError):
+                parts[key] = _made(f"{path}/{key}", inner, held.get(key), target)
+        if key not in parts:
+            if key not in held:
+                raise _CannotError
+            parts[key] = held[key]
+    if wanted.kind == "dict":
+        return parts
+    if wanted.kind == "list":
+        return list(parts.values())
+    return tuple_like(like if like is not None else (), list(parts.values()))
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,356 @@
+"""What may be done with gradients between `gradients` and `optimizer.apply`.
+
+All of it takes what `treadle.gradients` returned: a list of tensors, or a dict of such lists, one
+for each optimizer. Of a dict each list is treated by itself, and a dict of results comes back.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import keras
+from keras import ops
+
+from ..backends.base import Tensor, Variable, context
+from ..errors import GradientError, did_you_mean
+from .gradients import listed
+from .helpers import step as running_step
+
+Gradients = Any  # a list of tensors, or a dict of such lists
+Variables = Any  # a list of variables, or a model, layer or metric that has some
+
+
+def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
+    """Cut off every number of a gradient beyond `-limit` and `limit`.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+        limit: A positive number, or a scalar tensor.
+
+    Raises:
+        GradientError: A limit that is not positive.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> (g,) = treadle.clip_by_value([ops.array([-3.0, 0.5])], 1.0)
+        >>> [float(x) for x in g]
+        [-1.0, 0.5]
+    """
+    _refuse_limit("clip_by_value", limit)
+
+    def clipped(g: Tensor) -> Tensor:
+        most = ops.cast(limit, g.dtype)
+        return ops.maximum(ops.minimum(g, most), -most)
+
+    return _each(lambda part: [clipped(g) for g in part], grads)
+
+
+def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
+    """Shorten every gradient whose own norm is above `limit` to that norm.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+        limit: A positive number, or a scalar tensor.
+
+    Raises:
+        GradientError: A limit that is not positive.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> long, short = treadle.clip_by_norm([ops.array([3.0, 4.0]), ops.array([0.5])], 1.0)
+        >>> [round(float(x), 3) for x in long], float(short[0])
+        ([0.6, 0.8], 0.5)
+    """
+    _refuse_limit("clip_by_norm", limit)
+    return _each(lambda part: [_shortened(g, _norm([g]), limit) for g in part], grads)
+
+
+def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradients, Any]:
+    """Shorten all gradients together where their common norm is above `limit`.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists: each list has a norm of its own.
+        limit: A positive number, or a scalar tensor.
+
+    Returns:
+        The gradients, and the norm that they had before, a float32 scalar (for a dict: a dict of
+        them), to be logged.
+
+    Raises:
+        GradientError: A limit that is not positive.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> (a, b), norm = treadle.clip_by_global_norm([ops.array(3.0), ops.array(4.0)], 1.0)
+        >>> round(float(a), 3), round(float(b), 3), float(norm)
+        (0.6, 0.8, 5.0)
+    """
+    _refuse_limit("clip_by_global_norm", limit)
+    norm = global_norm(grads)
+    if isinstance(grads, Mapping):
+        parts: Mapping[str, Any] = grads
+        return {n: [_shortened(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
+    return [_shortened(g, norm, limit) for g in grads], norm
+
+
+def global_norm(grads: Gradients) -> Any:
+    """Return the norm of all gradients together: the root of the sum of all their squares.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+
+    Returns:
+        A float32 scalar; for a dict a dict of them.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> float(treadle.global_norm([ops.array([3.0]), ops.array(4.0)]))
+        5.0
+    """
+    return _each(_norm, grads)
+
+
+def gradient_norms(grads: Gradients, variables: Any) -> dict[str, Tensor]:
+    """Return the norm of each gradient by its variable's path, for a step to return.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+        variables: The variables that they belong to, as `treadle.gradients` was given them.
+
+    Returns:
+        `{"norm/model/layers/0/kernel": …}`, float32 scalars; for a dict of gradients its names
+        stand before the paths.
+
+    Raises:
+        GradientError: They are not one for each variable.
+
+    Example:
+        >>> import keras, treadle
+        >>> w = keras.Variable([3.0, 4.0], name="w")
+        >>> _, grads = treadle.gradients(lambda: keras.ops.sum(w**2), [w])
+        >>> {name: float(norm) for name, norm in treadle.gradient_norms(grads, [w]).items()}
+        {'norm/w': 10.0}
+    """
+    path_of = context().path_of
+    found: dict[str, Tensor] = {}
+    for name, (part, owners) in _paired(grads, variables).items():
+        prefix = f"norm/{name}/" if name else "norm/"
+        found |= {prefix + path_of(v): _norm([g]) for g, v in zip(part, owners, strict=True)}
+    return found
+
+
+def scaled_by(grads: Gradients, variables: Any, factors: Mapping[str, float | Tensor]) -> Gradients:
+    """Multiply gradients by factors that go by the paths of their variables.
+
+    A pattern (`fnmatch`) is held against the path in the task, as `model/layers/2/kernel`, and
+    against Keras' own, as `sequential/head/kernel`, in which a layer has the name it was given.
+    The first one that matches counts; gradients that none matches stay as they are. Optimizers that
+    divide by the size of gradients, as Adam does, undo a constant factor: there an optimizer of its
+    own with another learning rate is meant.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+        variables: The variables that they belong to, as `treadle.gradients` was given them.
+        factors: Pattern to factor, as `{"*head*": 0.1}`.
+
+    Raises:
+        GradientError: A pattern matches no variable, or gradients are not one for each variable.
+
+    Example:
+        >>> import keras, treadle
+        >>> body, head = keras.Variable(1.0, name="body"), keras.Variable(1.0, name="head")
+        >>> _, grads = treadle.gradients(lambda: body + head, [body, head])
+        >>> [float(g) for g in treadle.scaled_by(grads, [body, head], {"head": 0.1})]
+        [1.0, 0.10000000149011612]
+    """
+    pairs = _paired(grads, variables)
+    every = [v for _, owners in pairs.values() for v in owners]
+    for pattern in factors:
+        _refuse_unmatched("scaled_by", pattern, every)
+
+    def scaled(g: Tensor, variable: Variable) -> Tensor:
+        factor = next((f for p, f in factors.items() if _matches(variable, p)), None)
+        return g if factor is None else g * ops.cast(factor, g.dtype)
+
+    results = {
+        name: [scaled(g, v) for g, v in zip(part, owners, strict=True)]
+        for name, (part, owners) in pairs.items()
+    }
+    return results if isinstance(grads, Mapping) else results[""]
+
+
+def trainable(
+    variables: Variables,
+    only: str | Collection[str] | None = None,
+    frozen: str | Collection[str] = (),
+) -> list[Variable]:
+    """Return the variables to train, chosen by patterns of their paths.
+
+    What is left out is frozen altogether: no gradient is computed, and no weight decay, momentum or
+    average of the optimizer reaches it, as a gradient of zeros would let them.
+
+    Args:
+        variables: A list of variables, or a model: its trainable ones.
+        only: Patterns of what to train, as for `scaled_by`; everything if not given.
+        frozen: Patterns of what not to train.
+
+    Raises:
+        GradientError: A pattern matches no variable.
+
+    Example:
+        >>> import keras, treadle
+        >>> body, head = keras.Variable(1.0, name="body"), keras.Variable(1.0, name="head")
+        >>> [v.name for v in treadle.trainable([body, head], frozen="body")]
+        ['head']
+    """
+    every = listed(variables)
+    wanted = None if only is None else _patterns(only)
+    for pattern in (*(wanted or ()), *_patterns(frozen)):
+        _refuse_unmatched("trainable", pattern, every)
+    return [
+        v
+        for v in every
+        if (wanted is None or any(_matches(v, p) for p in wanted))
+        and not any(_matches(v, p) for p in _patterns(frozen))
+    ]
+
+
+def with_noise(
+    grads: Gradients,
+    eta: float = 0.01,
+    gamma: float = 0.55,
+    step: int | Tensor | None = None,
+    seed: Any = None,
+) -> Gradients:
+    """Add Gaussian noise that fades: of variance `eta / (1 + step) ** gamma`.
+
+    Neelakantan et al. 2015, https://arxiv.org/abs/1511.06807, who tried `eta` of 0.01, 0.3 and 1.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+        eta: The variance in step 0.
+        gamma: How fast it fades.
+        step: The step's number; by default `treadle.step()`. Where an optimizer does not update in
+            each step, its `iterations`.
+        seed: A `keras.random.SeedGenerator` that the task holds; by default Keras' global one.
+
+    Raises:
+        GradientError: The seed is a number, which would give the same noise in each step.
+
+    Example:
+        >>> import keras, treadle
+        >>> from keras import ops
+        >>> seed = keras.random.SeedGenerator(0)
+        >>> (g,) = treadle.with_noise([ops.zeros((10_000,))], eta=4.0, gamma=1.0, step=3, seed=seed)
+        >>> round(float(ops.std(g)), 1)  # the root of 4 / (1 + 3)
+        1.0
+    """
+    if seed is not None and not isinstance(seed, keras.random.SeedGenerator):
+        raise GradientError(
+            f"with_noise(seed={seed!r}) would add the same noise in each step: keep a "
+            "keras.random.SeedGenerator in the task and pass it"
+        )
+    number = ops.cast(running_step() if step is None else step, "float32")
+    spread = ops.sqrt(eta / (1.0 + number) ** gamma)
+
+    def noisy(g: Tensor) -> Tensor:
+        noise = keras.random.normal(tuple(g.shape), dtype="float32", seed=seed)
+        return g + ops.cast(spread * noise, g.dtype)
+
+    return _each(lambda part: [noisy(g) for g in part], grads)
+
+
+def centralized(grads: Gradients) -> Gradients:
+    """Take from each gradient of a kernel its mean over all that leads to one output.
+
+    Yong et al. 2020, https://arxiv.org/abs/2004.01461. The output is the last axis, as in Keras'
+    kernels; gradients of fewer than two dimensions (biases) stay as they are.
+
+    Args:
+        grads: A list of tensors, or a dict of such lists.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> (g,) = treadle.centralized([ops.array([[1.0, 10.0], [3.0, 30.0]])])
+        >>> [[float(x) for x in row] for row in g]
+        [[-1.0, -10.0], [1.0, 10.0]]
+    """
+
+    def central(g: Tensor) -> Tensor:
+        axes = tuple(range(len(g.shape) - 1))
+        return g - ops.mean(g, axis=axes, keepdims=True) if axes else g
+
+    return _each(lambda part: [central(g) for g in part], grads)
+
+
+def _each(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
+    """Call a function with a list of gradients, or with each list of a dict."""
+    if isinstance(grads, Mapping):
+        return {name: function(part) for name, part in grads.items()}
+    return function(grads)
+
+
+def _paired(grads: Gradients, variables: Any) -> dict[str, tuple[Sequence[Tensor], list[Variable]]]:
+    """Return each list of gradients with its variables, by name; a single list has none."""
+    named: Mapping[str, Any] = grads if isinstance(grads, Mapping) else {"": grads}
+    owners: Any = variables if isinstance(grads, Mapping) else {"": variables}
+    if not isinstance(owners, Mapping) or set(owners) != set(named):
+        got = sorted(owners) if isinstance(owners, Mapping) else type(owners).__name__
+        raise GradientError(
+            f"there are gradients for {sorted(named)}, but variables for {got}: pass what "
+            "treadle.gradients was given"
+        )
+    pairs = {name: (part, listed(owners[name])) for name, part in named.items()}
+    for part, of in pairs.values():
+        if len(part) != len(of) and context().build is None:
+            raise GradientError(
+                f"there are {len(part)} gradients, but {len(of)} variables: pass the variables "
+                "that treadle.gradients was given, in the same order"
+            )
+    # While a model is being built there may be more variables than gradients: nothing counts yet.
+    return {name: (part[: len(of)], of[: len(part)]) for name, (part, of) in pairs.items()}
+
+
+def _patterns(given: str | Collection[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _matches(variable: Variable, pattern: str) -> bool:
+    return any(fnmatchcase(path, pattern) for path in _paths(variable))
+
+
+def _paths(variable: Variable) -> tuple[str, str]:
+    """Return a variable's path in the task, and Keras' own, which has the names of layers."""
+    return context().path_of(variable), str(getattr(variable, "path", variable.name))
+
+
+def _refuse_unmatched(name: str, pattern: str, variables: Sequence[Variable]) -> None:
+    # While a model is being built, not all of its paths are known.
+    if context().build is None and not any(_matches(v, pattern) for v in variables):
+        known = dict.fromkeys(path for v in variables for path in _paths(v))
+        raise GradientError(
+            f"{name}: the pattern {pattern!r} matches no variable.{did_you_mean(pattern, known)}"
+        )
+
+
+def _refuse_limit(name: str, limit: float | Tensor) -> None:
+    if isinstance(limit, (int, float)) and not limit > 0:
+        raise GradientError(f"{name} needs a positive limit, not {limit!r}")
+
+
+def _norm(grads: Sequence[Tensor]) -> Tensor:
+    kinds = {keras.backend.standardize_dtype(g.dtype) for g in grads}
+    wide = "float64" if "float64" in kinds else "float32"
+    squares = [ops.sum(ops.square(ops.cast(g, wide))) for g in grads]
+    return ops.sqrt(sum(squares, ops.zeros((), wide)))
+
+
+def _shortened(gradient: Tensor, norm: Tensor, limit: float | Tensor) -> Tensor:
+    """Return a gradient times `limit / norm` where that is below 1; a norm of 0 is not."""
+    factor = ops.minimum(1.0, ops.cast(limit, norm.dtype) / norm)
+    return gradient * ops.cast(factor, gradient.dtype)

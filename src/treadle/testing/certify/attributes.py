@@ -1,0 +1,234 @@
+"""What a task, its data and its hooks keep in plain Python, where no checkpoint looks.
+
+Two processes that stand at the same step should hold the same there. Where a drill finds other
+batches or values, what differs here is what they probably come from.
+"""
+
+import dis
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, Final, cast
+
+import numpy as np
+
+from ...core.ownership import is_library, namespace_of_class
+from ...core.triggers import Scheduled
+
+DEEPEST: Final = 7
+MOST: Final = 500
+LONGEST: Final = 60
+WHOLE: Final = 1 << 20
+"""Arrays of more bytes are told by their form alone: data sets, which nobody changes."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MANY = (list, tuple, set, frozenset)
+
+OF_THE_MOMENT: Final = frozenset(
+    [
+        "time",
+        "time_ns",
+        "perf_counter",
+        "monotonic",
+        "now",
+        "utcnow",
+        "today",
+        "urandom",
+        "uuid1",
+        "uuid4",
+        "token_bytes",
+        "getpid",
+        "default_rng",
+        "RandomState",
+        "Random",
+        "SystemRandom",
+    ]
+)
+"""What code calls for the time, or for a generator that no checkpoint holds."""
+
+
+class Attributes:
+    """Plain Python values by where they are found.
+
+    Attributes:
+        found: A short text of each value; equal for equal values in another process.
+        calls: What of the moment the code calls, by the name of the function.
+
+    Example:
+        >>> attributes = Attributes()
+        >>> attributes.take({"seen": [1, 2], "rate": 0.5}, "task")
+        >>> attributes.found
+        {"task['seen']": 'list of 2: [1, 2]', "task['rate']": '0.5'}
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        self.calls: dict[str, str] = {}
+        self._seen: dict[int, Any] = {}  # what is held here keeps its id
+
+    def take(self, thing: Any, path: str, depth: int = 0) -> None:
+        """Take note of a value, and of what it holds or uses."""
+        if depth > DEEPEST or len(self.found) >= MOST:
+            return
+        text = _told(thing)
+        if text is not None:
+            self.found[path] = text
+        if isinstance(thing, PLAIN) or id(thing) in self._seen:
+            return
+        self._seen[id(thing)] = thing
+        if isinstance(thing, Mapping):
+            pairs = cast("Mapping[Any, Any]", thing)
+            if text is None:
+                self._take_all(((f"{path}[{key!r}]", part) for key, part in pairs.items()), depth)
+        elif isinstance(thing, MANY):
+            items = cast("Iterable[Any]", thing)
+            if text is None:
+                self._take_all(((f"{path}[{i}]", part) for i, part in enumerate(items)), depth)
+        elif isinstance(thing, partial):
+            call = cast("partial[Any]", thing)
+            self._take_all([(path, call.func), *((path, part) for part in call.args)], depth)
+        elif isinstance(thing, Scheduled):
+            self.take(thing.function, path, depth + 1)
+        elif isinstance(thing, MethodType):
+            self._take_all([(path, thing.__self__), (path, thing.__func__)], depth)
+        elif isinstance(thing, FunctionType):
+            self._take_function(thing, path, depth)
+        elif isinstance(thing, GeneratorType):
+            frame = cast("Any", thing).gi_frame
+            if frame is not None and not is_library(frame.f_globals):
+                local = f"{root_of(path)}: {frame.f_code.co_name}"
+                self._take_all(((f"{local}.{k}", x) for k, x in frame.f_locals.items()), depth)
+        elif text is None:
+            self._take_object(thing, path, depth)
+
+    def _take_all(self, pairs: Iterable[tuple[str, Any]], depth: int) -> None:
+        for path, part in list(pairs):
+            self.take(part, path, depth + 1)
+
+    def _take_function(self, function: FunctionType, path: str, depth: int) -> None:
+        """Take what a function closes over, its defaults, and what it uses of its own module."""
+        own = not is_library(function.__globals__)
+        name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
+        for cell_name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            try:
+                self.take(cell.cell_contents, f"{name}.{cell_name}" if own else path, depth + 1)
+            except ValueError:  # not yet filled
+                continue
+        if not own:
+            return
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if not isinstance(default, PLAIN):
+                self.take(default, f"{name}'s default", depth + 1)
+        names = _names(function.__code__)
+        moments = sorted(names & OF_THE_MOMENT)
+        if moments:
+            self.calls[name] = ", ".join(moments)
+        for used in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[used]
+            if not used.startswith("__") and not isinstance(value, ModuleType | type):
+                self.take(value, f"{root_of(path)}: {used}", depth + 1)
+
+    def _take_object(self, thing: Any, path: str, depth: int) -> None:
+        """Take the attributes of an object of the user's; those of Keras' are variables."""
+        ours = type(thing).__module__.startswith("treadle.data")
+        if not ours and not _is_users(type(thing)):
+            return
+        held = cast("dict[str, Any]", getattr(thing, "__dict__", {}))
+        for name, part in held.items():
+            if ours and not name.startswith("_"):
+                self.take(part, path, depth + 1)
+            elif not ours:
+                self.take(part, f"{path}.{name}", depth + 1)
+        if not ours:
+            for base in type(thing).__mro__:
+                if _is_users(base):
+                    self._take_all(
+                        (
+                            (f"{path}.{name}", getattr(member, "__func__", member))
+                            for name, member in vars(base).items()
+                            if not (name.startswith("__") and isinstance(member, PLAIN))
+                        ),
+                        depth,
+                    )
+
+
+def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return `(path, before, now)` of what both name and that differs.
+
+    Example:
+        >>> differing({"task.a": "1", "task.b": "2"}, {"task.a": "1", "task.b": "0"})
+        [('task.b', '2', '0')]
+    """
+    return [(p, old, now[p]) for p, old in before.items() if p in now and now[p] != old]
+
+
+def root_of(path: str) -> str:
+    """Return what a path begins with: `task`, `train`, `validation` or `hooks`.
+
+    Example:
+        >>> root_of("task.seen[0]"), root_of("train: growing.seen")
+        ('task', 'train')
+    """
+    return path.partition(":")[0].partition(".")[0].partition("[")[0]
+
+
+def _told(thing: Any) -> str | None:
+    """Return a text of a plain value; None where its parts are to be told instead."""
+    if isinstance(thing, PLAIN):
+        return _short(repr(thing))
+    if isinstance(thing, random.Random):
+        return f"a random.Random in state {_digest(repr(thing.getstate()))}"
+    if isinstance(thing, np.random.Generator):
+        return f"a NumPy Generator in state {_digest(repr(thing.bit_generator.state))}"
+    if isinstance(thing, np.random.RandomState):
+        return f"a NumPy RandomState in state {_digest(repr(thing.get_state()))}"
+    if isinstance(thing, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", thing)
+        form = f"{array.dtype} array of shape {array.shape}"
+        if array.nbytes > WHOLE or array.dtype.hasobject:
+            return form
+        return f"{form}, {_digest(array.tobytes())}"
+    kind = type(thing).__name__
+    if isinstance(thing, Mapping):
+        pairs = cast("Mapping[Any, Any]", thing)
+        if all(isinstance(x, PLAIN) for pair in pairs.items() for x in pair):
+            return f"{kind} of {len(pairs)}: {_short(repr(dict(pairs)))}"
+        return None
+    if isinstance(thing, MANY) or kind == "deque":
+        items = list(cast("Iterable[Any]", thing))
+        if all(isinstance(x, PLAIN) for x in items):
+            ordered = sorted(items, key=repr) if isinstance(thing, set | frozenset) else items
+            return f"{kind} of {len(items)}: {_short(repr(ordered))}"
+        return None
+    if type(thing).__module__ == "itertools" and kind == "count":
+        return repr(thing)
+    return None
+
+
+def _is_users(kind: type) -> bool:
+    return not issubclass(kind, BuiltinFunctionType) and not is_library(namespace_of_class(kind))
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the globals and attributes that code uses, inner functions included."""
+    names = {str(found.argval) for found in dis.get_instructions(code) if found.opname in _NAMING}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+_NAMING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({_digest(text)})"
+
+
+def _digest(content: str | bytes) -> str:
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()[:8]

@@ -1,0 +1,347 @@
+"""The certificate: is a run of this task, on this data, exact?
+
+Three processes train. The first goes straight through 2k steps. The second saves a checkpoint at
+step k and is killed soon after; the third goes on from there to step 2k. Each has other hashes and
+another time. What they left is compared bit for bit:
+
+- until step k the first with the second: does a run depend on nothing but its seed?
+- until step 2k the first with the third: does a resumed run do what an uninterrupted one does?
+
+In the first process windows are compared with single steps, and compiled steps with eager ones.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from ... import errors
+from ...errors import ConfigurationError, TreadleError, whole_number
+from .causes import cause, suspects
+from .comparing import Left, differences_between, read_left
+
+GPUS: Final = ("/dev/nvidia0", "/dev/kfd")
+"""Where one of these exists, one process at a time runs: each may take all of its memory."""
+
+EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
+    "exact",
+    "within rounding",
+    "differs",
+    "refused",
+    "not checked",
+)
+REPEATED, RESUMED = "two processes that begin anew", "resumed = never interrupted"
+IN_ONE_PROCESS: Final = {
+    "windows": ("many steps in one call = single steps", EXACT),
+    "eager": ("compiled = eager", WITHIN),
+}
+LINES: Final = 12
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What makes the task and its data in another process.
+
+    Attributes:
+        function: `module:name` of a function that returns a `Subject`, and chooses the backend.
+        arguments: Its arguments, in JSON's types.
+        name: What messages call it.
+    """
+
+    function: str
+    arguments: Mapping[str, Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that differs.
+
+    Attributes:
+        kind: What: `start`, `batch`, `value`, `record`, `metrics`, `variable`, `random`, `refused`.
+        step: At which step first, or None.
+        path: Which variable, value, or array of the batch.
+        text: A sentence with both values.
+    """
+
+    kind: str
+    step: int | None
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise, and what was found of it.
+
+    Attributes:
+        name: The promise.
+        result: `exact`, `within rounding`, `differs`, `refused` or `not checked`.
+        compared: What was compared, or why nothing was.
+        findings: The first difference of each kind, in the order of steps.
+        cause: What they come from, as far as it can be known.
+        suspects: What differs in plain Python attributes, which no checkpoint holds.
+    """
+
+    name: str
+    result: str
+    compared: str
+    findings: tuple[Finding, ...] = ()
+    cause: str = ""
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What holds for a task on its data, and for what it was found.
+
+    Attributes:
+        task: What was examined.
+        steps: Steps until the checkpoint; as many follow.
+        place: Where in the data the checkpoint lies.
+        checks: Every promise.
+        inexact: What the source says of itself, where it cannot promise to be exact.
+        holds_for: Backend, plan, devices, threads, precision and versions.
+    """
+
+    task: str
+    steps: int
+    place: str
+    checks: tuple[Check, ...]
+    inexact: str | None
+    holds_for: Mapping[str, Any]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every promise was checked and holds."""
+        return all(check.result in (EXACT, WITHIN) for check in self.checks)
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it in JSON's types."""
+        return {"exact": self.exact, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """Return all of it as lines of text."""
+        drill = (
+            f"{self.steps} steps, a checkpoint ({self.place}), {self.steps} more in another process"
+        )
+        lines = [f"{self.task}: {drill if self.steps else 'no checkpoint was reached'}"]
+        for check in self.checks:
+            lines.append(f"{check.result:<16}{check.name}: {check.compared}")
+            lines += [f"{'':<16}{finding.text}" for finding in check.findings]
+            lines += [f"{'':<16}why: {check.cause}"] if check.cause else []
+            lines += [f"{'':<16}look at: {suspect}" for suspect in check.suspects]
+        lines += [f"note: {self.inexact}"] if self.inexact else []
+        lines += [f"holds for: {_told(self.holds_for)}"] if self.holds_for else []
+        return [*lines, self._told_last()]
+
+    def _told_last(self) -> str:
+        if self.exact:
+            return "exact"
+        differs = any(check.result in (DIFFERS, REFUSED) for check in self.checks)
+        return f"{'not exact' if differs else 'nothing is proven'}: see above"
+
+
+def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -> Certificate:
+    """Put a task and its data through the drill.
+
+    Args:
+        maker: What makes them, in each process.
+        steps: Steps until the checkpoint; by default 8, or one and a half epochs where an epoch
+            has at most 24 batches.
+        only_resume: Leave out windows and eager execution.
+
+    Raises:
+        ConfigurationError: Less than one step, or the task cannot be made.
+        TreadleError: What making the task raises.
+    """
+    if steps is not None:
+        steps = whole_number("steps", steps, ConfigurationError)
+    with TemporaryDirectory(prefix="treadle-certify-") as temporary:
+        folder = Path(temporary)
+        at_once = 1 if any(Path(gpu).exists() for gpu in GPUS) else 2
+        drill = _Drill(maker, folder, steps, only_resume)
+        with ThreadPoolExecutor(at_once) as pool:
+            first = pool.submit(drill.leave, "straight", "straight")
+            second = pool.submit(drill.interrupted)
+            straight, (killed, resumed) = first.result(), second.result()
+    return judged(maker.name, straight, killed, resumed)
+
+
+@dataclass(frozen=True)
+class _Drill:
+    maker: Maker
+    folder: Path
+    steps: int | None
+    only_resume: bool
+
+    def interrupted(self) -> tuple[Left, Left]:
+        """Run the part that is killed, and the one that goes on."""
+        killed = self.leave("interrupted", "killed")
+        if killed.outcome:  # it was refused, or came to its end before it could be killed
+            return killed, Left()
+        return killed, self.leave("interrupted", "resumed")
+
+    def leave(self, directory: str, part: str) -> Left:
+        """Run one part in a process of its own, and read what it left."""
+        place, run = self.folder / part, self.folder / directory
+        place.mkdir()
+        order = place / "order.json"
+        asked = {
+            "maker": self.maker.function,
+            "arguments": dict(self.maker.arguments),
+            "directory": str(run),
+            "part": part,
+            "steps": self.steps,
+            "only_resume": self.only_resume,
+            "path": [entry for entry in sys.path if entry],
+        }
+        order.write_text(json.dumps(asked))
+        hashes = str(1 + ("straight", "killed", "resumed").index(part))
+        with (place / "output.txt").open("w+b") as output:
+            done = subprocess.run(
+                [sys.executable, "-m", "treadle.testing.certify.child", str(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONHASHSEED": hashes},
+            )
+            output.seek(0)
+            told = output.read().decode(errors="replace").splitlines()[-LINES:]
+        left = read_left(run, place, "\n".join(told), done.returncode)
+        _raise_if_unmade(self.maker, left)
+        return left
+
+
+def _raise_if_unmade(maker: Maker, left: Left) -> None:
+    """Raise what making the task raised: nothing can be said of a task that is not there."""
+    if left.code and not left.outcome:
+        raise ConfigurationError(
+            f"the process that examined {maker.name} ended with code {left.code}:\n{left.output}"
+        )
+    error = left.outcome.get("error")
+    if error is None or left.outcome["made"]:
+        return
+    kind = getattr(errors, error["type"], None)
+    if isinstance(kind, type) and issubclass(kind, TreadleError):
+        raise kind(error["message"])
+    raise ConfigurationError(
+        f"{maker.name} cannot be made: {error['type']}: {error['message']}\n{left.output}"
+    )
+
+
+def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
+    """Return the certificate that follows from what the three processes left."""
+    middle = max(killed.saved, default=0)
+    last = max(straight.saved, default=0)
+    repeated = _repeated(straight, killed, middle)
+    if repeated.result == EXACT:
+        again = _resumed(straight, resumed, middle, last)
+    else:
+        again = Check(RESUMED, SKIPPED, "there is no run that could be repeated")
+    checks = [repeated, again]
+    if "checks" in straight.outcome:
+        told: Mapping[str, str] = straight.outcome["checks"]
+        checks += [_in_process(which, told[which]) for which in IN_ONE_PROCESS if which in told]
+    about = dict(straight.last.about) if straight.last else {}
+    about.pop("score", None)
+    return Certificate(
+        name,
+        middle,
+        _place(straight, middle),
+        tuple(checks),
+        straight.outcome.get("inexact"),
+        about,
+    )
+
+
+def _repeated(straight: Left, killed: Left, middle: int) -> Check:
+    refused = _refused(straight, "straight through") or _refused(killed, "in another process")
+    if refused is not None:
+        return Check(REPEATED, REFUSED, "the run did not come to its end", (refused,))
+    if killed.outcome or not middle or middle not in straight.saved:
+        return Check(REPEATED, SKIPPED, _too_short(straight))
+    return _compared(REPEATED, straight, killed, (0, middle), ("the first process", "another one"))
+
+
+def _resumed(straight: Left, resumed: Left, middle: int, last: int) -> Check:
+    refused = _refused(resumed, "after the resume")
+    if refused is not None:
+        return Check(RESUMED, REFUSED, "the resumed run did not come to its end", (refused,))
+    if last not in resumed.saved:
+        text = f"one run ended after {last} steps, the resumed one after {max(resumed.saved)}"
+        return Check(RESUMED, DIFFERS, "the logs", (Finding("value", None, "", text),))
+    names = "the straight run", "the resumed run"
+    return _compared(RESUMED, straight, resumed, (middle, last), names)
+
+
+def _compared(
+    name: str, a: Left, b: Left, between: tuple[int, int], names: tuple[str, str]
+) -> Check:
+    first, last = between
+    found = differences_between(a, b, first, last, names)
+    state = a.saved[last].state
+    values = sum(len(line) - 1 for line in a.steps if line["step"] <= last)
+    records = sum(line["step"] <= last for line in a.records)
+    compared = (
+        f"batches {last - first:,}, logged values {values:,}, records {records:,}, variables "
+        f"{len(state):,}, random states {len(a.saved[last].loop['random'])}"
+    )
+    if not found:
+        return Check(name, EXACT, compared)
+    findings = tuple(Finding(d.kind, d.step, d.path, d.text) for d in found)
+    return Check(
+        name,
+        DIFFERS,
+        compared,
+        findings,
+        cause(found, first, a.outcome.get("inexact"), a.saved[last].about, b.saved[last].about),
+        tuple(suspects(a, b, between, found)),
+    )
+
+
+def _in_process(which: str, text: str) -> Check:
+    name, good = IN_ONE_PROCESS[which]
+    compared = "every value and variable, of some steps on this data"
+    if not text:
+        return Check(name, good, compared)
+    return Check(name, DIFFERS, compared, (Finding("value", None, "", text),))
+
+
+def _refused(left: Left, when: str) -> Finding | None:
+    error = left.outcome.get("error")
+    if error is None:
+        return None
+    told: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
+    return Finding("refused", None, error["type"], f"{when} it ended with {'; '.join(told)}")
+
+
+def _too_short(straight: Left) -> str:
+    last = straight.last
+    if last is None:
+        return "the run took no step"
+    why = last.loop["reason"] or "no reason was given"
+    return f"the run ended itself after {last.progress.step} steps ({why}): use fewer --steps"
+
+
+def _place(straight: Left, middle: int) -> str:
+    if middle not in straight.saved:
+        return "nowhere"
+    progress = straight.saved[middle].progress
+    return f"epoch {progress.epoch + 1}, after {progress.batch} of its batches"
+
+
+def _told(facts: Mapping[str, Any]) -> str:
+    parts = [
+        ", ".join(f"{name} {version}" for name, version in value.items())
+        if isinstance(value, dict)
+        else f"{name} {value}"
+        for name, value in facts.items()
+    ]
+    return "; ".join(parts)
