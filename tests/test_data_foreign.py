@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from treadle.data import as_source, from_arrays, limited
-from treadle.data.foreign.sources import sources as foreign
+from treadle.data.foreign import sources as foreign
 from treadle.errors import DataError
 
 

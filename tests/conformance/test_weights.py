@@ -12,7 +12,7 @@ from keras import ops
 import treadle
 from treadle.errors import TreadleWarning
 from treadle.hooks import Checkpoint, NonFinite
-from treadle.run.base import unchanged_weights as weights
+from treadle.run import unchanged_weights as weights
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 OPTIONS = treadle.Options(jit=False)
