@@ -1,28 +1,41 @@
-"""Settings of all tests."""
+"""Settings of all tests: which of them run by default."""
 
 import os
 import signal
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs beside it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
-    """Add `--all`."""
-    parser.addoption("--all", action="store_true", help="run `any_backend` tests on each backend")
+    """Add `--all` and `--every-backend`."""
+    parser.addoption("--all", action="store_true", help="run tests marked `long` as well")
+    parser.addoption(
+        "--every-backend",
+        action="store_true",
+        help="run tests marked `any_backend` on each backend, not on PyTorch alone",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out long forms, and what need not run on this backend.
+    """Deselect long tests, and tests that need not run on this backend.
 
-    Not by `-m` in the configuration: one on the command line would take its place.
+    Not by `-m` in the configuration: one on the command line would replace it.
     """
     left_out = set()
     if "faults_long" not in config.option.markexpr:
-        left_out |= {"faults_long"}
-    if os.environ.get("KERAS_BACKEND") != "torch" and not config.option.all:
-        left_out |= {"any_backend"}
-    out = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+        left_out.add("faults_long")
+    if not config.option.all:
+        left_out.add("long")
+    once = os.environ.get("KERAS_BACKEND") != "torch" and not config.option.every_backend
+
+    def is_left_out(item):
+        if any(item.get_closest_marker(name) for name in left_out):
+            return True
+        everywhere = item.get_closest_marker("every_backend")
+        return once and not everywhere and item.get_closest_marker("any_backend")
+
+    out = [item for item in items if is_left_out(item)]
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in set(out)]

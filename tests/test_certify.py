@@ -323,7 +323,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
     died = r"(?s)the process that examined mine ended with code 3:.*the last words"
     with pytest.raises(ConfigurationError, match=died):

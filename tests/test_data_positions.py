@@ -68,7 +68,7 @@ def test_a_position_is_one_of_any_boundary(name):
 # JAX warns of workers that are forked, where another test has imported it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_their_own_read_the_same(tmp_path):
     read = {name: straight(make) for name, make in kinds.IN_PROCESSES.items()}
     started = []

@@ -264,6 +264,7 @@ def trained(directory: Path, die_at: int | None = None) -> treadle.Loop:
     return loop
 
 
+@pytest.mark.long
 def test_a_half_filled_window_is_part_of_the_state(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole")
     with pytest.raises(OSError, match="killed"):

@@ -11,6 +11,8 @@ import treadle
 from treadle import data
 from treadle.checkpoint.arrays import read_arrays
 
+pytestmark = pytest.mark.any_backend
+
 OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 3)).astype("float32")
@@ -63,6 +65,7 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.every_backend
 def test_the_end_is_that_of_fit(tmp_path: Path) -> None:
     loop = train(directory=tmp_path)
     model = loop.task.model

@@ -16,6 +16,8 @@ from treadle.cli import app, certifying
 from treadle.testing import resumed_equals_uninterrupted
 from treadle.testing.certify.drill import in_one_process
 
+pytestmark = pytest.mark.any_backend
+
 FILE = Path(broken.__file__)
 BACKEND = keras.config.backend()
 
@@ -42,6 +44,7 @@ def float32_again() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["", "treadle.setup(seed=1, precision='float32')"])
 def test_the_task_is_made_again_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32_again: None, line: str
@@ -63,7 +66,8 @@ def test_the_task_is_made_again_as_it_was(
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.every_backend
 def test_what_is_exact_is_certified() -> None:
     done = certified("Sound", "--json")
     assert done.exit_code == 0, done.output
@@ -83,7 +87,7 @@ def test_what_is_exact_is_certified() -> None:
     assert {"plan", "devices", "threads", "versions"} <= found["holds_for"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_data_that_depends_on_its_past_is_caught() -> None:
     told = message(broken.Line, broken.remembering_data)
@@ -100,7 +104,7 @@ def test_data_that_depends_on_its_past_is_caught() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_data_of_the_moment_is_caught() -> None:
     told = message(broken.Line, broken.momentary_data)
@@ -116,14 +120,14 @@ def test_data_of_the_moment_is_caught() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_python_value_that_a_hook_changes_is_exact() -> None:
     done = certified("Growing", "--steps", "3")
     assert done.exit_code == 0, done.output
     has(done.stdout, "exact           resumed = never interrupted")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
     done = certified("Hooked", "--steps", "3")
@@ -142,7 +146,7 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make_task", "make_source", "told"),
     [
@@ -171,7 +175,7 @@ def test_what_training_refuses_is_told(make_task: Any, make_source: Any, told: l
     has(message(make_task, make_source), *told)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_initial_values_of_the_moment_are_caught() -> None:
     has(
@@ -184,7 +188,7 @@ def test_initial_values_of_the_moment_are_caught() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_records_of_what_a_hook_counts_are_caught() -> None:
     told = message(broken.Noisy, broken.fixed)

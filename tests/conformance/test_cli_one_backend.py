@@ -16,6 +16,8 @@ from typing import Any
 import keras
 import pytest
 
+pytestmark = pytest.mark.any_backend
+
 BACKENDS = ("tensorflow", "jax", "torch")
 ONLY = keras.config.backend()
 ABSENT = next(name for name in BACKENDS if name != ONLY)
@@ -111,6 +113,7 @@ def command(folder: Path, *arguments: str, **variables: str) -> str:
     return process(folder, "-m", "treadle", *arguments, **variables)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("arguments", OPENING_A_RUN, ids=lambda arguments: arguments[0])
 def test_commands_that_open_a_run_use_its_backend(folder: Path, arguments: tuple[str, ...]) -> None:
     told: Any = json.loads(command(folder, *arguments, KERAS_BACKEND=ABSENT))
@@ -118,6 +121,7 @@ def test_commands_that_open_a_run_use_its_backend(folder: Path, arguments: tuple
         assert told["backend"] == ONLY and told["progress"]["step"] == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -138,6 +142,7 @@ def test_every_command_runs(folder: Path, arguments: tuple[str, ...]) -> None:
     assert command(folder, *arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lines",
     [
@@ -151,6 +156,7 @@ def test_a_script_uses_the_only_installed_backend(folder: Path, lines: str) -> N
     assert process(folder, "script.py").split() == [ONLY]
 
 
+@pytest.mark.long
 def test_a_run_with_keras_in_a_folder_without_metadata(folder: Path) -> None:
     (folder / "copies").mkdir()
     (folder / "copies" / "keras").symlink_to(Path(keras.__file__).parent)

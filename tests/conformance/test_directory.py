@@ -16,6 +16,8 @@ import treadle
 from treadle import data
 from treadle.errors import ConfigurationError, DirectoryError, TreadleWarning
 
+pytestmark = pytest.mark.any_backend
+
 ROWS = 24
 
 
@@ -101,6 +103,7 @@ def test_the_backend_and_the_precision_tell_runs_apart(tmp_path: Path) -> None:
         run(tmp_path)
 
 
+@pytest.mark.every_backend
 def test_a_finished_run_says_so_and_stands_where_it_ended(tmp_path: Path, capsys: Any) -> None:
     first = run(tmp_path, validation=source())
     capsys.readouterr()
@@ -228,6 +231,7 @@ def test_a_hook_may_evaluate_and_log() -> None:
     assert len([record for record in history.records if record.kind == "log"]) == 2
 
 
+@pytest.mark.long
 def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
     code = f"""
         import sys

@@ -15,6 +15,8 @@ from treadle.errors import GradientError, OwnershipError, StateError, StepError,
 from treadle.testing import run_steps
 from treadle.testing.running import Runner
 
+pytestmark = pytest.mark.any_backend
+
 BATCHES = batches_of("unbuilt", 3)
 
 
@@ -75,6 +77,7 @@ def only_measured(task: Broken, x: Any, y: Any) -> Any:
     return ops.mean(first(x))
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     "objective", [first_layer_alone, stopped, through_whole_numbers, only_measured]
 )
@@ -221,6 +224,7 @@ def test_a_model_that_no_attribute_reaches(message: Message) -> None:
     )
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     "use",
     [
@@ -276,6 +280,7 @@ def test_an_optimizer_that_scales_the_loss(message: Message, make: Any) -> None:
     )
 
 
+@pytest.mark.every_backend
 def test_variables_made_anew_in_each_step(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         task.layers = [*getattr(task, "layers", []), keras.layers.Dense(2)]
@@ -297,6 +302,7 @@ def test_a_layer_made_anew_and_forgotten(message: Message) -> None:
 # Results
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("result", "expected"),
     [
@@ -346,6 +352,7 @@ def test_other_names_than_before(message: Message) -> None:
     )
 
 
+@pytest.mark.every_backend
 def test_python_values_that_move(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         task.calls = getattr(task, "calls", 0) + 1
@@ -391,6 +398,7 @@ class Mine(Exception):
     pass
 
 
+@pytest.mark.every_backend
 def test_an_error_in_the_step_keeps_its_traceback(execution: str) -> None:
     def fails_here(task: Broken) -> None:
         if task.broken:
@@ -419,6 +427,7 @@ def test_an_error_in_the_step_keeps_its_traceback(execution: str) -> None:
         assert "objective" in frames
 
 
+@pytest.mark.every_backend
 def test_after_an_error_the_next_step_works(execution: str) -> None:
     """Scopes, patches and contexts are left as they were found."""
 

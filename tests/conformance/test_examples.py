@@ -7,6 +7,8 @@ import io
 import keras
 import pytest
 
+pytestmark = pytest.mark.any_backend
+
 MODULES = (
     "steps.accumulation",
     "steps.gradients",

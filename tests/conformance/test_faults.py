@@ -27,7 +27,7 @@ from treadle.checkpoint import Files
 from treadle.errors import CheckpointError, DirectoryError, Terminated
 from treadle.hooks.lines import read_log
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.any_backend]
 
 LAST = f"step {drill.STEPS}"
 
@@ -58,6 +58,8 @@ def never_interrupted() -> dict[str, Any]:
 # Kills
 
 
+@pytest.mark.long
+@pytest.mark.every_backend
 def test_a_run_killed_five_times_within_one_epoch_ends_as_if_it_had_not_been(
     forks: Forks, whole: Any, tmp_path: Path
 ) -> None:
@@ -82,6 +84,7 @@ def test_no_kill_at_any_instant_changes_what_comes_out(
     assert found["damaged"] == 0
 
 
+@pytest.mark.long
 def test_wherever_it_is_killed_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
     moments = [
         "start 0",  # before the first checkpoint
@@ -106,6 +109,7 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_end(tmp_path: Path) -> Non
         assert outcome(run(copy)) == whole, moment
 
 
+@pytest.mark.every_backend
 def test_a_run_may_end_between_two_calls(tmp_path: Path) -> None:
     copies = Copies(tmp_path / "run", "start 39")
     whole = outcome(run(tmp_path / "run", at=copies.at))
@@ -162,6 +166,7 @@ class Sends:
         return Batches(batches(4, seed=1), lambda index: self.at("validation"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["compile", "step 16", "save", "validation"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_at_the_next_boundary_and_loses_no_step(
@@ -187,6 +192,7 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_no_step(
     assert outcome(run(tmp_path, task=sends.task)) == never_interrupted()
 
 
+@pytest.mark.long
 def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     def twice(moment: str, loop: Any) -> None:
         if moment == "step 24":
@@ -200,6 +206,7 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     assert outcome(run(tmp_path)) == never_interrupted()
 
 
+@pytest.mark.long
 def test_signals_end_a_process_with_their_exit_code(
     forks: Forks, whole: Any, tmp_path: Path
 ) -> None:

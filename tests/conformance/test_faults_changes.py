@@ -24,7 +24,7 @@ from treadle.errors import DirectoryError, StateError
 from treadle.hooks.lines import read_log
 from treadle.steps.state import State
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.any_backend]
 GOLDEN = Path(__file__).parent.parent / "data" / "run-of-jax"
 
 
@@ -77,6 +77,7 @@ def said(capsys: Any) -> str:
 # Errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("who", "notes"),
     [
@@ -131,6 +132,7 @@ def test_an_error_tells_where_it_came_and_after_the_mend_nothing_is_lost(
 # Sources
 
 
+@pytest.mark.long
 def test_what_a_user_draws_comes_out_the_same(tmp_path: Path) -> None:
     def noisy() -> Noisy:
         return Noisy(batches())
@@ -164,6 +166,7 @@ def test_a_generator_is_skipped_forward_and_not_called_exact(tmp_path: Path, cap
     assert said(capsys).count(told) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "difference"),
     [
@@ -224,6 +227,7 @@ class Renamed(Drill):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "mismatches"),
     [
@@ -272,6 +276,7 @@ def test_another_model_is_refused_before_anything_is_assigned(
         np.testing.assert_array_equal(fresh[path], found[path])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "was", "now"),
     [
@@ -313,6 +318,7 @@ def lost(capsys: Any) -> list[str]:
     return re.findall(r"goes on, but not bit for bit as it would have: (.*?)\. All", said(capsys))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "was", "difference"),
     [
@@ -361,6 +367,7 @@ def test_another_precision_is_refused(killed: Path) -> None:
         run(killed)
 
 
+@pytest.mark.every_backend
 def test_where_nothing_changed_nothing_is_said(killed: Path, capsys: Any) -> None:
     run(killed, console=True)
     assert lost(capsys) == []
@@ -369,6 +376,8 @@ def test_where_nothing_changed_nothing_is_said(killed: Path, capsys: Any) -> Non
 # Another backend. The golden run was begun on JAX; see the end of `drill`.
 
 
+@pytest.mark.long
+@pytest.mark.every_backend
 def test_a_run_of_another_backend_or_version_goes_on_from_the_same_bits(
     tmp_path: Path, capsys: Any
 ) -> None:

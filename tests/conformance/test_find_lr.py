@@ -15,6 +15,8 @@ from treadle.doctor.find_lr import good_steps, smooth
 from treadle.errors import ConfigurationError
 from treadle.schedules import Cyclic
 
+pytestmark = pytest.mark.any_backend
+
 BATCH = np.zeros(1, "float32")
 
 
@@ -46,6 +48,7 @@ class One(treadle.Task):
         return {"loss": treadle.minimize(lambda: self.loss(self.w), [self.w], self.optimizer)}
 
 
+@pytest.mark.every_backend
 def test_each_step_has_its_own_rate() -> None:
     # The gradient is 1: a loss is minus the sum of the rates before it.
     found = find_learning_rate(One(lambda w: 1.0 * w), [BATCH] * 7, begin=1e-3, end=10, steps=41)

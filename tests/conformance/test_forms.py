@@ -243,6 +243,7 @@ def test_layers_that_a_later_form_builds_are_trained(execution: Any, shared: boo
             np.testing.assert_allclose(state[path], expected[path], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("shared", "killed"), [(True, 2), (True, 3), (False, 4), (False, 8)])
 def test_a_killed_run_resumes_with_all_forms(tmp_path: Path, shared: bool, killed: int) -> None:
     given = inputs("aababa")

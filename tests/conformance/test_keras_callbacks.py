@@ -14,6 +14,8 @@ from treadle import data
 from treadle.errors import ConfigurationError
 from treadle.hooks import KerasCallbacks
 
+pytestmark = pytest.mark.any_backend
+
 Callback = keras.callbacks.Callback
 BATCH = 16
 METHODS = (
@@ -126,6 +128,7 @@ def test_every_moment_is_that_of_fit(stop: tuple[int, int] | None) -> None:
         assert loop.progress.step == 6 + stop[1] + 1
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
 def test_early_stopping(monitor: str) -> None:
     def new() -> Any:
@@ -225,6 +228,7 @@ def test_tensorboard_of_keras(tmp_path: Path) -> None:
         assert ours == theirs
 
 
+@pytest.mark.every_backend
 def test_weights_are_swapped_for_validation() -> None:
     swap = keras.callbacks.SwapEMAWeights()
 
@@ -271,6 +275,7 @@ class Counting(Callback):  # type: ignore[misc]
         self.losses.append(logs["loss"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [16, 18, 20])
 def test_what_callbacks_count_survives_a_kill(tmp_path: Path, at: int) -> None:
     def new(folder: str) -> list[Any]:

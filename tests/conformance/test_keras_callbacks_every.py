@@ -18,6 +18,8 @@ import treadle
 from treadle import data
 from treadle.hooks import KerasCallbacks
 
+pytestmark = pytest.mark.any_backend
+
 kinds = keras.callbacks
 EPOCHS, BATCH = 6, 8
 JIT = keras.config.backend() == "jax"
@@ -253,6 +255,7 @@ def test_a_remote_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(found[0]) == EPOCHS and found[0] == found[1]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("train", [under_fit, under_treadle])
 def test_nan_as_an_error(train: Any) -> None:
     ended: list[Any] = []

@@ -14,6 +14,8 @@ from treadle import data
 from treadle.errors import ConfigurationError, NonFiniteError, StateError
 from treadle.hooks import KerasCallbacks
 
+pytestmark = pytest.mark.any_backend
+
 kinds = keras.callbacks
 OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -47,6 +49,7 @@ def compiled_model(tmp_path: Path | None = None) -> Any:
     return model
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_optimizer_is_the_one_that_the_task_trains_with(loaded: bool, tmp_path: Path) -> None:
     model = compiled_model(tmp_path if loaded else None)
@@ -173,6 +176,7 @@ def with_nan() -> Any:
     return source(y=y)
 
 
+@pytest.mark.every_backend
 def test_where_terminate_on_nan_is_passed_it_decides(tmp_path: Path) -> None:
     ended: list[str] = []
     watching = kinds.LambdaCallback(
@@ -288,6 +292,7 @@ def test_model_history_is_there() -> None:
     assert seen == [loop.history["loss"]]
 
 
+@pytest.mark.every_backend
 def test_a_distribution_of_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if keras.config.backend() != "jax":
         pytest.skip("Keras distributes on JAX")
@@ -303,6 +308,7 @@ def test_a_distribution_of_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+@pytest.mark.every_backend
 def test_a_distribution_strategy_is_refused() -> None:
     if keras.config.backend() != "tensorflow":
         pytest.skip("strategies of TensorFlow")

@@ -23,6 +23,8 @@ from treadle.testing import (
     save_trace,
 )
 
+pytestmark = pytest.mark.any_backend
+
 BATCHES = batches_of("unbuilt", 4)
 
 
@@ -54,6 +56,7 @@ def trace(loss: Any = (1.0, 0.5), weights: Any = None, dtype: str = "float32", *
     return Trace(values, weights or {}, arrays, arrays, "jax", "a plan")
 
 
+@pytest.mark.every_backend
 def test_what_holds_holds() -> None:
     fused_equals_unfused(make, BATCHES)
     compiled_equals_eager(make, BATCHES)

@@ -15,6 +15,8 @@ from treadle import data
 from treadle.backends.base import active
 from treadle.errors import NonFiniteError
 
+pytestmark = pytest.mark.any_backend
+
 
 class Ruined(Classifier):
     """A classifier of which one step makes a weight NaN while every loss stays a number."""
@@ -39,6 +41,7 @@ def loop_of(task: Any, *args: Any, **kwargs: Any) -> treadle.Loop:
     return treadle.Loop(task, *args, console=False, **kwargs)
 
 
+@pytest.mark.every_backend
 def test_weights_ruined_by_the_data_end_the_run(tmp_path: Path) -> None:
     """The case itself: relu hides NaN on TensorFlow, and elsewhere the loss is NaN at once."""
     x, y = arrays()
@@ -117,6 +120,7 @@ def test_the_run_may_stop_instead(tmp_path: Path) -> None:
     assert str(loop.history["warning"][0]).startswith("model/layers/0/kernel holds 2 of 24")
 
 
+@pytest.mark.every_backend
 def test_variables_of_every_float_type_are_looked_at() -> None:
     for dtype in ("float32", "bfloat16"):
         values = [[1.0, 2.0], [1.0, np.nan], [np.inf, -np.inf]]

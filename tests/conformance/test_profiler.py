@@ -13,6 +13,8 @@ from treadle.backends.traces import Span, own_times, read_trace, write_trace
 from treadle.errors import ConfigurationError
 from treadle.hooks import Profiler
 
+pytestmark = pytest.mark.any_backend
+
 
 class Sizes(treadle.Hook):
     def __init__(self) -> None:
@@ -32,6 +34,7 @@ def train(directory: Any, hooks: list[Any], steps: int = 12) -> treadle.Loop:
     return loop
 
 
+@pytest.mark.every_backend
 def test_a_trace_and_a_table(tmp_path: Path) -> None:
     sizes = Sizes()
     loop = train(tmp_path, [Profiler("4:7"), sizes])

@@ -63,6 +63,7 @@ def worker() -> Iterator[Worker]:
     made.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_a_random_program_agrees(worker: Worker, seed: int) -> None:
     found = worker.result(seed)

@@ -34,6 +34,8 @@ from treadle.errors import (
 from treadle.hooks import Checkpoint, JSONLines, NonFinite
 from treadle.hooks.lines import read_log
 
+pytestmark = pytest.mark.any_backend
+
 ROUNDING = 1e-4
 STEPS = 15
 
@@ -93,6 +95,7 @@ def noisy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("step", [1, 3, 6, 8, STEPS])  # of the epochs' five: first, midst, last
 def test_a_step_visited_again_equals_the_log_bit_for_bit(noisy_run: Path, step: int) -> None:
     before = hashes(noisy_run)
@@ -336,6 +339,7 @@ def stopped(make: Callable[[], Any], directory: Path, *args: Any, **kwargs: Any)
     return message, int(call[2])
 
 
+@pytest.mark.every_backend
 def test_nan_in_a_batch_is_traced_to_its_rows(tmp_path: Path) -> None:
     _, step = stopped(plain, tmp_path, sources=[ruined()])
     found = visit(plain, ruined(), tmp_path, step)

@@ -30,6 +30,8 @@ from treadle.errors import (
 )
 from treadle.hooks import Checkpoint, EarlyStopping
 
+pytestmark = pytest.mark.any_backend
+
 ROWS, EVERY = 40, "3 steps"
 
 
@@ -160,6 +162,8 @@ def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
     np.testing.assert_array_equal(a.history.steps("loss"), b.history.steps("loss"))
 
 
+@pytest.mark.long
+@pytest.mark.every_backend
 @pytest.mark.parametrize("body", LOOPS, ids=lambda body: body.__name__)
 def test_a_run_that_is_cut_often_is_the_run_that_was_never_cut(tmp_path: Path, body: Any) -> None:
     how: Any = {"body": body, "jit": None}
@@ -187,6 +191,7 @@ def test_early_stopping_and_the_best_weights_go_on(tmp_path: Path) -> None:
     same_run(cut, straight)
 
 
+@pytest.mark.long
 def test_windows_may_be_others_after_a_resume(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight")
     with pytest.raises(OSError, match="killed"):
@@ -194,6 +199,7 @@ def test_windows_may_be_others_after_a_resume(tmp_path: Path) -> None:
     same_run(run(tmp_path / "cut", options=treadle.Options(window=4)), straight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "error", "code"),
     [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, Terminated, 143)],
@@ -255,6 +261,7 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text())["finished"]
 
 
+@pytest.mark.every_backend
 def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         loop.fit(source(), epochs=3, until="0.000001 s")
@@ -325,6 +332,7 @@ def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_p
     assert loop.evaluate(source())["loss"] > 0
 
 
+@pytest.mark.every_backend
 def test_saving_by_hand_and_its_place(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         for logs in loop.steps(source(), every="1 step"):

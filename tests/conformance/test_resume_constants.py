@@ -20,6 +20,8 @@ import treadle
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks import Checkpoint, NonFinite
 
+pytestmark = pytest.mark.any_backend
+
 ROWS, BATCH = 40, 8  # five steps an epoch
 Schedule = keras.optimizers.schedules.CosineDecay
 
@@ -218,6 +220,8 @@ def scheduled() -> Many:
     return Many(Schedule(0.05, 20))
 
 
+@pytest.mark.long
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("change", "task"),
     [
@@ -243,6 +247,7 @@ def test_what_a_hook_changed_is_as_in_a_run_that_was_never_cut(
     same_run(cut(tmp_path / "cut", 7, 13, hooks=hooks, task=task), straight)
 
 
+@pytest.mark.every_backend
 def test_a_float_that_a_hook_doubles(tmp_path: Path) -> None:
     class Line(treadle.Task):
         def __init__(self) -> None:
@@ -324,6 +329,7 @@ def single_steps(loop: treadle.Loop) -> None:
         loop.save()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", [own_epochs, several_calls, single_steps])
 @pytest.mark.any_backend
 def test_what_the_script_sets_itself(tmp_path: Path, body: Any) -> None:
@@ -451,6 +457,7 @@ def spoiled(at: int) -> Iterator[Any]:
         yield x[step], y
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [double, replace_optimizer, unfreeze])
 @pytest.mark.parametrize("every", ["4 steps", "100 steps"])
 def test_a_rollback_goes_back_to_the_values_of_the_checkpoint(

@@ -16,6 +16,8 @@ from treadle.checkpoint.arrays import read_arrays
 from treadle.errors import Terminated
 from treadle.hooks import Checkpoint, EarlyStopping, JSONLines
 
+pytestmark = pytest.mark.any_backend
+
 
 class DyingAtTheEnd(treadle.Hook):
     """Ends the process while hooks end, when all steps are done and saved."""
@@ -63,6 +65,7 @@ def require_finished(cut: treadle.Loop, straight: treadle.Loop) -> None:
         assert value.tobytes() == theirs[path].tobytes(), path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", [by_epochs, by_steps, stopping_early, fit_twice, bare_steps])
 def test_a_process_may_end_while_hooks_end(tmp_path: Path, body: Any) -> None:
     straight = run(tmp_path / "straight", body, hooks=patient(body))
@@ -73,6 +76,7 @@ def test_a_process_may_end_while_hooks_end(tmp_path: Path, body: Any) -> None:
     require_finished(run(tmp_path / "cut", body, hooks=patient(body)), straight)
 
 
+@pytest.mark.every_backend
 def test_epochs_of_ones_own_that_were_done_have_their_weights(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", own_epochs)
     with pytest.raises(OSError, match="killed"):

@@ -18,6 +18,8 @@ from treadle.errors import ConfigurationError, NonFiniteError
 from treadle.hooks import Checkpoint, EarlyStopping, NonFinite
 from treadle.hooks.lines import read_log
 
+pytestmark = pytest.mark.any_backend
+
 ROWS, BATCH = 96, 8
 
 
@@ -129,6 +131,7 @@ def test_the_step_is_found_that_ruined_a_weight_while_its_loss_was_a_number(tmp_
     assert only.startswith("passed over batch 5 of epoch 1: scale holds 1 of 1 values")
 
 
+@pytest.mark.every_backend
 def test_a_run_goes_back_into_the_epoch_before(tmp_path: Path) -> None:
     good, bad = batches(of=arrays()), batches(of=arrays(0))
 

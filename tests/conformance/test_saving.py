@@ -17,6 +17,8 @@ from treadle.checkpoint import Checkpoints, Files
 from treadle.errors import CheckpointError, DirectoryError
 from treadle.hooks import Checkpoint, EarlyStopping
 
+pytestmark = pytest.mark.any_backend
+
 
 def source() -> Any:
     x = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -71,6 +73,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, operation: str, text: str, times: int 
     monkeypatch.setattr(Files, "perform", refused)
 
 
+@pytest.mark.every_backend
 def test_what_a_hook_keeps_is_saved_as_it_was_at_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import pytest
 import treadle
 from treadle.errors import BackendError, ConfigurationError
 
+pytestmark = pytest.mark.any_backend
+
 
 @pytest.fixture(autouse=True)
 def clean() -> Any:
@@ -40,12 +42,14 @@ def test_a_seed_seeds_what_keras_seeds() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_a_seed_imports_no_other_framework() -> None:
     code = "import sys, treadle; treadle.setup(seed=0); print('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(keras.config.backend() == "tensorflow")]
 
 
+@pytest.mark.every_backend
 def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
     for dtype in ("float16", "bfloat16"):
         keras.backend.clear_session()

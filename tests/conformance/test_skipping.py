@@ -18,6 +18,8 @@ from treadle.checkpoint import Checkpoints
 from treadle.errors import ConfigurationError, StepError
 from treadle.hooks import Checkpoint, NonFinite, Watchdog
 
+pytestmark = pytest.mark.any_backend
+
 
 class Line(treadle.Task):
     def __init__(self) -> None:
@@ -47,6 +49,7 @@ def trained(x: Any, y: Any, *hooks: Any, batches: Any = None, **how: Any) -> tre
     return loop
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_a_skipped_step_is_as_if_its_batch_had_not_come(execution: Any) -> None:
     x, y = arrays()
@@ -68,6 +71,7 @@ def test_a_skipped_step_is_as_if_its_batch_had_not_come(execution: Any) -> None:
     assert "row 1 (1 of " in warning and warning.endswith(" so far)")
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_the_logs_of_a_skipped_step_are_nan(execution: Any) -> None:
     x, y = arrays()
@@ -149,6 +153,7 @@ def test_a_poisoned_state_is_never_saved(tmp_path: Path) -> None:
     assert told and "holds values that are not finite, so it would be of no use" in told[0]
 
 
+@pytest.mark.long
 def test_a_watchdog_shows_where_a_run_hangs() -> None:
     code = """
         import time, keras, numpy as np, treadle

@@ -20,6 +20,8 @@ pytest.importorskip("tensorboard")
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
+pytestmark = pytest.mark.any_backend
+
 ROWS, BATCH = 40, 8
 OPTIONS = treadle.Options(jit=False)  # XLA on TensorFlow would take most of the time
 
@@ -132,6 +134,7 @@ def test_a_run_is_one_run_and_one_below_it_for_validation(tmp_path: Path) -> Non
     assert runs(tmp_path / "one") == ["."]
 
 
+@pytest.mark.every_backend
 def test_numbers(tmp_path: Path) -> None:
     loop = train(tmp_path, [TensorBoard(), Telling()], validate_every="5 steps")
     found = scalars(tmp_path / "tensorboard")
@@ -239,6 +242,7 @@ def test_without_a_directory_or_the_package(monkeypatch: pytest.MonkeyPatch) -> 
         TensorBoard()
 
 
+@pytest.mark.long
 def test_needs_no_tensorflow(tmp_path: Path) -> None:
     if keras.config.backend() == "tensorflow":
         pytest.skip("it is there on this backend")
@@ -257,6 +261,7 @@ print("tensorflow" in sys.modules)
     assert "steps/loss" in scalars(tmp_path)
 
 
+@pytest.mark.long
 def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
     if keras.config.backend() != "tensorflow":
         pytest.skip("its reader imports TensorFlow")

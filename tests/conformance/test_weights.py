@@ -14,6 +14,8 @@ from treadle.errors import TreadleWarning
 from treadle.hooks import Checkpoint, NonFinite
 from treadle.run import unchanged_weights as weights
 
+pytestmark = pytest.mark.any_backend
+
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 OPTIONS = treadle.Options(jit=False)
 
@@ -111,6 +113,7 @@ def told(loop: treadle.Loop) -> list[str]:
 KERNEL_AND_BIAS = "model/layers/1/kernel, model/layers/1/bias are the same as before"
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

@@ -73,6 +73,7 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [drawing, plain, convolving])
 def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(make: Any) -> None:
     expected, resident = trained(make, source(), data_on_device=True)
@@ -85,6 +86,7 @@ def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(make:
         assert "data streamed" in loop.plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [drawing, convolving])
 def test_a_stream_of_the_same_batches_agrees_bit_for_bit(make: Any) -> None:
     x, y = arrays()

@@ -10,6 +10,8 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.char_lm import CHARACTERS, decoded, encoded, pairs
 
+pytestmark = pytest.mark.any_backend
+
 SMALL = ("width=16", "depth=2", "heads=2", "length=16", "batch_size=4", "updates=40", "warm_up=4")
 
 
@@ -46,6 +48,8 @@ def test_an_update_is_that_of_the_larger_batch():
     )
 
 
+@pytest.mark.every_backend
+@pytest.mark.long
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_activations_that_are_computed_again_give_equal_gradients(execution):
     found = {}

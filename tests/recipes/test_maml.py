@@ -10,10 +10,13 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.maml import COLORS, LOOKS, MAML, picture, squared
 
+pytestmark = pytest.mark.any_backend
+
 ERRORS = [f"val_error_{step}" for step in LOOKS]
 SMALL = ("tasks=10", "learning_rate=0.005")
 
 
+@pytest.mark.long
 def test_maml():
     """It learns a new curve within few steps, which training on all curves does not lead to."""
     errors = {}

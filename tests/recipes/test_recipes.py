@@ -9,7 +9,36 @@ import treadle
 from treadle.errors import BackendError
 from treadle.recipes import find, make, resolve
 
+pytestmark = pytest.mark.any_backend
+
+# Settings that make each recipe small: three steps are to take about as long as compiling them.
+SMALL = {
+    "actor-critic": ("environments=4", "moves=8"),
+    "adversarial-training": ("units=8", "attack_steps=2"),
+    "char-lm": ("width=16", "depth=1", "heads=2", "length=16", "batch_size=4", "updates=40"),
+    "distillation": ("teacher_steps=2", "units=8", "batch_size=50"),
+    "dqn": ("trying_steps=10", "environments=2"),
+    "maml": ("tasks=4",),
+    "reinforce": ("episodes=2",),
+    "self-supervised": ("features=16", "projected=8", "batch_size=20"),
+    "tabular": ("units=8",),
+    "teacher-forcing": ("units=8", "batch_size=8"),
+    "vae": ("units=16", "batch_size=50"),
+    "wgan-gp": ("batch_size=20", "critic_steps=1"),
+}
 NATIVE = [name for name, recipe in find().items() if recipe.backend]
+
+
+@pytest.mark.every_backend
+@pytest.mark.every_backend
+@pytest.mark.parametrize("name", find())
+def test_three_steps(name):
+    """Each recipe trains on each backend; that it learns is shown on one, and in benchmarks."""
+    made, loop = run(name, *SMALL.get(name, ()), steps=3)
+    assert loop.progress.step == 3
+    for values in loop.history.last.values():
+        assert np.isfinite(values)
+    assert made.task is loop.task
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -21,6 +50,7 @@ def test_a_native_recipe_says_what_it_runs_on(name):
         make(recipe, recipe.settings([]))
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("name", ["linear", "linear-native"])
 def test_linear(name):
     _, loop = run(name)
@@ -35,6 +65,7 @@ def test_linear(name):
     assert last["prediction_of_7"] == pytest.approx(7, abs=0.3)
 
 
+@pytest.mark.every_backend
 def test_an_object_is_made_anew_each_time():
     first, _ = run("linear-native")
     second = make(resolve("linear-native"), {})
@@ -47,7 +78,7 @@ def test_digits():
     assert loop.history["val_accuracy"][-1] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits_reaches_what_it_promises():
     _, loop = run("digits")
     assert loop.history["val_accuracy"][-1] > 0.96
@@ -93,6 +124,7 @@ def test_mnist_functional():
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(loop.history.epochs[-1])
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("name", ["mnist-mlp", "mnist-mlp-native"])
 def test_mnist_mlp(name):
     _, loop = run(name, "batch_size=16", epochs=4)
@@ -103,6 +135,7 @@ def test_mnist_mlp(name):
     assert loss[0] > 5  # the start is wide
 
 
+@pytest.mark.every_backend
 def test_both_forms_of_mnist_mlp_give_the_same_curve():
     curves = [
         run(name, "batch_size=16", epochs=2)[1].history

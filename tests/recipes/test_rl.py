@@ -15,6 +15,8 @@ from treadle.recipes.dqn import DQN, Buffer
 from treadle.recipes.reinforce import Reinforce, drawn
 from treadle.testing import resumed_equals_uninterrupted
 
+pytestmark = pytest.mark.any_backend
+
 EAGER = treadle.Options(execution="eager")
 
 
@@ -267,7 +269,7 @@ def small_dqn():
     return DQN(environments=2, batch_size=8, capacity=20)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make_task", [small_reinforce, small_actor_critic, small_dqn])
 def test_a_run_that_was_killed_goes_on_in_the_midst_of_its_episodes(make_task):
     resumed_equals_uninterrupted(make_task, steps=12 if make_task is small_dqn else 4)

@@ -8,9 +8,12 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.self_supervised import contrast, pixels, probed
 
+pytestmark = pytest.mark.any_backend
+
 EAGER = treadle.Options(execution="eager")  # some steps of it take less time than compiling
 
 
+@pytest.mark.long
 def test_it_learns_to_find_the_other_view():
     small = ("features=32", "projected=16", "batch_size=40", "learning_rate=0.003")
     alike = ("smallest=0.9", "erased=0.1")

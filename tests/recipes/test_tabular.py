@@ -12,6 +12,8 @@ import treadle
 from treadle.errors import Terminated
 from treadle.recipes.tabular import BalancedAccuracy, balanced, split
 
+pytestmark = pytest.mark.any_backend
+
 SETTINGS = ("units=8", "learning_rate=0.02", "batch_size=256")
 
 

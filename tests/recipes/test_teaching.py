@@ -7,6 +7,8 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.teacher_forcing import WORDS, spelling, translations
 
+pytestmark = pytest.mark.any_backend
+
 STUDENTS = ("student", "alone")
 EAGER = treadle.Options(execution="eager")
 
