@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -29,7 +30,11 @@ from typer.testing import CliRunner
 from treadle.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 BACKENDS = ("tensorflow", "jax", "torch")
 WARNINGS = (
     "error",
@@ -95,6 +100,12 @@ def blocks(page: str) -> tuple[Block, ...]:
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
+def of(page: str, *values: Any) -> Any:
+    """A parameter set of a test that runs a page: the README by default, the rest with `--all`."""
+    marks = () if page == "README.md" else (pytest.mark.long,)
+    return pytest.param(*values, marks=marks, id=str(values[0]))
+
+
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[Block, str]]]:
     """What the blocks of each page that ran have printed; filled by the first test of a page."""
@@ -153,12 +164,12 @@ def process(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.runs for b in blocks(page))])
+@pytest.mark.parametrize("page", [of(p, p) for p in PAGES if any(b.runs for b in blocks(p))])
 def test_page_runs(page: str, printed: Printed) -> None:
     assert printed[page]
 
 
-@pytest.mark.parametrize("block", [b for b in ALL if b.backend], ids=str)
+@pytest.mark.parametrize("block", [of(b.page, b) for b in ALL if b.backend])
 def test_block_for_one_backend_runs(block: Block, printed: Printed) -> None:
     if not block.runs:
         pytest.skip(f"the example is written in {block.backend}'s own words")
@@ -175,7 +186,7 @@ OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("block", "output"), OUTPUTS, ids=lambda block: str(block))
+@pytest.mark.parametrize(("block", "output"), [of(b.page, b, output) for b, output in OUTPUTS])
 def test_block_prints_what_the_page_says(block: Block, output: Block, printed: Printed) -> None:
     if not block.runs:
         pytest.skip(f"the example is written in {block.backend}'s own words")

@@ -113,6 +113,7 @@ def command(folder: Path, *arguments: str, **variables: str) -> str:
     return process(folder, "-m", "treadle", *arguments, **variables)
 
 
+@pytest.mark.long
 @pytest.mark.every_backend
 @pytest.mark.parametrize("arguments", OPENING_A_RUN, ids=lambda arguments: arguments[0])
 def test_commands_that_open_a_run_use_its_backend(folder: Path, arguments: tuple[str, ...]) -> None:

@@ -401,6 +401,7 @@ def test_evaluation_of_two_forms_changes_nothing_and_counts_all() -> None:
     assert "heads/b/kernel" in after
 
 
+@pytest.mark.long
 def test_a_run_resumes_with_layers_that_evaluation_built(tmp_path: Path) -> None:
     def run(directory: Path, die: bool) -> Any:
         def leave(loop: Any) -> None:
@@ -437,6 +438,7 @@ def test_functions_are_built_for_each_form_of_their_inputs() -> None:
         assert loop.predict([*inputs("a"), *inputs("b", 3)]).shape == (2,)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_back_forgets_what_a_later_form_made(tmp_path: Path) -> None:
     bad = {"b": np.full((4, 2), np.nan, "float32")}
     given = [*inputs("aabab")]

@@ -21,6 +21,8 @@ from treadle.errors import (
     StepError,
 )
 
+pytestmark = pytest.mark.any_backend
+
 ROWS = 44  # 5 batches of 8 and a short one of 4
 
 
@@ -65,6 +67,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> None:
         np.testing.assert_array_equal(a[path], b[path], err_msg=path)
 
 
+@pytest.mark.every_backend
 def test_fit_reports_every_epoch_and_every_step() -> None:
     with loop_of() as loop:
         history = loop.fit(source(), validation=source(1), epochs=3)
@@ -101,6 +104,7 @@ def test_validation_leaves_training_as_if_it_had_not_run() -> None:
     assert {"val_a_loss", "val_b_accuracy"} <= set(validated.history.names())
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("every", ["1 step", "4 steps", "auto"])
 def test_the_parts_do_what_fit_does(every: str) -> None:
     with loop_of() as whole:
@@ -201,6 +205,7 @@ def test_a_call_goes_on_where_the_last_one_stopped() -> None:
     same(whole.state.arrays(), pieces.state.arrays())
 
 
+@pytest.mark.every_backend
 def test_single_steps_by_hand_and_windows_agree_bit_for_bit() -> None:
     x, y = arrays()
     train = data.from_arrays(x, y, batch_size=8, shuffle=False)
@@ -285,6 +290,7 @@ def test_stopping_is_told_and_ends_at_the_boundary() -> None:
     assert loop.reason == "its time was up"
 
 
+@pytest.mark.every_backend
 def test_evaluate_predict_and_call_change_nothing() -> None:
     with loop_of() as loop:
         loop.fit(source(), epochs=1)
@@ -310,6 +316,7 @@ def test_evaluate_predict_and_call_change_nothing() -> None:
         same(before, loop.state.arrays())
 
 
+@pytest.mark.every_backend
 def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
     class Tempered(Classifier):
         def __init__(self) -> None:
@@ -331,6 +338,7 @@ def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
     assert history["note"] == ["compiled anew, because temperature changed from 1.0 to 0.5"]
 
 
+@pytest.mark.every_backend
 def test_a_step_that_counts_in_python_is_refused() -> None:
     class Counting(Classifier):
         def __init__(self) -> None:
@@ -504,6 +512,7 @@ def test_a_bad_directory_is_refused(tmp_path: Path) -> None:
         loop_of(directory=tmp_path)
 
 
+@pytest.mark.every_backend
 def test_the_eager_reference_agrees_within_rounding() -> None:
     with loop_of() as compiled:
         compiled.fit(source(), epochs=1)

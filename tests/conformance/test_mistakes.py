@@ -17,6 +17,8 @@ from treadle import data
 from treadle.errors import ConfigurationError, GradientError, StepError
 from treadle.hooks.lines import read_log
 
+pytestmark = pytest.mark.any_backend
+
 
 @pytest.fixture(params=["auto", "eager"])
 def options(request: pytest.FixtureRequest) -> treadle.Options:
@@ -26,6 +28,7 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
 # What is kept in Python
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("holder", "keep", "expected"),
     [
@@ -64,6 +67,7 @@ def test_what_a_step_puts_into_containers(
     assert re.fullmatch(expected, told(StepError, task, options))
 
 
+@pytest.mark.every_backend
 def test_a_tensor_kept_in_an_attribute(options: treadle.Options) -> None:
     task = Does(lambda task, batch, loss: setattr(task, "last", loss), last=None)
     assert told(StepError, task, options).startswith("a tensor of train_step was kept in last, ")
@@ -91,6 +95,7 @@ def test_an_optimizer_of_another_kind_is_told_by_both() -> None:
     assert "optimizer changed from one Adam to one SGD" in history["note"][0]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("draw", "which"),
     [
