@@ -1007,7 +1007,7 @@ def test_the_command_tells_what_came_of_each_trial(mine):
     assert lines[3].startswith("trial 0002  val_loss ")
     assert lines[4].split() == ["trial", "val_loss", "rate", "seconds"]
     assert {lines[5].split()[0], lines[6].split()[0]} == {"0000", "0002"}
-    assert lines[7:9] == ["beside: 1 failed", "runs and database: there"]
+    assert lines[7:9] == ["not shown: 1 failed", "runs and database: there"]
     printed = Path("there/trials/0001/output.txt").read_text()
     assert "a line of the task's own\n" in printed and "KeyError: 'my own" in printed
 
@@ -1017,8 +1017,8 @@ def test_the_command_tells_what_came_of_each_trial(mine):
         "failed",
         "complete",
     ]
-    # What is printed trains the best again, to the same value.
-    assert lines[9] == f"the best again: {found['command']}"
+    # The printed command trains the best trial again, to the same value.
+    assert lines[9] == f"rerun the best: {found['command']}"
     again = found["command"].replace("faults=made", "faults=")
     run = json.loads(command(*again.split()[1:], "--json").stdout)
     assert run["last"]["val_loss"] == found["best"]["value"]
