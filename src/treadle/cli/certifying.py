@@ -13,7 +13,7 @@ from .help import Command
 from .output import told
 from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, StepsBefore, TaskName
 
-if TYPE_CHECKING:  # importing it imports Keras
+if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..testing.certify.drill import Subject
 
 INEXACT = 1

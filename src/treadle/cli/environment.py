@@ -82,11 +82,11 @@ def choose(backend: str | None, only: str | None) -> str:
             f"this task runs on {only} only, which is not installed: pip install "
             f"'treadle[{only}]' (installed: {', '.join(installed) or 'none'})"
         )
-    asked = backend or os.environ.get("KERAS_BACKEND")
-    if asked and asked != only:
+    requested = backend or os.environ.get("KERAS_BACKEND")
+    if requested and requested != only:
         origin = "--backend" if backend else "KERAS_BACKEND"
         raise BackendError(
-            f"this task runs on {only} only, but {origin} is {asked}: use --backend {only}"
+            f"this task runs on {only} only, but {origin} is {requested}: use --backend {only}"
         )
     return only
 

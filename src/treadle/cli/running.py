@@ -71,8 +71,8 @@ def train(request: Request) -> output.Outcome:
         overriding(request.seed, request.precision, request.backend),
     ):
         made = make(request.recipe, request.settings)
-    asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
-    lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
+    given = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
+    lasts: dict[str, Any] = {k: v for k, v in given.items() if v is not None} or made.lasts
     if not lasts:
         raise ConfigurationError(
             f"{request.recipe.name} does not define how long it trains: add --epochs, --steps or "
@@ -285,15 +285,15 @@ def _recorded_backend(request: Request) -> str | None:
     )
 
 
-def _data_dir(asked: Path | None, configuration: Mapping[str, Any]) -> Path | None:
+def _data_dir(given: Path | None, configuration: Mapping[str, Any]) -> Path | None:
     """Return the folder with a run's data sets: the given one, else the recorded one.
 
     Raises:
         DataError: If the recorded folder no longer exists.
     """
     recorded = configuration.get("data_dir")
-    if asked is not None or recorded is None:
-        return asked
+    if given is not None or recorded is None:
+        return given
     if not Path(recorded).is_dir():
         raise DataError(
             f"the data folder of this run, {recorded}, no longer exists: give its new location "
@@ -340,10 +340,10 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def _directory(asked: Path | None, name: str) -> Generator[Path]:
+def _directory(given: Path | None, name: str) -> Generator[Path]:
     """Yield the given run directory, or a new one, which is removed if no run starts in it."""
-    if asked is not None:
-        yield asked
+    if given is not None:
+        yield given
         return
     number = 1
     while True:

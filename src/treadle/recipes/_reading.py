@@ -201,8 +201,8 @@ class _Module:
         if module.startswith("treadle.recipes."):
             spec = find_spec(module)
             return Path(spec.origin) if spec and spec.origin else None
-        beside = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
-        return beside if beside.is_file() else None
+        neighbor = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
+        return neighbor if neighbor.is_file() else None
 
 
 def _parsed(path: Path) -> ast.Module:
