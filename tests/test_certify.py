@@ -339,7 +339,7 @@ def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
     [
         (["digit"], "Did you mean 'digits'?"),
         (["digits", "--set", "unit=3"], "Did you mean 'units'?"),
-        (["digits", "units=3"], "'units=3' belongs to no option"),
+        (["digits", "units=3"], "unexpected argument 'units=3'"),
         (["digits", "--steps", "0"], "should be greater than or equal to 1"),
     ],
 )

@@ -138,13 +138,13 @@ def test_recipes_lists_each_with_its_settings():
         (["digits", "--backend", "numpy"], "unknown backend 'numpy'"),
         (["digits", "--precision", "float17"], "unknown precision 'float17'"),
         (["digits", "--data-dir", "nowhere"], "there is no such folder"),
-        (["linear-native", "--backend", "jax"], "runs on tensorflow only, and --backend says jax"),
+        (["linear-native", "--backend", "jax"], "runs on tensorflow only, but --backend is jax"),
         (
             ["mine.py:Tiny", "--set", "rate=0.1", "fails=init"],
-            "'fails=init' belongs to no option: repeat --set for each setting, as --set fails=init",
+            "unexpected argument 'fails=init': repeat --set for each setting, as --set fails=init",
         ),
-        (["mine.py:Tiny", "more"], "'more' belongs to no option: see --help"),
-        (["mine.py:Endless"], "does not say how long it trains"),
+        (["mine.py:Tiny", "more"], "unexpected argument 'more': see --help"),
+        (["mine.py:Endless"], "does not define how long it trains"),
         (["mine.py:number"], "is no task, but int"),
         (["mine.py:Tiny", "--set", "fails=datasets"], "must return treadle.Datasets"),
     ],
@@ -395,8 +395,8 @@ def test_data_that_has_moved_is_asked_for(command):
     Path("old").rename("new")
     keras.backend.clear_session()
     told = treadle(*command, "here", code=2).stderr
-    assert f"the data of this run lay in {Path('old').absolute()}, and there is no such" in told
-    assert "say where it lies now with --data-dir" in told
+    assert f"the data folder of this run, {Path('old').absolute()}, no longer exists" in told
+    assert "give its new location with --data-dir" in told
     treadle(*command, "here", "--data-dir", "new")
 
 
@@ -434,8 +434,8 @@ def test_what_was_learnt_before_an_error_can_be_evaluated():
     result = treadle("evaluate", "here", "--json")
     assert json.loads(result.stdout)["validation/easy"]["loss"] > 0
     assert (
-        "here holds a run that did not finish (ValueError: boom after step 3): this is measured "
-        "with its weights after step 0"
+        "here holds a run that did not finish (ValueError: boom after step 3): evaluating its "
+        "weights after step 0"
     ) in result.stderr
     shutil.rmtree("here/checkpoints")
     message = treadle("evaluate", "here", code=2).stderr
@@ -620,7 +620,7 @@ def test_the_module_is_the_command():
     ("arguments", "message"),
     [
         (["replay", "here", "--step", "99"], "there is no step 99 in here: its steps are 1 to 4"),
-        (["replay", "here"], "say which step: either --step N"),
+        (["replay", "here"], "choose the step to replay: either --step N"),
         (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
         (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
         (["replay", "here", "--bisect", "loss > 1e9"], "holds of none of the 4 steps in"),

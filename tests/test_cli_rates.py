@@ -84,7 +84,7 @@ def test_the_rates_of_a_task():
         (["schedule", "cyclic(1, 2)"], "cyclic(1, 2): "),
         (["schedule", "cyclic(1, 2, 0)"], "step_size must be at least 1, not 0"),
         (["schedule", "digit"], "Did you mean 'digits'?"),
-        (["schedule", "digits", "more"], "'more' belongs to no option"),
+        (["schedule", "digits", "more"], "unexpected argument 'more'"),
         (["schedule", "digits", "--plot", "rate.gif"], "unknown kind of picture 'gif'"),
         (["find-lr", "digits", "--plot", "no/rate.png"], "there is no folder no"),
         (["find-lr", "digits", "--set", "unit=3"], "Did you mean 'units'?"),

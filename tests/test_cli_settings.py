@@ -169,13 +169,13 @@ def test_objects_and_functions_count_when_they_are_named(tmp_path):
     ("text", "target", "message"),
     [
         (None, "", "there is no file"),
-        ("x = (", "", "is no valid Python: line 1"),
+        ("x = (", "", "is not valid Python: line 1"),
         ("x = 1", "", "holds no task"),
         (
             "from far.away import Base\nclass Odd: ...\nclass Mine(Base): ...",
             "",
-            r"no class that is a task by what stands in this file: its classes are Odd, Mine\. If "
-            r"one inherits from a task elsewhere, name it, as mine\.py:Mine",
+            r"no class that visibly inherits from treadle\.Task: its classes are Odd, Mine\. "
+            r"If one inherits from a task in another file, name it, as mine\.py:Mine",
         ),
         ("class A(Task): ...\nclass B(A): ...", "", "holds several tasks: name one.*A, B"),
         ("class Mine(Task): ...", ":Mina", "no class, function or object 'Mina'. Did you mean"),

@@ -145,7 +145,7 @@ def test_what_is_searched_is_what_is_not_fixed():
         (
             {},
             {"bias": True},
-            "nothing says what to search in Mine: annotate a setting, as `units: ",
+            "Mine has no search space: annotate a setting, as `units: ",
         ),
         ({}, {"bias": True}, "Settings that are not fixed: units, rate, kind"),
         ({"unit": Range(1, 2)}, {}, "Mine has no setting 'unit'. Did you mean 'units'?"),
@@ -371,7 +371,7 @@ def test_another_search_is_refused_with_what_differs(tmp_path):
     message = str(caught.value)
     assert f"{tmp_path} holds another search: search.rate was '0.0001..1.0 log'" in message
     assert "now '0.001..1.0 log'; monitor was 'val_loss', now 'loss'; seed was 0, now 3" in message
-    assert "Choose another directory, or begin anew there with fresh=True (--fresh)" in message
+    assert "Choose another directory, or replace the search there with fresh=True" in message
     assert len(go_through(4, tmp_path)) == 4  # nothing was changed
     begun = Study(wanted(seed=3), 4, tmp_path, fresh=True)
     assert begun.results() == ()
@@ -453,8 +453,8 @@ def test_a_folder_that_is_no_search_is_left_as_it_is(tmp_path, fresh):
     with pytest.raises(DirectoryError) as caught:
         Study(wanted(), 4, tmp_path, fresh)
     assert str(caught.value) == (
-        f"{tmp_path}/trials is there, and no study.db beside it: it is no search's, and is left as "
-        "it is. Choose another directory (--directory), or move it away"
+        f"{tmp_path}/trials exists without study.db next to it, so it does not belong to a search "
+        "and is not used. Choose another directory (--directory), or move it away"
     )
     assert (tmp_path / "trials" / "notes.txt").read_text() == "mine"
 
@@ -824,13 +824,13 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
     [
         (
             {"monitor": "val_los", "direction": "min"},
-            "tune cannot find 'val_los' in what epochs, validations and hooks log. Did you mean "
-            "'val_loss'? Known: loss, val_loss.",
+            "tune cannot find 'val_los' among the values that epochs, validations and hooks log. "
+            "Did you mean 'val_loss'? Known: loss, val_loss.",
         ),
         (
             {"monitor": "error"},
-            "tune cannot find 'error' in what epochs, validations and hooks log. Known: loss, "
-            "val_loss.",
+            "tune cannot find 'error' among the values that epochs, validations and hooks log. "
+            "Known: loss, val_loss.",
         ),
         (
             {"monitor": "quality"},
@@ -839,10 +839,10 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
         ({"direction": "down"}, "unknown direction 'down'. Known: min, max."),
         ({"trials": 0}, "trials must be at least 1, not 0"),
         ({"workers": 0}, "workers must be at least 1, not 0"),
-        ({"workers": 2}, "a class or function is tried in this process, one trial after another"),
+        ({"workers": 2}, "the trials of a class or function run in this process, one after"),
         (
             {"backend": "jax"},
-            "a class or function is tried in this process, one trial after another",
+            "the trials of a class or function run in this process, one after another",
         ),
         ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),
         ({"fixed": {"rat": 1}}, "Line has no setting 'rat'. Did you mean 'rate'?"),
@@ -859,8 +859,8 @@ def test_a_value_of_validation_where_there_is_none():
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune(Line, source, fixed={"fails": ""}, directory="there")
     assert str(caught.value) == (
-        "tune cannot find 'val_loss' in what epochs, validations and hooks log. Did you mean "
-        "'loss'? Known: loss."
+        "tune cannot find 'val_loss' among the values that epochs, validations and hooks log. Did "
+        "you mean 'loss'? Known: loss."
     )
     # Nothing came of it, so that it may be asked in another way.
     asked = {"fixed": {"fails": ""}, "trials": 1, "monitor": "loss"}
@@ -871,7 +871,7 @@ def test_a_task_that_does_not_say_how_long():
     class Endless(Line):
         epochs = None
 
-    with pytest.raises(ConfigurationError, match="Endless does not say how long it trains: add"):
+    with pytest.raises(ConfigurationError, match="Endless does not define how long it trains: add"):
         treadle.tune(Endless, trials=1)
 
 
@@ -896,8 +896,8 @@ def test_settings_that_other_processes_cannot_be_told():
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune("digits", fixed={"units": [64]})
     assert str(caught.value) == (
-        "fixed={'units': …} is to be a number, a text, True, False or None, which other processes "
-        "can be told, not of type list: pass a class or function in place of the task's name"
+        "fixed={'units': …} must be a number, a text, True, False or None, to be sent to other "
+        "processes, not of type list: pass a class or function instead of the task's name"
     )
 
 
@@ -926,7 +926,7 @@ def test_nothing_means_what_is_used(tmp_path, monkeypatch):
 
 
 def test_data_beside_a_name():
-    with pytest.raises(ConfigurationError, match="digits is tried in other processes, on its own"):
+    with pytest.raises(ConfigurationError, match="trials of digits run in other processes, on its"):
         treadle.tune("digits", [1, 2])
 
 
@@ -1007,7 +1007,7 @@ def test_the_command_tells_what_came_of_each_trial(mine):
     assert lines[3].startswith("trial 0002  val_loss ")
     assert lines[4].split() == ["trial", "val_loss", "rate", "seconds"]
     assert {lines[5].split()[0], lines[6].split()[0]} == {"0000", "0002"}
-    assert lines[7:9] == ["beside: 1 failed", "runs and database: there"]
+    assert lines[7:9] == ["not shown: 1 failed", "runs and database: there"]
     printed = Path("there/trials/0001/output.txt").read_text()
     assert "a line of the task's own\n" in printed and "KeyError: 'my own" in printed
 
@@ -1017,8 +1017,8 @@ def test_the_command_tells_what_came_of_each_trial(mine):
         "failed",
         "complete",
     ]
-    # What is printed trains the best again, to the same value.
-    assert lines[9] == f"the best again: {found['command']}"
+    # The printed command trains the best trial again, to the same value.
+    assert lines[9] == f"rerun the best: {found['command']}"
     again = found["command"].replace("faults=made", "faults=")
     run = json.loads(command(*again.split()[1:], "--json").stdout)
     assert run["last"]["val_loss"] == found["best"]["value"]
@@ -1122,9 +1122,10 @@ def test_processes_are_replaced_where_they_die(monkeypatch):
     trials, begun = through_processes(monkeypatch, 5, 1)
     assert [trial.ended for trial in trials] == ["complete"] * 2 + ["failed"] + ["complete"] * 2
     assert [trial.reports for trial in trials] == [3, 3, 2, 3, 3]
-    killed = "was killed by SIGKILL, as it is where memory runs out"
+    killed = "was killed by SIGKILL (possibly out of memory)"
     assert trials[2].error == (
-        f"its process {killed}, and another one {killed}; see there/trials/0002/output.txt"
+        f"its process {killed}, and the one that replaced it {killed}; see "
+        "there/trials/0002/output.txt"
     )
     assert [number for number, *_ in begun] == [0, 1, 1, 2, 2, 3, 4]
     assert len({pid for _, pid, _ in begun}) == 4
@@ -1168,7 +1169,7 @@ def test_threads_that_were_asked_for_are_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["linear"], "nothing says what to search in linear: annotate a setting"),
+        (["linear"], "linear has no search space: annotate a setting"),
         (["digit"], "Did you mean 'digits'?"),
         (["digits", "--set", "unit=3"], "digits has no setting 'unit'. Did you mean 'units'?"),
         (

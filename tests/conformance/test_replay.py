@@ -687,7 +687,7 @@ def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
     step = next(step for step, line in logged(Path("run")).items() if line["loss"] == least)
     assert f"the first step of the log is {step}" in shown
     for arguments, message in (
-        ([], "say which step: either --step N, or what to look for"),
+        ([], "choose the step to replay: either --step N, or a condition"),
         (["--bisect", "loss >"], "cannot read the condition 'loss >'"),
         (["--step", 99], "there is no step 99 in run: its steps are 1 to 15"),
         (["--step", 1, "--save", "none/x.npz"], "--save none/x.npz: there is no folder none"),

@@ -1,21 +1,24 @@
-"""The command line: it parses, calls and prints; nothing is decided here that a script needs.
+"""The command line: parses options, calls the public API and prints results.
+
+Features that scripts need are implemented in the other packages, not here.
 
 | exit code | when |
 | --- | --- |
-| 0 | done, or it was finished before |
-| 1 | an error while training; an exception of the task's own comes with its traceback |
-| 1 | `certify` found something that is not exact, or could not check it |
-| 1 | `tune` ended, and no trial came to its end |
+| 0 | done, or already finished |
+| 1 | an error while training; one raised by the task's own code is printed with its traceback |
+| 1 | `certify` found an inexact check, or could not run a check |
+| 1 | `tune` ended without a completed trial |
 | 2 | wrong usage, configuration, backend, data or directory |
-| 3 | its time was up before its epochs or steps were done; it can be resumed |
+| 3 | the time limit was reached before all epochs or steps were done; the run can be resumed |
 | 130 | interrupted, and saved |
 | 143 | terminated, and saved |
 
-Until a command has been understood, neither Keras nor a framework is imported.
+Keras and the backend's framework are imported only after the arguments have been parsed.
 """
 
-from . import certifying as certifying  # defines a command
-from . import rates as rates  # defines two
+# These modules register their commands with `app` when they are imported.
+from . import certifying as certifying
+from . import rates as rates
 from . import tuning as tuning
 from .commands import app
 
@@ -23,5 +26,5 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run `treadle`."""
+    """Run the `treadle` command."""
     app()

@@ -1,4 +1,4 @@
-"""`treadle certify`: a task and its data put through the resume drill."""
+"""The `treadle certify` command: tests whether a task resumes exactly with its own data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from .help import Command
 from .output import told
 from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, StepsBefore, TaskName
 
-if TYPE_CHECKING:  # importing them would import Keras, or NumPy
+if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..testing.certify.drill import Subject
 
 INEXACT = 1
@@ -49,7 +49,7 @@ def certify(
     with told():
         refuse_extra(context.args)
         recipe = recipes.resolve(task)
-        recipe.settings(set_ or [])  # to refuse what is wrong before a process starts
+        recipe.settings(set_ or [])  # reject invalid settings before a process starts
         from ..testing.certify.certificate import Maker
         from ..testing.certify.certificate import certify as examine
 
@@ -80,17 +80,17 @@ def make(
     seed: int | None,
     data_dir: str | None,
 ) -> "Subject":
-    """Make a task and its data, as `treadle run` would, in the process of a drill.
+    """Make a task and its data, as `treadle run` does, in a process of the certificate.
 
     Raises:
-        TreadleError: As `treadle run` does; a task without data is one more reason.
+        TreadleError: As for `treadle run`, or the task has no data.
     """
     recipe = recipes.resolve(task)
     settings = recipe.settings(given)
     environment.prepare(
         backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision, quiet=True
     )
-    import keras  # late, as is all that imports it
+    import keras  # late: the backend must be chosen before Keras is imported
 
     from ..testing.certify.drill import Subject
 
@@ -99,8 +99,9 @@ def make(
             return recipes.make(recipe, settings)
 
     def again() -> Any:
-        """Make another task, from the start that the first one had."""
-        keras.backend.clear_session()  # a file that calls setup is run again, layers being there
+        """Make the task again, from the same initial state as the first one."""
+        # The task's file may call setup again, which is rejected while layers exist.
+        keras.backend.clear_session()
         setup(seed=seed or 0, precision=precision)
         return made().task
 

@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands `recipes`, `run`, `resume`, `evaluate` and `replay`."""
 
 from typing import Annotated
 
@@ -40,7 +40,7 @@ from .parameters import (
 
 EPILOG = (
     "Exit codes: 0 done or finished before, 1 an error while training, "
-    "2 wrong usage, configuration, backend, data or directory, 3 its time was up and it can be "
+    "2 wrong usage, configuration, backend, data or directory, 3 time limit reached, can be "
     "resumed, 130 interrupted and saved, 143 terminated and saved."
 )
 
@@ -71,7 +71,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Parse the options before the command."""
 
 
 @app.command(cls=Command, epilog=EPILOG)
@@ -149,7 +149,7 @@ def resume(
 ) -> None:
     """Resume an interrupted run. Does nothing if the run is already finished.
 
-    With --epochs or --steps the run becomes longer, also a finished one.
+    Use --epochs or --steps to extend the run; a finished run can be extended too.
 
     Examples:
       treadle resume runs/mine
@@ -169,14 +169,14 @@ def _end(outcome: output.Outcome, json: bool) -> None:
 
 
 def refuse_extra(arguments: list[str]) -> None:
-    """Refuse words that belong to no option; a setting among them lacks its own `--set`.
+    """Reject extra arguments; for one of the form `NAME=VALUE`, suggest `--set`.
 
     Raises:
-        ConfigurationError: There is one.
+        ConfigurationError: If there is an extra argument.
     """
     for word in arguments:
         hint = f"repeat --set for each setting, as --set {word}" if "=" in word else "see --help"
-        raise ConfigurationError(f"{word!r} belongs to no option: {hint}")
+        raise ConfigurationError(f"unexpected argument {word!r}: {hint}")
 
 
 @app.command(cls=Command, epilog=EPILOG)
@@ -208,10 +208,10 @@ def replay(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Run a step of a past run again, and show everything that it computed.
+    """Run one step of a past run again, and show everything that it computed.
 
-    The steps since the newest checkpoint before it run as they did; then the step itself runs
-    uncompiled. Nothing in the directory is changed.
+    Training is repeated from the newest checkpoint before the step, with compiled steps as in the
+    run; then the step itself runs uncompiled. The run's directory is not changed.
 
     Examples:
       treadle replay runs/mine --step 120

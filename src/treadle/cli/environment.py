@@ -1,4 +1,4 @@
-"""Keras made ready: its backend chosen, then imported and set up without chatter."""
+"""Keras setup for commands: chooses the backend, then imports Keras without framework log lines."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from ..core.options import setup
 from ..core.terminal import Waiting
 from ..errors import BackendError, DataError
 
-# What TensorFlow's C++ part says at each start: which instructions it was compiled for, and so on.
+# Log lines that TensorFlow's C++ code writes at each start, as the CPU instructions that it uses.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
 
 
@@ -29,18 +29,19 @@ def prepare(
     """Choose the backend, import Keras, and set it up.
 
     Args:
-        backend: What was asked for, which wins over KERAS_BACKEND and Keras' own configuration.
-        only: The one backend that the task can run on, or None.
-        data_dir: The folder that data sets are looked for in, or None.
-        seed: For `treadle.setup`; 0 if not given, until the task's file says otherwise.
+        backend: The backend given by the user, or None. It takes precedence over KERAS_BACKEND and
+            Keras' configuration file.
+        only: The only backend that the task supports, or None for any.
+        data_dir: The folder with data sets, or None for the default.
+        seed: For `treadle.setup`; None means 0, unless the task's file calls `setup` itself.
         precision: For `treadle.setup`.
-        quiet: Do not show that Keras is being imported, which takes seconds.
+        quiet: Do not show the progress line while Keras is imported, which takes seconds.
 
     Raises:
-        BackendError: The backend is unknown, not installed, loaded already as another one, or not
-            what the task runs on.
-        ConfigurationError: The precision is not known.
-        DataError: There is no such folder.
+        BackendError: If the backend is unknown, not installed, not supported by the task, or if
+            Keras is already imported with another backend.
+        ConfigurationError: If the precision is unknown.
+        DataError: If the data folder does not exist.
     """
     if data_dir is not None:
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
@@ -48,14 +49,14 @@ def prepare(
     choose_backend(chosen)
     with _importing(chosen, quiet or "keras" in sys.modules), _quiet_start():
         setup(seed=seed or 0, precision=precision)
-        import_module("treadle.loop")  # all that a command needs: this takes a second or two
+        import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
 
 
 def checked_folder(data_dir: Path) -> Path:
-    """Return the whole path of a folder with data sets.
+    """Return the absolute path of a folder with data sets.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: If the folder does not exist.
     """
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir}: there is no such folder")
@@ -66,11 +67,12 @@ def choose(backend: str | None, only: str | None) -> str:
     """Return the backend to run on.
 
     Args:
-        backend: The one that was asked for, or None.
-        only: The one backend that the task can run on, or None.
+        backend: The backend given by the user, or None.
+        only: The only backend that the task supports, or None for any.
 
     Raises:
-        BackendError: None is installed, the task's only one is not, or another one was asked for.
+        BackendError: If no backend is installed, the task's only backend is not installed, or the
+            user chose a backend that the task does not support.
     """
     if only is None:
         return backend or default_backend()
@@ -80,18 +82,18 @@ def choose(backend: str | None, only: str | None) -> str:
             f"this task runs on {only} only, which is not installed: pip install "
             f"'treadle[{only}]' (installed: {', '.join(installed) or 'none'})"
         )
-    asked = backend or os.environ.get("KERAS_BACKEND")
-    if asked and asked != only:
+    requested = backend or os.environ.get("KERAS_BACKEND")
+    if requested and requested != only:
         origin = "--backend" if backend else "KERAS_BACKEND"
         raise BackendError(
-            f"this task runs on {only} only, and {origin} says {asked}: use --backend {only}"
+            f"this task runs on {only} only, but {origin} is {requested}: use --backend {only}"
         )
     return only
 
 
 @contextmanager
 def _importing(backend: str, quiet: bool) -> Generator[None]:
-    """Show on standard error that Keras is being imported, and for how long."""
+    """Show on standard error that Keras is being imported, with the elapsed time."""
     if quiet:
         yield
         return
@@ -99,21 +101,21 @@ def _importing(backend: str, quiet: bool) -> Generator[None]:
 
     sys.stderr.flush()
     with (
-        os.fdopen(os.dup(2), "w") as file,  # standard error itself is caught meanwhile
-        # Libraries may keep sys.stderr as it is now, so it stays what it is.
+        os.fdopen(os.dup(2), "w") as file,  # a copy: standard error is redirected meanwhile
+        # Libraries may keep a reference to sys.stderr during import, so it is not replaced.
         Waiting(f"importing keras and {backend}", Console(file=file), prints=False),
     ):
         yield
 
 
 def showing(text: str, quiet: bool, at_once: bool = False) -> Waiting:
-    """Show on standard error what a command is doing, and for how long.
+    """Show on standard error what a command is doing, with the elapsed time.
 
     Args:
-        text: What it is doing.
+        text: The activity, as "making the task".
         quiet: Show nothing.
-        at_once: Where standard error is no terminal, print a line at the start as well, not only
-            after 30 seconds.
+        at_once: If standard error is not a terminal, print a line at the start too, not only after
+            30 seconds.
     """
     from rich.console import Console
 
@@ -122,9 +124,9 @@ def showing(text: str, quiet: bool, at_once: bool = False) -> Waiting:
 
 @contextmanager
 def _quiet_start() -> Generator[None]:
-    """Leave chatter out of what is written to standard error, unless the user has set its level.
+    """Filter TensorFlow's start-up log lines from standard error, unless the user set a log level.
 
-    The level is not enough: while TensorFlow is imported, its logging does not look at it yet.
+    Setting TF_CPP_MIN_LOG_LEVEL is not enough: TensorFlow ignores it while it is being imported.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ or "tensorflow" in sys.modules:
         yield

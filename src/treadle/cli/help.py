@@ -1,4 +1,4 @@
-"""How commands print their help: settings of the task that is named, and hints to `--set`."""
+"""Help texts of commands: list the settings of the given task, and suggest `--set`."""
 
 import inspect
 import shutil
@@ -17,10 +17,10 @@ ARGUMENTS = f"{__name__}.arguments"
 
 
 class Group(TyperGroup):
-    """The program itself."""
+    """The `treadle` command group."""
 
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the parameters; no type is shown for flags."""
+        """Return the parameters, without types for flags."""
         return without_types(super().get_params(ctx))  # type: ignore[arg-type]
 
 
@@ -29,18 +29,18 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.help:  # lines of a docstring are no lines of the terminal
+        if self.help:  # join the docstring's lines, so that they wrap at the terminal's width
             paragraphs = inspect.cleandoc(self.help).split("\n\n")
             self.help = "\n\n".join(
                 part if part.startswith(EXAMPLES) else " ".join(part.split()) for part in paragraphs
             )
 
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the parameters; no type is shown for flags and for the task."""
+        """Return the parameters, without types for flags and for the task."""
         return without_types(super().get_params(ctx))  # type: ignore[arg-type]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse; an unknown option that is a setting of the task is answered with its `--set`."""
+        """Parse the arguments; suggest `--set` if an unknown option is a setting of the task."""
         given = list(args)
         ctx.meta[ARGUMENTS] = given
         try:
@@ -55,7 +55,7 @@ class Command(TyperCommand):
             raise
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Print the help, and the settings of the task that is named beside `--help`."""
+        """Print the help, and the settings of the task if one is given together with `--help`."""
         super().format_help(ctx, formatter)  # type: ignore[arg-type]
         recipe = recipe_in(ctx.meta.get(ARGUMENTS, []))
         if recipe is not None and any(part.name == "set_" for part in self.params):
@@ -64,7 +64,7 @@ class Command(TyperCommand):
 
 
 def without_types(parameters: list[Any]) -> list[Any]:
-    """Return parameters that show no `<bool>` for a flag, and no `<str>` beside a metavar."""
+    """Return the parameters without `<bool>` for flags and without `<str>` next to a metavar."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -74,7 +74,7 @@ def without_types(parameters: list[Any]) -> list[Any]:
 
 
 def recipe_in(words: list[str]) -> Recipe | None:
-    """Return the task that one of these words names; None where none does."""
+    """Return the first task named by the arguments, or None."""
     recipes = find()
     for word in words:
         if word in recipes:
@@ -88,7 +88,7 @@ def recipe_in(words: list[str]) -> Recipe | None:
 
 
 def setting_hint(option: str, words: list[str]) -> str:
-    """Return how to give an unknown option as a setting; empty where the task has no such one."""
+    """Return a hint to give an unknown option with `--set`; empty if it is not a setting."""
     recipe = recipe_in(words)
     name = option.lstrip("-").replace("-", "_")
     names = [parameter.name for parameter in (recipe.parameters or ()) if recipe] if recipe else []
@@ -110,7 +110,12 @@ def setting_hint(option: str, words: list[str]) -> str:
 
 
 def settings_lines(recipe: Recipe, width: int) -> list[str]:
-    """Return the settings of a task, with types and defaults, as lines of a terminal."""
+    """Return lines that list the settings of a task with types and defaults.
+
+    Args:
+        recipe: The task.
+        width: Width of the terminal in characters.
+    """
     if recipe.parameters is None:
         return [f" The settings of {recipe.name} cannot be read from its file.", ""]
     if not recipe.parameters:

@@ -1,4 +1,4 @@
-"""What the commands print, and how they end."""
+"""Console output, error reporting and exit codes of the commands."""
 
 import json
 import math
@@ -37,7 +37,7 @@ HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "re
 
 @contextmanager
 def told() -> Generator[None]:
-    """Tell errors as the command line does, and end with the exit code that stands for them."""
+    """Print errors raised inside the block, and exit with the matching exit code."""
     try:
         yield
     except TreadleError as error:
@@ -52,14 +52,18 @@ def told() -> Generator[None]:
         raise typer.Exit(Terminated.CODE) from error
     except (typer.Exit, BrokenPipeError):
         raise
-    except Exception as error:  # the task's own: it keeps its traceback and notes
+    except Exception as error:  # raised by the task's code: print its traceback and notes
         traceback.print_exception(error)
         raise typer.Exit(TRAINING) from error
 
 
 @contextmanager
 def interrupts(told: bool) -> Generator[None]:
-    """End with the exit code of an interrupt of which the progress display has told already."""
+    """Exit with the exit code of an interrupt, without a second message.
+
+    Args:
+        told: Whether the progress display has already reported the interrupt.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -69,27 +73,31 @@ def interrupts(told: bool) -> Generator[None]:
 
 
 def say(text: str) -> None:
-    """Print a text."""
+    """Print a text to standard output."""
     typer.echo(fitted(text, sys.stdout))
 
 
 def note(text: str) -> None:
-    """Print a sentence that is not part of the results."""
+    """Print a note to standard error, separate from the results."""
     typer.secho(fitted(text, sys.stderr), dim=True, err=True)
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Return a text with lines broken between words for a terminal; unchanged for a file."""
+    """Return a text wrapped to the terminal's width; unchanged if the stream is not a terminal."""
     return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def kept_free(wanted: bool) -> AbstractContextManager[Any]:
-    """Keep standard output free of what tasks print, where it is wanted for one JSON object."""
+    """Redirect what tasks print to standard error, so that standard output holds only JSON.
+
+    Args:
+        wanted: Whether to redirect; False does nothing.
+    """
     return redirect_stdout(sys.stderr) if wanted else nullcontext()
 
 
 def print_recipes(recipes: Mapping[str, Recipe]) -> None:
-    """Print every recipe: its name, what it does, and its settings."""
+    """Print the name, the description and the settings of every recipe."""
     indent = max(map(len, recipes)) + 2
     columns = min(shutil.get_terminal_size().columns, 120) - indent
     for name, recipe in recipes.items():
@@ -105,16 +113,17 @@ def print_recipes(recipes: Mapping[str, Recipe]) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that has come to its end.
+    """The result of a `run` or `resume` command.
 
     Attributes:
-        directory: Where its files are.
-        before: It had been finished before, and nothing ran now.
-        unfinished: Its time was up before all was done; it can be resumed.
-        quiet: Nothing has been shown of that.
-        changed: What changed in its code since, or nothing.
-        facts: What `run.json` holds.
-        history: All that it logged.
+        directory: The run directory.
+        before: Whether the run was already finished, so that nothing was trained.
+        unfinished: Whether the time limit was reached before all epochs or steps were done. The
+            run can be resumed.
+        quiet: Whether no progress was shown.
+        changed: A sentence on what changed in the task's code since the run, or an empty string.
+        facts: The contents of `run.json`.
+        history: All logged values.
     """
 
     directory: Path
@@ -127,11 +136,11 @@ class Outcome:
 
 
 def print_outcome(outcome: Outcome, as_json: bool) -> None:
-    """Print how a run ended: its last and best values, and where its files are."""
-    from ..hooks.values import short  # late, as is all that imports NumPy
+    """Print the last and best values of a run, and the names of its files."""
+    from ..hooks.values import short  # late: it imports NumPy
 
     if outcome.unfinished:
-        note(f"its time was up: treadle resume {outcome.directory} goes on")
+        note(f"time limit reached: resume with treadle resume {outcome.directory}")
     if outcome.before and outcome.quiet and outcome.changed:
         note(f"warning: {outcome.changed}")
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
@@ -166,7 +175,7 @@ def print_outcome(outcome: Outcome, as_json: bool) -> None:
 
 
 def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """Print what was measured on each set."""
+    """Print the evaluation results of each data set."""
     from ..hooks.values import short
 
     if as_json:
@@ -178,7 +187,7 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
 
 
 def print_replay(found: "Replay", as_json: bool) -> None:
-    """Print a step that was visited again."""
+    """Print the report of a replayed step."""
     if as_json:
         print_json(found.as_dict())
         return
@@ -193,7 +202,7 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in JSON's terms, which have no NaN and no infinity: they become null."""
+    """Return a value in JSON's types; NaN and infinity become null, since JSON has neither."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -208,7 +217,10 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _best(epochs: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return the best value of each name and its epoch, where a name says what is better."""
+    """Return the best value and its epoch for each metric whose name implies a direction.
+
+    The last part of the name decides: `val_loss` is better when lower, `accuracy` when higher.
+    """
     best: dict[str, tuple[float, int]] = {}
     for number, values in enumerate(epochs, 1):
         for name, value in _numbers(values).items():

@@ -1,4 +1,4 @@
-"""What commands take: every argument and option, declared once."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ TaskName = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE.py:TASK",
-        help="A recipe, or a task of your own: a class in a file, or a treadle.task(…) object.",
+        help="A recipe, or your own task: a class in a file, or a treadle.task(…) object.",
         show_default=False,
     ),
 ]
@@ -45,7 +45,7 @@ Steps = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Steps: calls of train_step.",
+        help="Number of steps (calls of train_step).",
         show_default=False,
         rich_help_panel=HOW_LONG,
     ),
@@ -54,30 +54,40 @@ Until = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Time, as '30 min'. Whichever of these comes first ends the run.",
+        help="Time limit, as '30 min'. The first of these limits that is reached ends the run.",
         show_default=False,
         rich_help_panel=HOW_LONG,
     ),
 ]
 EpochsInAll = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Passes over the data in all.", rich_help_panel=HOW_LONG),
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Passes over the data in total, including those already done.",
+        rich_help_panel=HOW_LONG,
+    ),
 ]
 StepsInAll = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Steps in all.", rich_help_panel=HOW_LONG),
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Steps in total, including those already done.",
+        rich_help_panel=HOW_LONG,
+    ),
 ]
 UntilThen = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Time from now on.", rich_help_panel=HOW_LONG),
+    typer.Option(metavar="TIME", help="Time limit, counted from now.", rich_help_panel=HOW_LONG),
 ]
 StepsBefore = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="K",
-        help="Steps before the checkpoint; as many follow. Default: 8, or one and a half "
-        "epochs where an epoch has at most 24 batches.",
+        help="Steps before the checkpoint; the same number of steps follows it. Default: 8, or "
+        "one and a half epochs if an epoch has at most 24 batches.",
         show_default=False,
     ),
 ]
@@ -88,8 +98,8 @@ Backend = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="tensorflow, jax or torch; default: KERAS_BACKEND, the only installed backend, then "
-        "Keras' own configuration.",
+        help="tensorflow, jax or torch; default: KERAS_BACKEND, then the only installed backend, "
+        "then Keras' configuration file.",
         show_default=False,
         rich_help_panel=HOW,
     ),
@@ -98,7 +108,7 @@ Precision = Annotated[
     str | None,
     typer.Option(
         metavar="POLICY",
-        help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' own setting.",
+        help="float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' setting.",
         show_default=False,
         rich_help_panel=HOW,
     ),
@@ -108,7 +118,7 @@ Seed = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="For initial weights and the data's order; default: the file's own, else 0.",
+        help="Seed of initial weights and data order; default: the seed set in the file, else 0.",
         show_default=False,
         rich_help_panel=HOW,
     ),
@@ -118,27 +128,29 @@ WindowSize = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="The most steps in one compiled call; results do not depend on it.",
+        help="Maximum number of steps in one compiled call; does not change results.",
         show_default=False,
         rich_help_panel=HOW,
     ),
 ]
 Eager = Annotated[
     bool,
-    typer.Option("--eager", help="Run steps uncompiled, to debug them: slow.", rich_help_panel=HOW),
+    typer.Option(
+        "--eager", help="Run steps uncompiled, for debugging (slow).", rich_help_panel=HOW
+    ),
 ]
 
-# Where a replay goes
+# Which step to replay
 
 StepNumber = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="The step to go to.", show_default=False),
+    typer.Option(min=1, metavar="N", help="Replay this step.", show_default=False),
 ]
 Bisect = Annotated[
     str | None,
     typer.Option(
         metavar="CONDITION",
-        help="Go to the first step where this holds: 'loss > 5', 'isnan(loss)', "
+        help="Replay the first step where this holds: 'loss > 5', 'isnan(loss)', "
         "'norm(model/layers/0/kernel) > 10'.",
         show_default=False,
     ),
@@ -150,7 +162,7 @@ Directory = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder for the files of the run; default: runs/NAME-1, then -2 ….",
+        help="Folder for the files of the run; default: runs/NAME-1, runs/NAME-2, ….",
         show_default=False,
         rich_help_panel=WHERE,
     ),
@@ -159,7 +171,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder with data sets; default: the variable TREADLE_DATA, then Keras' downloads.",
+        help="Folder with data sets; default: the environment variable TREADLE_DATA, then Keras' "
+        "download folder.",
         show_default=False,
         rich_help_panel=WHERE,
     ),
@@ -176,7 +189,7 @@ Override = Annotated[
     bool,
     typer.Option(
         "--override",
-        help="Resume a run although its configuration differs.",
+        help="Resume a run even if its configuration differs.",
         rich_help_panel=WHERE,
     ),
 ]
@@ -184,7 +197,7 @@ WeightsFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Begin with the weights of this other run.",
+        help="Initialize the weights from this other run.",
         show_default=False,
         rich_help_panel=WHERE,
     ),
@@ -193,7 +206,7 @@ Save = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.npz",
-        help="Write batch, activations, gradients and updates into this file.",
+        help="Write batch, activations, gradients and updates to this file.",
         show_default=False,
         rich_help_panel=WHERE,
     ),

@@ -1,4 +1,4 @@
-"""`treadle find-lr` and `treadle schedule`: which learning rate, and what it does meanwhile."""
+"""The commands `treadle find-lr` (learning rate range test) and `treadle schedule`."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Plot = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.png",
-        help="Draw it into this file: .png, .svg or .pdf.",
+        help="Save a plot to this file: .png, .svg or .pdf.",
         show_default=False,
         rich_help_panel=PRINTED,
     ),
@@ -42,16 +42,18 @@ def find_lr(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Which optimizer, where the task has several: critic_optimizer.",
+            help="Optimizer to test if the task has several, as critic_optimizer.",
             show_default=False,
         ),
     ] = None,
     monitor: Annotated[
-        str, typer.Option(metavar="NAME", help="The value that steps return.")
+        str, typer.Option(metavar="NAME", help="The value to monitor, as returned by train_step.")
     ] = "loss",
-    begin: Annotated[float, typer.Option(metavar="RATE", help="The first learning rate.")] = 1e-6,
-    end: Annotated[float, typer.Option(metavar="RATE", help="The last one.")] = 10.0,
-    steps: Annotated[int, typer.Option(min=10, metavar="N", help="Steps between them.")] = 100,
+    begin: Annotated[float, typer.Option(metavar="RATE", help="First learning rate.")] = 1e-6,
+    end: Annotated[float, typer.Option(metavar="RATE", help="Last learning rate.")] = 10.0,
+    steps: Annotated[
+        int, typer.Option(min=10, metavar="N", help="Steps from the first rate to the last.")
+    ] = 100,
     plot: Plot = None,
     backend: Backend = None,
     precision: Precision = None,
@@ -59,10 +61,10 @@ def find_lr(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Suggest a learning rate by a range test.
+    """Suggest a learning rate with a range test.
 
-    The task trains a few steps, each with a larger learning rate than the one before, until its
-    loss diverges.
+    The task trains a few steps, with a learning rate that increases in every step, until the loss
+    diverges.
 
     Examples:
       treadle find-lr digits --plot rates.png
@@ -104,21 +106,21 @@ def schedule(
         str,
         typer.Argument(
             metavar="SCHEDULE|NAME|FILE.py:TASK",
-            help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, whose optimizers "
-            "are looked at.",
+            help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, to show the "
+            "learning rates of its optimizers.",
             show_default=False,
         ),
     ],
     set_: Settings = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of steps.")] = 1000,
     plot: Plot = None,
     backend: Backend = None,
     json: Json = False,
 ) -> None:
     """Show the values of a schedule, or the learning rates of a task.
 
-    Schedules are those of treadle.schedules and of keras.optimizers.schedules, also within one
-    another. A task's optimizers are taken to be used once in each step.
+    The schedules of treadle.schedules and keras.optimizers.schedules are available, and can be
+    nested. For a task, each optimizer is assumed to be applied once per step.
 
     Examples:
       treadle schedule 'cyclic(1e-4, 1e-2, step_size=500)' --steps 2000 --plot cyclic.png
@@ -170,7 +172,7 @@ def _made(
 
 
 def _rates(task: Any) -> dict[str, Any]:
-    """Return the learning rates of a task's optimizers: schedules and numbers, by path."""
+    """Return the learning rates of a task's optimizers, schedules or numbers, by path."""
     from keras.optimizers.schedules import LearningRateSchedule
 
     from ..schedules import learning_rate_of, optimizers_of
@@ -185,10 +187,10 @@ def _rates(task: Any) -> dict[str, Any]:
 
 
 def _schedule(node: ast.expr, text: str) -> Any:
-    """Return what a part of a schedule's text means: a schedule, a list, or a plain value.
+    """Return the value of an expression in a schedule's text: a schedule, a list or a plain value.
 
     Raises:
-        ConfigurationError: It means nothing, or the schedule does not take these arguments.
+        ConfigurationError: If the expression is invalid, or the schedule rejects its arguments.
     """
     match node:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
@@ -209,7 +211,7 @@ def _schedule(node: ast.expr, text: str) -> Any:
 
 
 def _kinds() -> dict[str, Any]:
-    """Return the classes of schedules, by name."""
+    """Return the schedule classes of Treadle and Keras, by name."""
     import keras
 
     from .. import schedules

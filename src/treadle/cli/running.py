@@ -1,4 +1,4 @@
-"""What `run` and `evaluate` do, in terms of the public interface."""
+"""Implementation of `run`, `resume`, `evaluate` and `replay` with the public API."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from ..errors import BackendError, ConfigurationError, DataError, DirectoryError
 from ..recipes import Recipe, make, resolve
 from . import advice, environment, output
 
-if TYPE_CHECKING:  # importing it would import NumPy
+if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..doctor import Replay
     from ..recipes._loading import Made
 
@@ -28,7 +28,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A run as it was asked for; see `treadle run --help`."""
+    """The arguments of `treadle run`; see `treadle run --help`."""
 
     recipe: Recipe
     settings: Mapping[str, Any]
@@ -48,10 +48,10 @@ class Request:
 
 
 def train(request: Request) -> output.Outcome:
-    """Train a task; this imports Keras, after all arguments have been checked.
+    """Train a task; imports Keras after the arguments have been checked.
 
     Raises:
-        TreadleError: Something that was asked for cannot be, or training failed.
+        TreadleError: If an argument is invalid, or training failed.
     """
     if request.until is not None and Span.parse(request.until).of != "seconds":
         raise ConfigurationError(
@@ -71,11 +71,11 @@ def train(request: Request) -> output.Outcome:
         overriding(request.seed, request.precision, request.backend),
     ):
         made = make(request.recipe, request.settings)
-    asked = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
-    lasts: dict[str, Any] = {k: v for k, v in asked.items() if v is not None} or made.lasts
+    given = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
+    lasts: dict[str, Any] = {k: v for k, v in given.items() if v is not None} or made.lasts
     if not lasts:
         raise ConfigurationError(
-            f"{request.recipe.name} does not say how long it trains: add --epochs, --steps or "
+            f"{request.recipe.name} does not define how long it trains: add --epochs, --steps or "
             "--until, or give the class an attribute, as `epochs = 10`"
         )
     if not request.quiet and (description := made.describe()):
@@ -83,9 +83,9 @@ def train(request: Request) -> output.Outcome:
     with _directory(request.directory, request.recipe.name) as directory:
         exists = not request.fresh and (directory / RUN).exists()
         if not exists and not request.quiet and request.precision is None:
-            word = advice.on_precision(made.task)
-            if word:
-                output.note(word)
+            suggestion = advice.on_precision(made.task)
+            if suggestion:
+                output.note(suggestion)
         loop = treadle.Loop(
             made.task,
             directory,
@@ -100,7 +100,7 @@ def train(request: Request) -> output.Outcome:
             with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
             if request.weights_from is not None and not exists:
-                loop.prepare(data.train)  # a model may be built by its first batch
+                loop.prepare(data.train)  # some models are built by their first batch only
                 treadle.warm_start(made.task, request.weights_from)
             with output.interrupts(told=not request.quiet):
                 history = loop.fit(data.train, data.validation, **lasts)
@@ -118,16 +118,16 @@ LASTS = ("epochs", "steps", "until")
 def resume(
     directory: Path, lasts: Mapping[str, Any], data_dir: Path | None, quiet: bool
 ) -> output.Outcome:
-    """Go on with a run that a command began, as it was configured.
+    """Resume a run that was started by `treadle run`, with its recorded configuration.
 
     Args:
-        directory: Of the run.
-        lasts: How long it is to be in all, where that is to change.
-        data_dir: The folder with its data, where that has moved.
+        directory: The run directory.
+        lasts: New total duration by name (epochs, steps, until); None values keep the recorded one.
+        data_dir: The folder with its data sets if it has moved, else None.
         quiet: Show no progress.
 
     Raises:
-        TreadleError: It is a run of a script, or what `train` raises.
+        TreadleError: If the run was started by a script, or for any reason that `train` raises.
     """
     configuration = _opened(directory, "run the script again, which resumes the run")
     changes = {name: value for name, value in lasts.items() if value is not None}
@@ -154,19 +154,20 @@ def resume(
 def evaluate(
     directory: Path, data_dir: Path | None, quiet: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Make the task of a run again, with what it learned, and measure it.
+    """Make the task of a run again with its trained weights, and evaluate it.
 
-    Of a run that did not finish, this is what its newest checkpoint holds; a note says so.
+    An unfinished run is evaluated with its newest checkpoint, and a note is printed.
 
-    Only the task's own file, which the run names, is executed; its arrays are plain data.
+    The only code executed is the task's file, whose path the run records; arrays are read as plain
+    data.
 
     Returns:
-        The results on every set: `validation` (or `validation/<name>` where sets have names) and
-        `test`, of those that the task has.
+        The results for each data set that the task has: `validation` (or `validation/<name>` if
+        the sets are named) and `test`.
 
     Raises:
-        TreadleError: The directory holds no run of a command, or an unfinished one without a
-            checkpoint; its task cannot be made again, or there is nothing to measure it on.
+        TreadleError: If the directory holds no run of a command, or an unfinished run without a
+            checkpoint, if the task cannot be made again, or if it has no evaluation data.
     """
     configuration = _opened(directory, "call loop.evaluate in the script")
     state = _state(directory)
@@ -194,14 +195,16 @@ def replay(
     data_dir: Path | None,
     quiet: bool = False,
 ) -> "Replay":
-    """Make the task of a run again, and go back to a step of it.
+    """Make the task of a run again, and replay one of its steps.
 
     Raises:
-        TreadleError: It is a run of a script, or what `treadle.doctor.replay` raises.
+        TreadleError: If the run was started by a script, or for any reason that
+            `treadle.doctor.replay` raises.
     """
     if (step is None) == (bisect is None):
         raise ConfigurationError(
-            "say which step: either --step N, or what to look for, as --bisect 'loss > 5'"
+            "choose the step to replay: either --step N, or a condition to search for, as --bisect "
+            "'loss > 5'"
         )
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
     configuration = _opened(
@@ -209,7 +212,7 @@ def replay(
         f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
         "task and the source that the script makes",
     )
-    from ..doctor.conditions import parse  # late, as is all that imports NumPy
+    from ..doctor.conditions import parse  # late: it imports NumPy
     from ..doctor.recorded import Recorded
 
     recorded = Recorded(directory)
@@ -234,7 +237,7 @@ def replay(
 def _made_again(
     directory: Path, configuration: Mapping[str, Any], data_dir: Path | None, quiet: bool
 ) -> "Made":
-    """Return the task of a run, made as it was; this imports Keras."""
+    """Make the task of a run with its recorded configuration; imports Keras."""
     recipe, folder = _recipe(directory, configuration), _data_dir(data_dir, configuration)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
     environment.prepare(
@@ -245,13 +248,17 @@ def _made_again(
 
 
 def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
-    """Return the configuration of a run that a command made, and choose the run's backend.
+    """Return the configuration of a run that a command started, and choose the run's backend.
 
-    Whatever follows may import Keras: some modules of Treadle that read a run do.
+    The backend is chosen here because modules that read a run may import Keras.
+
+    Args:
+        directory: The run directory.
+        otherwise: What to do with a run of a script; the end of the error message.
 
     Raises:
-        DirectoryError: It holds no run, or one of a script: the message ends with `otherwise`.
-        BackendError: The run's backend is not installed.
+        DirectoryError: If the directory holds no run, or a run of a script.
+        BackendError: If the run's backend is not installed.
     """
     configuration = read_run(directory)["configuration"]
     if "recipe" not in configuration:
@@ -269,7 +276,7 @@ def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
 
 
 def _recorded_backend(request: Request) -> str | None:
-    """Return the backend of the run in the directory, unless `KERAS_BACKEND` names one."""
+    """Return the recorded backend of the run in the directory, unless `KERAS_BACKEND` is set."""
     directory = request.directory
     if request.fresh or directory is None or os.environ.get("KERAS_BACKEND"):
         return None
@@ -278,19 +285,19 @@ def _recorded_backend(request: Request) -> str | None:
     )
 
 
-def _data_dir(asked: Path | None, configuration: Mapping[str, Any]) -> Path | None:
-    """Return the folder with a run's data: the one that is named now, or the one of then.
+def _data_dir(given: Path | None, configuration: Mapping[str, Any]) -> Path | None:
+    """Return the folder with a run's data sets: the given one, else the recorded one.
 
     Raises:
-        DataError: The one of then is gone.
+        DataError: If the recorded folder no longer exists.
     """
     recorded = configuration.get("data_dir")
-    if asked is not None or recorded is None:
-        return asked
+    if given is not None or recorded is None:
+        return given
     if not Path(recorded).is_dir():
         raise DataError(
-            f"the data of this run lay in {recorded}, and there is no such folder: say where it "
-            "lies now with --data-dir"
+            f"the data folder of this run, {recorded}, no longer exists: give its new location "
+            "with --data-dir"
         )
     return Path(recorded)
 
@@ -303,26 +310,26 @@ def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
 
 
 def _state(directory: Path) -> Mapping[str, Any]:
-    """Return what a run has learned until its end, or until its newest checkpoint."""
-    from ..run.warm_start import learned  # late, as is all that imports NumPy
+    """Return the final state of a run, or that of its newest checkpoint if it is unfinished."""
+    from ..run.warm_start import learned  # late: it imports NumPy
 
     state, step = learned(directory)
     if step is not None:
         why = why_unfinished(read_run(directory))
         output.note(
-            f"{directory} holds a run that did not finish{why}: this is measured with its weights "
-            f"after step {step}"
+            f"{directory} holds a run that did not finish{why}: evaluating its weights after step "
+            f"{step}"
         )
     return state
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that makes this run what it is, as it is compared and recorded."""
+    """Return the configuration of a run, which is recorded and compared when it is resumed."""
     return {
         "recipe": request.recipe.source,
         "settings": dict(request.settings),
         **lasts,
-        # What the task was made with, be it the command's or its file's.
+        # The values in effect when the task was made, set by options or by the task's file.
         "seed": run_seed(),
         "backend": backend_name(),
         "precision": precision_name(),
@@ -333,10 +340,10 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
 
 
 @contextmanager
-def _directory(asked: Path | None, name: str) -> Generator[Path]:
-    """Give the run directory that was asked for, or a new one, removed again if no run begins."""
-    if asked is not None:
-        yield asked
+def _directory(given: Path | None, name: str) -> Generator[Path]:
+    """Yield the given run directory, or a new one, which is removed if no run starts in it."""
+    if given is not None:
+        yield given
         return
     number = 1
     while True:

@@ -1,4 +1,4 @@
-"""Schedules as texts, checked without importing Keras: by reading the source of their classes."""
+"""Check schedules given as text. Keras is not imported: the source of its classes is parsed."""
 
 import ast
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ OF_KERAS = "src/optimizers/schedules/learning_rate_schedule.py"
 
 @dataclass(frozen=True)
 class Signature:
-    """What a schedule takes.
+    """The arguments of a schedule.
 
     Attributes:
-        name: The name of its class.
-        takes: The names of its arguments.
-        needs: Those without a default.
+        name: Name of the class.
+        takes: Names of all arguments.
+        needs: Names of the arguments without a default.
     """
 
     name: str
@@ -29,11 +29,11 @@ class Signature:
 
 
 def parsed(text: str) -> ast.expr:
-    """Return a schedule's text as an expression, of known schedules with arguments that fit.
+    """Parse a schedule's text, and check the schedules and arguments that it names.
 
     Raises:
-        ConfigurationError: It is no expression, names an unknown schedule, or gives arguments that
-            the schedule does not take.
+        ConfigurationError: If the text is not an expression, names an unknown schedule, or has
+            arguments that the schedule does not accept.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -44,7 +44,7 @@ def parsed(text: str) -> ast.expr:
 
 
 def unreadable(text: str) -> ConfigurationError:
-    """Return the error for a text that is no schedule."""
+    """Return the error for a text that cannot be parsed as a schedule."""
     return ConfigurationError(
         f"cannot read the schedule {text!r}: write it as a call with numbers, such as "
         "'cyclic(1e-4, 1e-2, step_size=500)'"
@@ -52,10 +52,10 @@ def unreadable(text: str) -> ConfigurationError:
 
 
 def named(name: str, known: Sequence[str]) -> str:
-    """Return the known schedule that is meant: `one_cycle` means `OneCycle`.
+    """Return the class name of a schedule in any spelling: `one_cycle` means `OneCycle`.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: If there is no such schedule.
     """
     found = {each.lower(): each for each in known}.get(name.replace("_", "").lower())
     if found is None:
@@ -103,7 +103,7 @@ def _check_arguments(
 
 @cache
 def signatures() -> dict[str, Signature]:
-    """Return the schedules of Treadle and of Keras by the names of their classes."""
+    """Return the signatures of the schedules of Treadle and Keras, by class name."""
     keras = find_spec("keras")
     folders = [Path(folder) for folder in (keras.submodule_search_locations or ())] if keras else []
     files = [Path(__file__).parents[1] / "schedules.py", *(each / OF_KERAS for each in folders)]
@@ -121,7 +121,8 @@ def _signature(node: ast.ClassDef) -> Signature:
             takes = [argument.arg for argument in part.args.args[1:]]
             count = len(takes) - len(part.args.defaults)
             return Signature(node.name, tuple(takes), tuple(takes[:count]))
-    fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]  # of a dataclass
+    # Without `__init__`, the class is a dataclass: its fields are the arguments.
+    fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
     names = [(part.target.id, part.value) for part in fields if isinstance(part.target, ast.Name)]
     return Signature(
         node.name,

@@ -1,4 +1,4 @@
-"""`treadle tune`: a search for the best settings of a task."""
+"""The `treadle tune` command: hyperparameter search for a task."""
 
 import warnings
 from collections import Counter
@@ -34,44 +34,47 @@ from .parameters import (
 )
 
 SHOWN = 10
-"""Trials in the table; the others are counted."""
+"""Maximum number of trials in the table; the others are only counted."""
 
 
 @app.command(
     cls=Command,
-    epilog="Exit codes: 0 done or finished before, 1 no trial came to its end, 2 wrong usage, "
-    "configuration, backend, data or directory, 130 interrupted, 143 terminated: it can go on.",
+    epilog="Exit codes: 0 done or finished before, 1 no trial completed, 2 wrong usage, "
+    "configuration, backend, data or directory, 130 interrupted, 143 terminated; after 130 and "
+    "143, the same command resumes the search.",
     context_settings={"allow_extra_args": True},
 )
 def tune(
     context: typer.Context,
     task: TaskName,
     trials: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many in all, earlier calls included.")
+        int,
+        typer.Option(min=1, metavar="N", help="Total number of trials, including earlier calls."),
     ] = 20,
     search: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'NAME=LOW..HIGH'",
-            help="What to try, beside or in place of what the task says: 'units=64..512 log', "
-            "'units=64..512 step 64', 'activation=relu,gelu'. May be repeated.",
+            help="Search space of a setting, added to or replacing those in the task's signature: "
+            "'units=64..512 log', 'units=64..512 step 64', 'activation=relu,gelu'. May be "
+            "repeated.",
             show_default=False,
         ),
     ] = None,
     set_: Settings = None,
     monitor: Annotated[
-        str, typer.Option(metavar="NAME", help="The logged value that trials are judged by.")
+        str, typer.Option(metavar="NAME", help="The logged value to optimize.")
     ] = "val_loss",
     direction: Annotated[
         str | None,
         typer.Option(
             metavar="min|max",
-            help="What is better; default: it follows from the name.",
+            help="Whether to minimize or maximize it; default: derived from its name.",
             show_default=False,
         ),
     ] = None,
     no_pruning: Annotated[
-        bool, typer.Option("--no-pruning", help="Train all trials to their end.")
+        bool, typer.Option("--no-pruning", help="Do not end bad trials early.")
     ] = False,
     epochs: Epochs = None,
     steps: Steps = None,
@@ -80,7 +83,7 @@ def tune(
         typer.Option(
             min=1,
             metavar="P",
-            help="Trials at the same time, each in a process.",
+            help="Number of trials to run in parallel, each in its own process.",
             rich_help_panel=HOW,
         ),
     ] = 1,
@@ -91,7 +94,7 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The database and the runs go here; default: runs/NAME-tune.",
+            help="Folder for the database and the run directories; default: runs/NAME-tune.",
             show_default=False,
             rich_help_panel=WHERE,
         ),
@@ -108,8 +111,9 @@ def tune(
 ) -> None:
     """Search a task's hyperparameters.
 
-    What is tried is in the task's signature, as a treadle.Range or a treadle.Choice, or given with
-    --search. The same command resumes an interrupted search, until there are N trials in all.
+    The search space is defined in the task's signature, with treadle.Range and treadle.Choice, or
+    with --search. Run the same command again to resume an interrupted search; it ends when there
+    are N trials in total.
 
     Examples:
       treadle tune digits --trials 20
@@ -127,7 +131,7 @@ def tune(
             output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
         ended = 0
 
-        def told_of(trial: Trial) -> None:
+        def report(trial: Trial) -> None:
             nonlocal ended
             ended += 1
             if not silent:
@@ -138,7 +142,7 @@ def tune(
             return f"{ended} of up to {trials} trials ended in this call{trying}"
 
         with Waiting(progress, quiet=silent, at_once=False) as waiting, warnings.catch_warnings():
-            warnings.simplefilter("ignore", TreadleWarning)  # said below
+            warnings.simplefilter("ignore", TreadleWarning)  # printed below
             found = treadle.tune(
                 task,
                 trials=trials,
@@ -156,7 +160,7 @@ def tune(
                 data_dir=folder,
                 pruning=not no_pruning,
                 fresh=fresh,
-                told=told_of,
+                told=report,
             )
         if found.changed:
             output.note(f"warning: {found.changed}")
@@ -169,12 +173,12 @@ def tune(
 
 
 def _line(trial: Trial, monitor: str) -> str:
-    """Return one trial as a line; it is called as its directory is."""
+    """Return one trial as a line; the number is written as in the name of its directory."""
     values = " ".join(f"{name}={_short(value)}" for name, value in trial.parameters.items())
-    return f"trial {trial.number:04}  {_came_to(trial, monitor)}  {values}"
+    return f"trial {trial.number:04}  {_result(trial, monitor)}  {values}"
 
 
-def _came_to(trial: Trial, monitor: str) -> str:
+def _result(trial: Trial, monitor: str) -> str:
     if trial.ended == "complete":
         return f"{monitor} {_short(trial.value)}"
     if trial.ended == "failed":
@@ -183,14 +187,14 @@ def _came_to(trial: Trial, monitor: str) -> str:
 
 
 def _short(value: object) -> str:
-    from ..hooks.values import short  # late, as is all that imports NumPy
+    from ..hooks.values import short  # late: it imports NumPy
 
     return short(value) if isinstance(value, float) else str(value)
 
 
 def _print(found: Tuned) -> None:
-    """Print the best trials as a table, how the others ended, and what trains the best again."""
-    from rich.console import Console  # late: it takes a tenth of a second
+    """Print a table of the best trials, counts of the others, and how to rerun the best trial."""
+    from rich.console import Console  # late: importing it takes a tenth of a second
     from rich.table import Table
 
     if found.before:
@@ -210,11 +214,11 @@ def _print(found: Tuned) -> None:
         Console(highlight=False).print(table)
     others = len(found.ranked[SHOWN:])
     ended = Counter(trial.ended for trial in found.trials if trial.ended != "complete")
-    counted = {"more, worse": others, **ended} if others else dict(ended)
+    counted = {"complete": others, **ended} if others else dict(ended)
     if counted:
-        output.say(f"beside: {', '.join(f'{count} {how}' for how, count in counted.items())}")
+        output.say(f"not shown: {', '.join(f'{count} {how}' for how, count in counted.items())}")
     if found.command is not None:
         output.say(f"runs and database: {found.directory}")
-        output.say(f"the best again: {found.command}")
+        output.say(f"rerun the best: {found.command}")
     else:
-        output.note("no trial came to its end")
+        output.note("no trial completed")

@@ -1,18 +1,19 @@
-"""Runnable tasks, one short file each: the best documentation there is.
+"""Runnable example tasks, one short file each.
 
-A recipe, like a user's own file, holds a `treadle.Task` class whose `__init__` takes typed
-settings, and what the command line looks for beside its steps, all of it optional:
+A recipe, like a user's own task file, defines a `treadle.Task` class whose `__init__` takes typed
+settings. In addition to its steps, the class may define these attributes, which the command line
+uses:
 
-| name | what it is |
+| name | meaning |
 | --- | --- |
 | `datasets()` | the data, as `treadle.Datasets` |
-| `epochs`, `steps` | how long to train where nobody says so |
-| `hooks()` | a list of the task's own hooks |
+| `epochs`, `steps` | default training length |
+| `hooks()` | a list of the task's hooks |
 | `describe()` | a text to print before training |
-| `backend` | the one backend it can run on |
+| `backend` | the only backend that the task supports |
 
-In place of the class may stand a function that returns a task, or a task made by `treadle.task`;
-what a class has as attributes then stands in the module.
+Instead of a class, the file may define a function that returns a task, or a task made by
+`treadle.task`. The attributes are then defined in the module.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ FOLDER = Path(__file__).parent
 
 @lru_cache(maxsize=1)
 def find() -> dict[str, Recipe]:
-    """Return the recipes that come with Treadle, by name; their files are read, not run.
+    """Return Treadle's recipes by name. Their files are parsed, not run.
 
     Example:
         >>> find()["digits"].target
@@ -49,11 +50,11 @@ def find() -> dict[str, Recipe]:
 
 
 def resolve(text: str) -> Recipe:
-    """Return the recipe that `NAME`, `file.py` or `file.py:Task` means, without running its file.
+    """Return the recipe for `NAME`, `file.py` or `file.py:Task`, without running the file.
 
     Raises:
-        ConfigurationError: There is no such recipe, file or task, or the file holds several tasks
-            and none is named.
+        ConfigurationError: If there is no such recipe, file or task, or the file holds several
+            tasks and none is named.
 
     Example:
         >>> resolve("digits").description[:27]
@@ -68,8 +69,8 @@ def resolve(text: str) -> Recipe:
     recipes = find()
     if text not in recipes:
         raise ConfigurationError(
-            f"there is no recipe {text!r}.{did_you_mean(text, recipes)} A task of your own is "
-            "named by its file: my_task.py:MyTask"
+            f"there is no recipe {text!r}.{did_you_mean(text, recipes)} To use your own task, give "
+            "its file and class, as my_task.py:MyTask"
         )
     return recipes[text]
 
@@ -78,8 +79,8 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> "Made":
     """Run a recipe's file and make its task; imports Keras.
 
     Raises:
-        BackendError: The recipe runs on another backend than the active one.
-        ConfigurationError: The name does not stand for a task.
+        BackendError: If the recipe does not support the active backend.
+        ConfigurationError: If the named object is not a task.
     """
     from . import _loading
 

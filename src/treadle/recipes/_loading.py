@@ -1,4 +1,4 @@
-"""A recipe's file imported and its task made: from here on Keras is there."""
+"""Import a recipe's file and make its task. This module imports Keras."""
 
 import importlib
 import importlib.util
@@ -18,11 +18,12 @@ from ._reading import Recipe
 
 @dataclass(frozen=True)
 class Made:
-    """A task, and what its class or its file says beside the steps.
+    """A task, with the further attributes of its class or its file.
 
     Attributes:
         task: The task.
-        module: The module of its file where the task is an object of it, else None.
+        module: The module of its file if the task was made by a function or is an object of the
+            module; None if it was made from a class.
     """
 
     task: Task
@@ -32,7 +33,7 @@ class Made:
         """Return the task's data.
 
         Raises:
-            ConfigurationError: It has none, or what `datasets` returned is something else.
+            ConfigurationError: If the task has no data, or `datasets()` returned another type.
         """
         found = getattr(self.module, "datasets", None) or self.task.datasets
         datasets = found()
@@ -44,23 +45,23 @@ class Made:
         return datasets
 
     def hooks(self) -> list[Any]:
-        """Return the task's own hooks."""
-        found = self._said("hooks")
+        """Return the task's hooks."""
+        found = self._attribute("hooks")
         return list(found()) if found is not None else []
 
     def describe(self) -> str | None:
         """Return the text to print before training, or None."""
-        found = self._said("describe")
+        found = self._attribute("describe")
         return found() if found is not None else None
 
     @property
     def lasts(self) -> dict[str, int]:
-        """How long it trains where nobody says so: `{"epochs": 10}`."""
-        said = {name: self._said(name) for name in ("epochs", "steps")}
-        return {name: value for name, value in said.items() if value is not None}
+        """The default training length: `{"epochs": 10}`."""
+        found = {name: self._attribute(name) for name in ("epochs", "steps")}
+        return {name: value for name, value in found.items() if value is not None}
 
-    def _said(self, name: str) -> Any:
-        """Return an attribute of the task, or of its module."""
+    def _attribute(self, name: str) -> Any:
+        """Return an attribute of the task or of its module, or None."""
         found = getattr(self.task, name, None)
         return found if found is not None else getattr(self.module, name, None)
 
@@ -69,8 +70,8 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
     """Import a recipe's file and make its task.
 
     Raises:
-        BackendError: It runs on another backend than the one that is active.
-        ConfigurationError: What it names is no task.
+        BackendError: If the recipe does not support the active backend.
+        ConfigurationError: If the named object is not a task.
     """
     if recipe.backend not in (None, keras.config.backend()):
         raise BackendError(
@@ -81,7 +82,7 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
     known = sys.modules.get(recipe.module) if recipe.module else None
     module = importlib.import_module(recipe.module) if recipe.module else _imported(recipe)
     found = getattr(module, recipe.target)
-    if known is not None and isinstance(found, Task):  # an object has learned since it was made
+    if known is not None and isinstance(found, Task):  # the object may have been trained: remake it
         found = getattr(importlib.reload(module), recipe.target)
     is_class = isinstance(found, type)
     task = found(**settings) if is_class or inspect.isfunction(found) else found
@@ -94,14 +95,14 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
 
 
 def _imported(recipe: Recipe) -> ModuleType:
-    """Import a file by its path, with the files beside it in reach as in a script."""
+    """Import a file by its path; its folder is put on `sys.path`, as for a script."""
     folder = str(recipe.path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # A name of its own: `random.py` or `keras.py` must not take another module's place.
+    # The prefix keeps a file named `random.py` or `keras.py` from replacing that module.
     name = f"treadle_task_{recipe.path.stem}"
     spec = importlib.util.spec_from_file_location(name, recipe.path)
-    assert spec is not None and spec.loader is not None  # it ends in .py
+    assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

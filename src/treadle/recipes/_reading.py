@@ -1,4 +1,4 @@
-"""What tasks a file holds, found by reading its source: nothing is run, no framework imported."""
+"""Find the tasks in a file by parsing its source, without running it or importing a framework."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,16 @@ class Recipe:
     """A task in a file.
 
     Attributes:
-        name: What it is called on the command line and in the names of directories.
-        description: The first line of its docstring.
+        name: Name on the command line and in directory names.
+        description: The first line of the docstring.
         path: The file.
-        target: The class, function or object in it.
-        parameters: What it takes; None where its file does not tell.
-        backend: The one backend that it runs on, or None.
-        offered: It is a task by the looks of it; other classes and functions count when named.
-        is_class: It is a class, not a function or an object.
-        module: Its dotted name where it comes with Treadle.
+        target: Name of the class, function or object in the file.
+        parameters: The settings; None if they cannot be read from the file.
+        backend: The only backend that the task supports, or None for any.
+        offered: Whether the source shows that this is a task. Other classes and functions can only
+            be chosen by name.
+        is_class: Whether it is a class, not a function or an object.
+        module: Dotted module name if the recipe comes with Treadle, else None.
     """
 
     name: str
@@ -42,36 +43,36 @@ class Recipe:
 
     @property
     def source(self) -> str:
-        """What `run` takes: the recipe's name, or `file.py:Task` with the whole path."""
+        """The argument for `treadle run`: the recipe's name, or `file.py:Task` with full path."""
         return self.name if self.module else f"{self.path}:{self.target}"
 
     def renamed(self, name: str, module: str) -> "Recipe":
-        """Return it as one that comes with Treadle."""
+        """Return a copy with the name and module of a recipe that comes with Treadle."""
         return replace(self, name=name, module=module)
 
     def settings(self, given: Sequence[str]) -> dict[str, Any]:
-        """Return every setting of the task, of which some are given as `name=value`.
+        """Return all settings of the task: those given as `name=value`, and the known defaults.
 
         Raises:
-            ConfigurationError: Something given is unknown or of another type, or something that is
-                needed is missing.
+            ConfigurationError: If a given setting is unknown or has the wrong type, or a required
+                setting is missing.
         """
         return read_settings(given, self.parameters, self.name)
 
     def given(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the settings that are given as `name=value`, and no others.
+        """Return only the settings given as `name=value`.
 
         Raises:
-            ConfigurationError: One is unknown or of another type.
+            ConfigurationError: If a setting is unknown or has the wrong type.
         """
         return read_given(texts, self.parameters, self.name)
 
 
 def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Recipe:
-    """Return the task of this name, or the only one.
+    """Return the task with the given name; without a name, the only task of the file.
 
     Raises:
-        ConfigurationError: There is none, or there are several and none is named.
+        ConfigurationError: If there is no such task, or there are several and none is named.
     """
     offered = [name for name, recipe in recipes.items() if recipe.offered]
     if target is not None:
@@ -84,8 +85,8 @@ def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Rec
     classes = [name for name, recipe in recipes.items() if recipe.is_class]
     if not offered and classes:
         raise ConfigurationError(
-            f"{path} has no class that is a task by what stands in this file: its classes are "
-            f"{', '.join(classes)}. If one inherits from a task elsewhere, name it, as "
+            f"{path} has no class that visibly inherits from treadle.Task: its classes are "
+            f"{', '.join(classes)}. If one inherits from a task in another file, name it, as "
             f"{path.name}:{classes[-1]}"
         )
     if not offered:
@@ -102,10 +103,10 @@ def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Rec
 
 
 def read_file(path: Path) -> dict[str, Recipe]:
-    """Return all that a file defines and that may be a task, by name.
+    """Return the classes, functions and objects of a file that may be tasks, by name.
 
     Raises:
-        ConfigurationError: The file is missing, unreadable or no Python.
+        ConfigurationError: If the file is missing, unreadable or not valid Python.
     """
     tree = _parsed(path)
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -150,14 +151,14 @@ def read_file(path: Path) -> dict[str, Recipe]:
 
 @dataclass(frozen=True)
 class _Module:
-    """A parsed file, as far as classes and their bases go."""
+    """A parsed file and its classes, to resolve base classes."""
 
     path: Path
     tree: ast.Module
     classes: Mapping[str, ast.ClassDef]
 
     def is_task(self, node: ast.ClassDef) -> bool:
-        """Say whether a class inherits from a task, as far as this file tells, or has its step."""
+        """Return whether a class defines `train_step` or has a task among its known bases."""
         methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
         if "train_step" in methods:
             return True
@@ -171,7 +172,7 @@ class _Module:
         return False
 
     def parameters(self, node: ast.ClassDef) -> tuple[Parameter, ...] | None:
-        """Return what `__init__` takes, be it inherited within reach; None where it is not."""
+        """Return the parameters of `__init__`, own or inherited; None if it cannot be found."""
         for part in node.body:
             if isinstance(part, ast.FunctionDef) and part.name == "__init__":
                 return parameters_of(part, method=True)
@@ -186,7 +187,7 @@ class _Module:
         return None
 
     def _imported(self, name: str) -> Recipe | None:
-        """Find a base class in another recipe, or in a file beside this one."""
+        """Find an imported base class in another recipe, or in a file in the same folder."""
         for node in self.tree.body:
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
@@ -200,8 +201,8 @@ class _Module:
         if module.startswith("treadle.recipes."):
             spec = find_spec(module)
             return Path(spec.origin) if spec and spec.origin else None
-        beside = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
-        return beside if beside.is_file() else None
+        neighbor = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
+        return neighbor if neighbor.is_file() else None
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -213,9 +214,9 @@ def _parsed(path: Path) -> ast.Module:
         raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from error
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno else ""
-        raise ConfigurationError(f"{path} is no valid Python: {where}{error.msg}") from error
+        raise ConfigurationError(f"{path} is not valid Python: {where}{error.msg}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no valid Python: {error}") from error
+        raise ConfigurationError(f"{path} is not valid Python: {error}") from error
 
 
 def _first_line(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
@@ -223,7 +224,7 @@ def _first_line(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
 
 
 def _text(body: Sequence[ast.stmt], name: str) -> str | None:
-    """Return the text that is assigned to `name`."""
+    """Return the string that is assigned to `name`, or None."""
     for node in body:
         targets: list[Any] = []
         if isinstance(node, ast.Assign):
@@ -240,7 +241,7 @@ def _text(body: Sequence[ast.stmt], name: str) -> str | None:
 
 
 def _string(node: ast.stmt | None) -> str:
-    """Return a string that stands for itself, as docstrings of attributes do."""
+    """Return the string of a bare string statement, as the docstring of an attribute; else ""."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return node.value.value if isinstance(node.value.value, str) else ""
     return ""

@@ -1,4 +1,4 @@
-"""Settings of a task as the command line gives them: texts, read by the types in its signature."""
+"""Parse a task's settings from command-line texts, by the types in its signature."""
 
 import ast
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 NONE = ("none", "null")
 SPACES: dict[str, Any] = {"Range": Range, "Choice": Choice}
 UNKNOWN = object()
-"""A default that is computed: known only once the file has run."""
+"""Marks a default that is computed, and so is not known without running the file."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One typed parameter of a task.
+    """A parameter (setting) of a task.
 
     Attributes:
-        name: Its name.
-        kind: Its annotation as it is written; that of its default where there is none.
-        accepts: Types, and the values of a `Literal`, None included; empty where it cannot be given
-            as text.
-        default: Its default; `UNKNOWN` for one that is computed.
-        required: It has no default.
-        annotated: The `Range` or `Choice` in its annotation, or None.
+        name: Name of the parameter.
+        kind: The annotation as written in the source; without one, the type of the default.
+        accepts: Accepted types and values (of a `Literal`, or None); empty if the parameter cannot
+            be given as text.
+        default: The default value; `UNKNOWN` if it is computed.
+        required: Whether there is no default.
+        annotated: The `Range` or `Choice` in the annotation, or None.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Parameter:
 
     @property
     def has_default(self) -> bool:
-        """Whether its default is known."""
+        """Whether there is a default and its value is known."""
         return not self.required and self.default is not UNKNOWN
 
     @property
     def space(self) -> Space | None:
-        """What is tried where the best value is searched for; None where nothing says so.
+        """The search space for tuning, or None.
 
-        The values of a `Literal` say it themselves. A bare `bool` does not: many a switch, as one
-        that trades memory for time, makes nothing better or worse.
+        It is the annotated `Range` or `Choice`, or the values of a `Literal`. A plain `bool` has
+        none, since many switches do not affect the result, as one that trades memory for time.
 
         Example:
             >>> print(Parameter("kind", "Literal['a', 'b']", ("a", "b"), "a").space)
@@ -60,14 +60,14 @@ class Parameter:
         return Choice(*values) if plain else None
 
     def __str__(self) -> str:
-        """Say it as on the command line: `units=64`."""
+        """Return the setting as on the command line: `units=64`."""
         return f"{self.name}=" + ("…" if self.default is UNKNOWN else f"{self.default}")
 
     def read(self, text: str) -> Any:
-        """Return the value that a text means.
+        """Parse a value from text.
 
         Raises:
-            ConfigurationError: It does not fit the annotation.
+            ConfigurationError: If the text does not fit the annotation.
 
         Example:
             >>> Parameter("rate", "float | None", (float, None)).read("1e-3")
@@ -76,7 +76,7 @@ class Parameter:
         if not self.accepts:
             raise ConfigurationError(
                 f"{self.name} is of type {self.kind or 'unknown'}, which the command line cannot "
-                "set: give it one of int, float, bool, str, a Literal, or such a type | None"
+                "set: annotate it with int, float, bool, str, a Literal, or one of these | None"
             )
         if None in self.accepts and text.lower() in NONE:
             return None
@@ -102,16 +102,16 @@ class Parameter:
 def read_settings(
     given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
 ) -> dict[str, Any]:
-    """Return every setting of a task: those that are given as `name=value`, and known defaults.
+    """Return all settings of a task: those given as `name=value`, and the known defaults.
 
     Args:
-        given: Texts; of two with one name the later wins.
-        parameters: What the task takes; None where reading its file did not tell.
+        given: Texts of the form `name=value`. If a name is repeated, the last one counts.
+        parameters: The task's parameters; None if they cannot be read from its file.
         owner: The task's name, for messages.
 
     Raises:
-        ConfigurationError: A text without `=`, an unknown name, a value that does not fit its type,
-            or a parameter without a default that is not given.
+        ConfigurationError: If a text has no `=`, a name is unknown, a value does not fit its type,
+            or a required parameter is missing.
 
     Example:
         >>> read_settings(["units=8"], [Parameter("units", "int", (int,), 64)], "Digits")
@@ -134,15 +134,15 @@ def read_settings(
 
 
 def known_parameters(parameters: Sequence[Parameter] | None, owner: str) -> Sequence[Parameter]:
-    """Return what a task takes.
+    """Return the task's parameters, which must be known.
 
     Raises:
-        ConfigurationError: Reading its file did not tell.
+        ConfigurationError: If `parameters` is None: they cannot be read from the task's file.
     """
     if parameters is None:
         raise ConfigurationError(
-            f"what {owner} takes cannot be read from its file, since it inherits its __init__ "
-            "from elsewhere: give it one of its own, with typed parameters"
+            f"the settings of {owner} cannot be read from its file, since it inherits its __init__ "
+            "from elsewhere: define an __init__ with typed parameters in the class"
         )
     return parameters
 
@@ -150,10 +150,10 @@ def known_parameters(parameters: Sequence[Parameter] | None, owner: str) -> Sequ
 def read_given(
     given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
 ) -> dict[str, Any]:
-    """Return the settings that are given as `name=value`, and no others.
+    """Return only the settings given as `name=value`.
 
     Raises:
-        ConfigurationError: As `read_settings`, missing values apart.
+        ConfigurationError: As for `read_settings`, except that parameters may be missing.
     """
     texts: dict[str, str] = {}
     for text in given:
@@ -189,48 +189,48 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
     annotation = argument.annotation
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
-    annotation, marks = _without_marks(annotation)
+    annotation, metadata = _without_metadata(annotation)
     if annotation is None:
         kind = type(value).__name__ if type(value) in PLAIN.values() else ""
         accepts: tuple[Any, ...] | None = (PLAIN[kind],) if kind else ()
     else:
         kind, accepts = ast.unparse(annotation), _accepts(annotation)
-    space = next((found for mark in marks if (found := _space(argument.arg, mark))), None)
+    space = next((found for part in metadata if (found := _space(argument.arg, part))), None)
     if space is not None:
         space = fitted(argument.arg, space, accepts or (), kind)
     return Parameter(argument.arg, kind, accepts or (), value, default is None, space)
 
 
-def _without_marks(annotation: ast.expr | None) -> tuple[ast.expr | None, Sequence[ast.expr]]:
-    """Return the type in an `Annotated[type, …]`, and what else stands there."""
+def _without_metadata(annotation: ast.expr | None) -> tuple[ast.expr | None, Sequence[ast.expr]]:
+    """Split `Annotated[type, …]` into the type and the metadata."""
     match annotation:
         case ast.Subscript(
             value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
-            slice=ast.Tuple(elts=[inner, *marks]),
+            slice=ast.Tuple(elts=[inner, *metadata]),
         ):
-            return inner, marks
+            return inner, metadata
         case _:
             return annotation, ()
 
 
-def _space(name: str, mark: ast.expr) -> Space | None:
-    """Return the `Range(…)` or `Choice(…)` that is written here; None where it is something else.
+def _space(name: str, node: ast.expr) -> Space | None:
+    """Return the search space of a `Range(…)` or `Choice(…)` expression; None for others.
 
     Raises:
-        ConfigurationError: Its arguments are computed, or do not fit.
+        ConfigurationError: If its arguments are computed or invalid.
     """
-    match mark:
+    match node:
         case ast.Call(func=ast.Name(id=kind) | ast.Attribute(attr=kind)) if kind in SPACES:
             try:
-                arguments = [ast.literal_eval(argument) for argument in mark.args]
-                named = {word.arg or "": ast.literal_eval(word.value) for word in mark.keywords}
+                arguments = [ast.literal_eval(argument) for argument in node.args]
+                named = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
                 return SPACES[kind](*arguments, **named)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{name}: {error}") from error
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"{name}: cannot read {ast.unparse(mark)}, since its file is read without "
-                    "running it: write plain values there, as Range(64, 512, log=True) or "
+                    f"{name}: cannot read {ast.unparse(node)}, since its file is read without "
+                    "running it: use literal values, as Range(64, 512, log=True) or "
                     "Choice('relu', 'gelu')"
                 ) from error
         case _:
@@ -238,7 +238,7 @@ def _space(name: str, mark: ast.expr) -> Space | None:
 
 
 def _accepts(annotation: ast.expr) -> tuple[Any, ...] | None:
-    """Return the types and values of an annotation; None where some part is none of ours."""
+    """Return the types and values that an annotation accepts; None if a part is not supported."""
     match annotation:
         case ast.Constant(value=None):
             return (None,)

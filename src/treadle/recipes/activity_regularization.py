@@ -1,8 +1,8 @@
-"""A layer that adds a loss of its own, and a step that must not forget it.
+"""A layer with `add_loss`, and a training step that includes `model.losses`.
 
-Layers keep what `add_loss` was given in `model.losses`, until the next call. A step that leaves
-them out trains without an error, only without the penalty: so this one logs it on a line of its
-own, where a zero would be seen.
+The losses added by layers are kept in `model.losses` until the next call. A step that ignores them
+trains without an error, but also without the penalty. This step logs the penalty as a separate
+value, so that a zero would be noticed.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from treadle import data, datasets
 
 
 class ActivityRegularization(layers.Layer):
-    """Pass inputs through, and add `amount` times their sum to the losses.
+    """Passes inputs through, and adds `amount` times their sum to the losses.
 
     Args:
         amount: Weight of the penalty.
@@ -26,17 +26,18 @@ class ActivityRegularization(layers.Layer):
         self.amount = amount
 
     def call(self, inputs: Any) -> Any:
-        """Return the inputs as they are."""
+        """Return the inputs unchanged."""
         self.add_loss(self.amount * ops.sum(ops.cast(inputs, "float32")))
         return inputs
 
 
 class Regularized(treadle.Task):
-    """Classify digits with a penalty on the activity of a layer, logged on its own line.
+    """Classify digits with an activity penalty from `add_loss`, logged as a separate value.
 
     Args:
-        learning_rate: Adam's.
-        batch_size: Examples in a step. The penalty is a sum over them: more of them weigh it more.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step. The penalty is a sum over the batch, so it grows with the
+            batch size.
     """
 
     epochs = 20
@@ -59,7 +60,7 @@ class Regularized(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of cross-entropy and penalty together."""
+        """Minimize the sum of cross-entropy and penalty."""
         x, y = batch
 
         def objective() -> Any:
@@ -72,14 +73,14 @@ class Regularized(treadle.Task):
         return {"loss": loss, "regularization": penalty}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode, without the penalty."""
+        """Evaluate one batch in inference mode, without the penalty."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
         return {"loss": self.cross_entropy(y, logits)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on and 360 others."""
+        """Return 1,437 training digits and 360 validation digits."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),

@@ -1,14 +1,15 @@
-"""Moves instead of whole episodes: a critic says what is still to come, so no end is waited for.
+"""Advantage actor-critic (A2C) with generalized advantage estimation (GAE) on CartPole.
 
-Advantage actor-critic on CartPole, which Gymnasium brings (`pip install 'treadle[rl]'`): several
-environments side by side, as in section 4 of Mnih et al. 2016 (https://arxiv.org/abs/1602.01783),
-one after the other instead of asynchronously, and generalized advantage estimates (Schulman et al.
-2016, https://arxiv.org/abs/1506.02438). A batch is the next 128 moves in each environment. Episodes
-go on from batch to batch; `keeps=self.environments` is why a run that was killed goes on with them
-where they were.
+CartPole comes with Gymnasium (`pip install 'treadle[rl]'`). Several environments are stepped
+synchronously, instead of asynchronously as in section 4 of Mnih et al. 2016
+(https://arxiv.org/abs/1602.01783), with the advantage estimates of Schulman et al. 2016
+(https://arxiv.org/abs/1506.02438). The critic estimates future rewards, so updates do not need
+complete episodes: a batch is the next 128 steps of each environment, and episodes continue in the
+next batch. `keeps=self.environments` saves the environments in checkpoints, so a resumed run
+continues the same episodes.
 
-Actor and critic each follow a loss of their own, from one forward pass. `return` is the mean over
-the last 100 episodes; the run stops when that is 475, which is called solved.
+Actor and critic each have their own loss, computed in one forward pass. `return` is the mean return
+of the last 100 episodes; the run stops when it reaches 475, the threshold for a solved task.
 """
 
 from typing import Any
@@ -25,17 +26,18 @@ SOLVED = 475.0
 
 
 class ActorCritic(treadle.Task):
-    """Balance a pole with an actor and a critic, on moves of their own policy.
+    """Train an advantage actor-critic (A2C) on CartPole.
 
     Args:
         units: Width of each hidden layer.
-        actor_rate: Learning rate of the actor's Adam.
-        critic_rate: The same for the critic, which should not be the slower one.
-        discount: Of rewards, for each move that they are away.
-        trace: How far advantages look beyond the critic's next guess: 0 not at all, 1 to the end.
-        entropy: Weight of the entropy of the policy, which keeps it trying.
-        environments: How many are played in.
-        moves: How many moves are played in each for a step.
+        actor_rate: Learning rate of the actor's Adam optimizer.
+        critic_rate: Learning rate of the critic's Adam optimizer; should not be the smaller one.
+        discount: Discount factor of rewards per step (gamma).
+        trace: Lambda of generalized advantage estimation: 0 uses the one-step estimate of the
+            critic, 1 the full discounted return.
+        entropy: Weight of the entropy bonus, which encourages exploration.
+        environments: Number of parallel environments.
+        moves: Environment steps per batch, in each environment.
     """
 
     steps = 300
@@ -61,7 +63,7 @@ class ActorCritic(treadle.Task):
         self.discount, self.trace, self.entropy, self.moves = discount, trace, entropy, moves
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Make moves that were better than the critic thought more probable; correct the critic."""
+        """Update the policy with the advantages, and the critic with its targets."""
 
         def objective() -> Any:
             log_probabilities = ops.log_softmax(self.actor(batch["observations"], training=True))
@@ -79,11 +81,11 @@ class ActorCritic(treadle.Task):
         return {**losses, "entropy": entropy}
 
     def play(self, loop: LoopView) -> dict[str, Any]:
-        """Play on in all environments; arrays of shape (moves * environments, …)."""
+        """Continue all episodes; return arrays of shape (moves * environments, …)."""
         played: list[data.Moves] = []
         for _ in range(self.moves):
             logits = loop.call(self.actor, self.environments.observations)
-            # The global generator of NumPy is seeded anew for each batch: equal runs draw alike.
+            # NumPy's global generator is reseeded for each batch, so equal runs draw equal actions.
             actions = np.argmax(logits + np.random.gumbel(size=logits.shape), axis=-1)
             played.append(self.environments.step(actions))
         observations = np.stack([moves.observations for moves in played])
@@ -107,23 +109,23 @@ class ActorCritic(treadle.Task):
         }
 
     def hooks(self) -> list[Any]:
-        """Tell the mean return of the last 100 episodes, and stop when it is high enough."""
+        """Log the mean return of the last 100 episodes, and stop when the task is solved."""
         return [treadle.every("10 steps", self.told)]
 
     def told(self, loop: LoopView) -> dict[str, Any]:
-        """Return the mean return of the last 100 episodes."""
+        """Return the mean return of the last 100 episodes; stop the run if it is high enough."""
         found = float(np.mean(self.environments.recent or [0.0]))
         if found >= SOLVED:
             loop.stop(f"the mean return of the last 100 episodes is {found:.0f}")
         return {"return": found}
 
     def datasets(self) -> treadle.Datasets:
-        """Return the next moves of the policy, as it is when they are asked for."""
+        """Return a source that plays the current policy for each batch."""
         return treadle.Datasets(train=data.closed(self.play, keeps=self.environments))
 
 
 def network(units: int, outputs: int) -> keras.Model:
-    """Return a network that makes something of what an environment shows."""
+    """Return a network from observations to `outputs` numbers."""
     return keras.Sequential(
         [
             keras.Input((4,)),

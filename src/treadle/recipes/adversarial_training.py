@@ -1,9 +1,10 @@
-"""A network that is trained on the images that fool it most, beside one that never saw such.
+"""Adversarial training with PGD attacks, compared with a network trained on clean images.
 
-The attack follows the gradient of the loss by the pixels, in a few steps of its sign, within
-`epsilon` of each (projected gradient descent, Madry et al. 2018, https://arxiv.org/abs/1706.06083;
-one step of the size of `epsilon` is FGSM, Goodfellow et al. 2015,
-https://arxiv.org/abs/1412.6572). Both networks have the same start and see the same batches.
+The attack is projected gradient descent (PGD, Madry et al. 2018, https://arxiv.org/abs/1706.06083):
+a few steps along the sign of the loss gradient with respect to the pixels, within `epsilon` of the
+original image. A single step of size `epsilon` is FGSM (Goodfellow et al. 2015,
+https://arxiv.org/abs/1412.6572). Both networks start from the same weights and see the same
+batches.
 """
 
 from typing import Any
@@ -16,14 +17,14 @@ from treadle import data, datasets
 
 
 class AdversarialTraining(treadle.Task):
-    """Train an MNIST classifier against attacks on its inputs (PGD), beside a plain one.
+    """Train an MNIST classifier on adversarial examples (PGD), and a second one on clean images.
 
     Args:
         units: Width of the two hidden layers.
-        epsilon: How far an attack may change a pixel, of 1.
-        attack_steps: Gradients that an attack follows.
-        learning_rate: Adam's, for both networks.
-        batch_size: Examples in a step.
+        epsilon: Maximum change of a pixel, whose values are from 0 to 1.
+        attack_steps: Gradient steps of an attack.
+        learning_rate: Learning rate of Adam, for both networks.
+        batch_size: Examples per step.
     """
 
     epochs = 12
@@ -50,7 +51,7 @@ class AdversarialTraining(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Attack one network and train it on the result; train the other one on the images."""
+        """Train one network on adversarial examples, and the other on the clean images."""
         x, y = batch
         attacked = self.attacked(self.robust, x, y)
         return {
@@ -67,9 +68,10 @@ class AdversarialTraining(treadle.Task):
         }
 
     def attacked(self, model: Any, x: Any, y: Any) -> Any:
-        """Return the images, changed within epsilon such that the model's loss is large."""
+        """Return adversarial images within epsilon of the originals, by PGD on the model's loss."""
         low, high = ops.maximum(x - self.epsilon, 0.0), ops.minimum(x + self.epsilon, 1.0)
-        size = 2.5 * self.epsilon / self.attack_steps  # enough to reach any border from any start
+        # Large enough to reach the border of the epsilon ball from any random start.
+        size = 2.5 * self.epsilon / self.attack_steps
         image = low + (high - low) * keras.random.uniform(x.shape, seed=self.seeds)
         for _ in range(self.attack_steps):
             _, (slope,) = treadle.input_gradients(
@@ -79,7 +81,7 @@ class AdversarialTraining(treadle.Task):
         return image
 
     def eval_step(self, batch: Any) -> None:
-        """Count how often each is right, on the images and on those made to fool it."""
+        """Measure the accuracy of each network on clean and on adversarial images."""
         x, y = batch
         for name, model in (("robust", self.robust), ("plain", self.plain)):
             self.metrics[f"{name}_clean"].update_state(y, model(x, training=False))

@@ -1,14 +1,13 @@
-"""A small language model that reads "Alice's Adventures in Wonderland" letter by letter.
+"""A character-level language model of "Alice's Adventures in Wonderland".
 
-A causal transformer (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; normalized before each
-part, as in https://arxiv.org/abs/2002.04745) predicts each next character. How well is told in bits
-per character: what one would have to write down for each, who knew all the characters before it
-and the model. Several batches make one update, whose gradient is clipped by its global norm, and
-whose rate warms up and then falls as a cosine.
+A causal pre-norm transformer (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762; Xiong et al.
+2020, https://arxiv.org/abs/2002.04745) predicts the next character. The metric is bits per
+character, the cross-entropy to base 2. Gradients are accumulated over several batches and clipped
+by their global norm; the learning rate follows a linear warm-up and a cosine decay.
 
-Half the precision is enough for it: `--precision mixed_bfloat16`. With `--set remat=true` the
-activations within blocks are computed twice instead of kept (gradient checkpointing, Chen et al.
-2016, https://arxiv.org/abs/1604.06174): less memory, and the same gradients.
+Mixed precision works too: `--precision mixed_bfloat16`. With `--set remat=true` the activations
+within blocks are recomputed in the backward pass instead of stored (gradient checkpointing, Chen et
+al. 2016, https://arxiv.org/abs/1604.06174), which saves memory and gives the same gradients.
 """
 
 from math import log
@@ -24,24 +23,24 @@ from treadle.core.hook import LoopView
 
 PROMPT = "Alice "
 CHARACTERS = sorted(set(datasets.alice()))
-HELD_OUT = 0.1  # the last part of the book is never trained on
+HELD_OUT = 0.1  # this last part of the book is used for validation only
 
 
 class CharacterModel(treadle.Task):
-    """Learn to write like Lewis Carroll, letter by letter: a causal transformer, accumulation.
+    """Train a character-level transformer on a novel, with gradient accumulation and clipping.
 
     Args:
-        width: Numbers for each character within the transformer.
-        depth: Blocks.
-        heads: Of attention, in each block.
-        length: Characters that it sees at once.
-        learning_rate: AdamW's, where the warm-up ends.
-        updates: After how many updates the rate has fallen to nothing.
-        warm_up: During how many of them it rises.
-        clip: The largest global norm of an update's gradient.
-        accumulate: Batches for an update.
+        width: Embedding size of the transformer.
+        depth: Number of transformer blocks.
+        heads: Attention heads per block.
+        length: Context length in characters.
+        learning_rate: Peak learning rate of AdamW, at the end of the warm-up.
+        updates: Number of updates after which the learning rate has decayed to zero.
+        warm_up: Number of warm-up updates among them.
+        clip: Maximum global norm of an update's gradient.
+        accumulate: Batches per update.
         batch_size: Texts of `length` characters in a batch.
-        remat: Compute activations of blocks again instead of keeping them.
+        remat: Recompute the activations of blocks in the backward pass instead of storing them.
     """
 
     epochs = 10
@@ -71,7 +70,7 @@ class CharacterModel(treadle.Task):
         self.length, self.batch_size, self.clip = length, batch_size, clip
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Add a batch's gradient to those that wait; update where it is the last of them."""
+        """Accumulate a batch's gradient, and update the weights after the last batch of a group."""
         seen, following = batch
         variables = self.model.trainable_variables
 
@@ -80,7 +79,7 @@ class CharacterModel(treadle.Task):
 
         def update(grads: Any) -> None:
             clipped, norm = treadle.clip_by_global_norm(grads, self.clip)
-            self.norm.assign(norm)  # kept, because what an update returns is dropped
+            self.norm.assign(norm)  # stored in a variable, since the return value is not used
             self.optimizer.apply(clipped, variables)
 
         loss, grads = treadle.gradients(objective, variables)
@@ -92,19 +91,19 @@ class CharacterModel(treadle.Task):
         }
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure a part of the book that was never trained on."""
+        """Evaluate a batch of the validation part of the book."""
         seen, following = batch
         loss = self.loss(following, self.model(seen, training=False))
         return {"bits_per_character": loss / log(2)}
 
     def write(self, text: Any) -> Any:
-        """Return texts that go on as the model expects, (n, length), as numbers of characters.
+        """Sample continuations of texts; return character indices of shape (n, length).
 
         Args:
-            text: How they begin: numbers of characters, (n, begun).
+            text: The beginnings of the texts: character indices of shape (n, begun).
         """
         count, begun = text.shape
-        # The largest of the scores with such noise is a draw from their softmax.
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample from their softmax.
         shape = (self.length, count, len(CHARACTERS))
         noise = -ops.log(-ops.log(keras.random.uniform(shape, 1e-9, seed=self.seeds)))
 
@@ -118,15 +117,15 @@ class CharacterModel(treadle.Task):
         return ops.fori_loop(begun, self.length, written, texts)
 
     def hooks(self) -> list[Any]:
-        """Show after each epoch what it writes."""
+        """Log a sample after each epoch."""
         return [treadle.every("1 epoch", self.sample)]
 
     def sample(self, loop: LoopView) -> dict[str, str]:
-        """Return a text that the model has gone on with."""
+        """Return a text sampled from the model."""
         return {"sample": decoded(loop.call(self.write, encoded(PROMPT)[None])[0])}
 
     def datasets(self) -> treadle.Datasets:
-        """Return texts from anywhere in the book but its end, and its end in turn."""
+        """Return random excerpts for training, and the last part of the book for validation."""
         book = encoded(datasets.alice())
         end = int(len(book) * (1 - HELD_OUT))
         reach = np.arange(self.length + 1)
@@ -145,12 +144,12 @@ class CharacterModel(treadle.Task):
 
 
 class Block(layers.Layer):
-    """Attention to all characters so far, and a small network for each; both are added.
+    """A pre-norm transformer block: causal self-attention and an MLP, with residual connections.
 
     Args:
-        width: Numbers for each character.
-        heads: Of attention.
-        remat: Compute what lies within again in the backward pass.
+        width: Embedding size.
+        heads: Attention heads.
+        remat: Recompute the block's activations in the backward pass.
     """
 
     def __init__(self, width: int, heads: int, remat: bool) -> None:
@@ -161,11 +160,11 @@ class Block(layers.Layer):
         self.remat = remat
 
     def call(self, x: Any) -> Any:
-        """Return as many numbers for each character, (n, length, width)."""
+        """Return the output of the block, (n, length, width)."""
         return treadle.remat(self.inner)(x) if self.remat else self.inner(x)
 
     def inner(self, x: Any) -> Any:
-        """Return the same, whether it is kept or not."""
+        """Compute the block, without rematerialization."""
         normal = self.normalizations[0](x)
         x = x + self.attention(normal, normal, use_causal_mask=True)
         normal = self.normalizations[1](x)
@@ -175,40 +174,40 @@ class Block(layers.Layer):
 
 
 class Places(layers.Layer):
-    """Adds to each character a vector of its own place, which is learned."""
+    """Learned position embeddings, added to the inputs."""
 
     def build(self, shape: Any) -> None:
-        """Make a vector for each place."""
+        """Create an embedding for each position."""
         self.vectors = self.add_weight(shape=shape[1:], initializer="uniform")
 
     def call(self, x: Any) -> Any:
-        """Return `x`, (n, length, width), with the vectors added."""
+        """Return `x`, (n, length, width), with the position embeddings added."""
         return x + self.vectors
 
 
 def transformer(
     characters: int, length: int, width: int, depth: int, heads: int, remat: bool = False
 ) -> Any:
-    """Return a model of numbers of characters, (n, length), to scores of what follows each."""
+    """Return a model from character indices, (n, length), to logits of each next character."""
     texts = keras.Input((length,), dtype="int32")
     x = Places()(layers.Embedding(characters, width)(texts))
     for _ in range(depth):
         x = Block(width, heads, remat)(x)
-    # Probabilities need all the precision that there is.
+    # Logits are computed in float32 also with mixed precision, for an accurate softmax.
     scores = layers.Dense(characters, dtype="float32")(layers.LayerNormalization()(x))
     return keras.Model(texts, scores)
 
 
 def encoded(text: str) -> Any:
-    """Return the numbers of a text's characters, int32."""
+    """Return the character indices of a text, int32."""
     return np.array([CHARACTERS.index(character) for character in text], "int32")
 
 
 def decoded(numbers: Any) -> str:
-    """Return the text that numbers of characters mean."""
+    """Return the text for character indices."""
     return "".join(CHARACTERS[number] for number in numbers)
 
 
 def pairs(texts: Any) -> tuple[Any, Any]:
-    """Return texts without their last character, and what follows each of the others."""
+    """Return inputs (without the last character) and targets (without the first) of texts."""
     return texts[:, :-1], texts[:, 1:]

@@ -1,7 +1,6 @@
-"""A convolutional network on photographs, with nothing unusual in its step.
+"""A convolutional network on CIFAR-10 with the ready-made task `treadle.Supervised`.
 
-So the ready task `treadle.Supervised` is enough: loss and accuracy each epoch, and about 76 %
-training accuracy after 10 epochs.
+It logs loss and accuracy each epoch, and reaches about 76 % training accuracy after 10 epochs.
 """
 
 import keras
@@ -12,11 +11,11 @@ from treadle import data, datasets
 
 
 class Cifar10CNN(treadle.Supervised):
-    """Classify CIFAR-10 with three convolutions: 122,570 parameters, Adam.
+    """Classify CIFAR-10 with a small convolutional network (122,570 parameters) and Adam.
 
     Args:
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     epochs = 10
@@ -45,13 +44,13 @@ class Cifar10CNN(treadle.Supervised):
         self.batch_size = batch_size
 
     def describe(self) -> str:
-        """Return the model's summary; the command line prints it before training."""
+        """Return the model's summary, which the command line prints before training."""
         lines: list[str] = []
         self.model.summary(print_fn=lines.append)
         return "\n".join(lines)
 
     def datasets(self) -> treadle.Datasets:
-        """Return CIFAR-10; the model itself scales pixels to [0, 1]."""
+        """Return CIFAR-10 as integers; the model scales pixels to [0, 1]."""
         cifar10 = datasets.cifar10()
         return treadle.Datasets(
             train=data.from_arrays(cifar10.x_train, cifar10.y_train, batch_size=self.batch_size),

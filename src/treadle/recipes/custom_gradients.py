@@ -1,8 +1,8 @@
-"""What people do with gradients before an optimizer gets them, all of it in one step.
+"""Gradient transformations before the optimizer: scaling, clipping and noise in one step.
 
-Each gradient's norm is logged as it came out of the loss. Then the gradients of the head are
-halved, each is clipped by its norm and by its values, and noise that fades is added. SGD, because
-Adam would undo the halving.
+The norm of each gradient is logged before any change. Then the gradients of the output layer are
+halved, each gradient is clipped by norm and by value, and annealed noise is added. The optimizer is
+SGD, because Adam's normalization would undo the halving.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from treadle import data, datasets
 
 
 class GroupLasso(keras.regularizers.Regularizer):
-    """Penalize the norm of each input's weights, so that inputs are left out as a whole.
+    """Group lasso: penalizes the norm of each input's weights, so that whole inputs are dropped.
 
-    Yuan & Lin 2006. Pixels at the rim of a picture say nothing, and lose their weights.
+    Yuan & Lin 2006. Pixels at the border of the images carry no information and lose their weights.
 
     Args:
         amount: Weight of the penalty.
@@ -31,19 +31,19 @@ class GroupLasso(keras.regularizers.Regularizer):
         return self.amount * ops.sum(ops.sqrt(ops.sum(ops.square(x), axis=1) + 1e-12))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what it is made with."""
+        """Return the constructor arguments."""
         return {"amount": self.amount}
 
 
 class CustomGradients(treadle.Task):
-    """Classify digits with gradients that are scaled, clipped, noisy, and looked at.
+    """Classify digits with gradient scaling, clipping, noise and logged gradient norms.
 
     Args:
-        learning_rate: Of stochastic gradient descent with momentum.
-        clip_norm: The most that each gradient's norm may be.
-        clip_value: The most that each number of a gradient may be.
-        noise: Variance of the noise in the first step.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of SGD with momentum.
+        clip_norm: Maximum norm of each gradient.
+        clip_value: Maximum absolute value of each element of a gradient.
+        noise: Variance of the gradient noise in the first step.
+        batch_size: Examples per step.
     """
 
     epochs = 20
@@ -74,7 +74,7 @@ class CustomGradients(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Differentiate, look, scale, clip, add noise, apply."""
+        """Compute gradients, log their norms, scale, clip, add noise and apply them."""
         x, y = batch
         variables = self.model.trainable_variables
 
@@ -94,14 +94,14 @@ class CustomGradients(treadle.Task):
         return {"loss": loss, "penalty": penalty, **norms}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode, without the penalty."""
+        """Evaluate one batch in inference mode, without the penalty."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
         return {"loss": self.loss(y, logits)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on and 360 others."""
+        """Return 1,437 training digits and 360 validation digits."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),

@@ -1,8 +1,9 @@
-"""An optimizer of one's own, and a step that looks uphill before it goes down.
+"""A custom optimizer (Lion) and sharpness-aware minimization (SAM).
 
-The optimizer is Lion (Chen et al. 2023, https://arxiv.org/abs/2302.06675), written as Keras asks
-its users to. The step is SAM (Foret et al. 2021, https://arxiv.org/abs/2010.01412): one gradient
-leads to the worst point nearby, and another one, taken there, is followed.
+Lion (Chen et al. 2023, https://arxiv.org/abs/2302.06675) is implemented as a subclass of
+`keras.optimizers.Optimizer`. The training step is SAM (Foret et al. 2021,
+https://arxiv.org/abs/2010.01412): a first gradient gives the perturbation that increases the loss
+most, and the gradient at the perturbed weights updates the weights.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from treadle import data, datasets
 
 
 class Lion(keras.optimizers.Optimizer):
-    """Follow the sign of a mean of gradients, each weight by the same amount.
+    """The Lion optimizer: updates by the sign of an interpolated momentum.
 
     Args:
-        learning_rate: How far each weight moves in a step; about a tenth of Adam's.
-        beta_1: Share of the mean in the direction that is taken.
-        beta_2: Share of the mean that is kept.
-        weight_decay: Times the learning rate: the share of each weight that is lost in a step.
+        learning_rate: Change of each weight per step; typically a tenth of Adam's learning rate.
+        beta_1: Weight of the momentum in the update direction; the gradient has the rest.
+        beta_2: Decay rate of the momentum.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class Lion(keras.optimizers.Optimizer):
         self.beta_1, self.beta_2 = beta_1, beta_2
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make a mean for each variable."""
+        """Create a momentum variable for each weight."""
         if not self.built:
             super().build(variables)
             self.means = self.add_optimizer_variables(variables, "mean")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Move one variable, and its mean afterwards."""
+        """Update one variable, then its momentum."""
         mean = self.means[self._get_variable_index(variable)]
         direction = self.beta_1 * mean + (1 - self.beta_1) * gradient
         self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * ops.sign(direction))
@@ -53,10 +54,10 @@ class CustomOptimizer(treadle.Task):
     """Classify digits with Lion and sharpness-aware minimization, both written in this file.
 
     Args:
-        learning_rate: Lion's.
-        weight_decay: Lion's.
-        rho: How far away, in the norm of all weights, the worst point is looked for.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Lion.
+        weight_decay: Weight decay of Lion.
+        rho: Norm of SAM's perturbation, over all weights.
+        batch_size: Examples per step.
     """
 
     epochs = 20
@@ -83,7 +84,7 @@ class CustomOptimizer(treadle.Task):
         self.rho, self.batch_size = rho, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Climb to the worst point nearby, and apply the gradient found there to the weights."""
+        """Compute the gradient at the perturbed weights, and apply it to the original weights."""
         x, y = batch
         variables = self.model.trainable_variables
 
@@ -102,14 +103,14 @@ class CustomOptimizer(treadle.Task):
         return {"loss": loss, "sharpness": worst - loss, "norm": norm}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode."""
+        """Evaluate one batch in inference mode."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
         return {"loss": self.loss(y, logits)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on and 360 others."""
+        """Return 1,437 training digits and 360 validation digits."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),

@@ -1,10 +1,10 @@
-"""Learning rates that go up and down: how far, a range test says; how, a schedule.
+"""Cyclical learning rates: choose the bounds with a range test, and the shape with a schedule.
 
     treadle find-lr cyclic-lr --plot rates.png
     treadle schedule cyclic-lr --steps 460 --plot schedule.png
     treadle run cyclic-lr --set policy=one_cycle
 
-Cyclical learning rates (Smith 2017, https://arxiv.org/abs/1506.01186) and the one cycle of
+Cyclical learning rates (Smith 2017, https://arxiv.org/abs/1506.01186) and the one-cycle policy of
 super-convergence (Smith & Topin 2018, https://arxiv.org/abs/1708.07120).
 """
 
@@ -18,14 +18,14 @@ from treadle.schedules import Cyclic, OneCycle
 
 
 class CyclicRates(treadle.Task):
-    """Classify digits while the learning rate goes up and down.
+    """Classify digits with a cyclical learning rate schedule.
 
     Args:
-        policy: Which way it goes.
-        low: Where cycles begin and end.
-        high: Their peak.
-        step_size: Steps in half a cycle; an epoch has 23.
-        batch_size: Examples in a step.
+        policy: Shape of the schedule.
+        low: Lowest learning rate, at the start and end of a cycle.
+        high: Highest learning rate, in the middle of a cycle.
+        step_size: Steps in half a cycle; an epoch has 23 steps.
+        batch_size: Examples per step.
     """
 
     steps = 460  # 20 epochs
@@ -56,27 +56,27 @@ class CyclicRates(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss as far as the schedule says."""
+        """Minimize the loss on one batch, and log the scheduled learning rate."""
         x, y = batch
 
         def objective() -> Any:
             logits = self.model(x, training=True)
             return self.loss(y, logits), logits
 
-        learning_rate = self.schedule(treadle.step())  # what the optimizer is about to use
+        learning_rate = self.schedule(treadle.step())  # the rate that this step's update uses
         loss, logits = treadle.minimize(objective, self.model, self.optimizer)
         self.accuracy.update_state(y, logits)
         return {"loss": loss, "learning_rate": learning_rate}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode."""
+        """Evaluate one batch in inference mode."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
         return {"loss": self.loss(y, logits)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on and 360 others."""
+        """Return 1,437 training digits and 360 validation digits."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),
@@ -87,7 +87,7 @@ class CyclicRates(treadle.Task):
 
 
 def schedule_of(policy: Any, low: float, high: float, step_size: int, steps: int) -> Any:
-    """Return the schedule that a policy means; `constant` stays at `high`."""
+    """Return the schedule of a policy; `constant` stays at `high`."""
     if policy == "one_cycle":
         return OneCycle(high, steps, initial=low)
     if policy == "constant":

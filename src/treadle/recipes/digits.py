@@ -1,6 +1,6 @@
-"""The program to start with: a whole step written by hand, on data that comes with Treadle.
+"""The example to start with: a hand-written training step on data that comes with Treadle.
 
-It reaches more than 96 % on held-out digits within seconds.
+It reaches more than 96 % validation accuracy within seconds.
 """
 
 from typing import Annotated, Any
@@ -12,12 +12,12 @@ from treadle import data, datasets
 
 
 class Digits(treadle.Task):
-    """Classify handwritten digits of 8×8 pixels: a small network and Adam, without a download.
+    """Classify handwritten digits of 8×8 pixels with a small network and Adam; needs no download.
 
     Args:
         units: Width of the hidden layer.
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     epochs = 20
@@ -43,7 +43,7 @@ class Digits(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss on one batch."""
+        """Compute the gradients of the loss on one batch, and apply them."""
         x, y = batch
 
         def objective() -> Any:
@@ -56,14 +56,14 @@ class Digits(treadle.Task):
         return {"loss": loss}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode."""
+        """Evaluate one batch in inference mode."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
         return {"loss": self.loss(y, logits)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on and 360 others."""
+        """Return 1,437 training digits and 360 validation digits."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),

@@ -1,10 +1,10 @@
-"""A small network learns from a large one, beside its twin that learns from the labels alone.
+"""Knowledge distillation: a student network with a teacher, and a control student without one.
 
-Knowledge distillation (Hinton, Vinyals & Dean 2015, https://arxiv.org/abs/1503.02531). The teacher
-learns in the first steps, from all digits, and is frozen from then on; `treadle.cond` says which.
-The students see one digit in a hundred: what the teacher thinks of each says more than its label
-(section 6 of the paper). Both have the same start and see the same batches, so that their
-accuracies tell what the teacher is worth.
+The method is that of Hinton, Vinyals & Dean 2015 (https://arxiv.org/abs/1503.02531). The teacher is
+trained on all digits during the first steps and then frozen; `treadle.cond` switches from teacher
+training to distillation. The students see only one digit in a hundred, so the teacher's soft
+targets carry more information than the labels (section 6 of the paper). Both students start from
+the same weights and see the same batches: the difference in accuracy is the effect of the teacher.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ from treadle import data, datasets
 
 
 class Distillation(treadle.Task):
-    """Teach a small MNIST classifier by a large frozen one, beside the same one without a teacher.
+    """Distill a large MNIST classifier into a small one, compared with training on labels only.
 
     Args:
         units: Width of the students' hidden layer.
-        temperature: By what logits are divided before they are compared.
-        trust: From 0 (only labels) to 1 (only the teacher).
-        examples: How many digits the students have.
-        teacher_steps: How many steps the teacher learns, before the students begin.
-        learning_rate: Adam's, for all three.
-        batch_size: The teacher's examples in a step; the students have a quarter.
+        temperature: Softmax temperature of the distillation loss.
+        trust: Weight of the distillation loss, from 0 (labels only) to 1 (teacher only).
+        examples: Number of training digits of the students.
+        teacher_steps: Steps in which the teacher is trained, before the students.
+        learning_rate: Learning rate of Adam, for all three networks.
+        batch_size: The teacher's examples per step; the students get a quarter of it.
     """
 
     epochs = 12
@@ -67,7 +67,7 @@ class Distillation(treadle.Task):
         self.examples, self.teacher_steps, self.batch_size = examples, teacher_steps, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Teach the teacher first, and from then on the students."""
+        """Train the teacher in the first `teacher_steps` steps, and the students afterwards."""
         all_digits, few = batch
         taught = treadle.step() >= self.teacher_steps
         loss = treadle.cond(taught, lambda: self.distil(*few), lambda: self.teach(*all_digits))
@@ -78,7 +78,7 @@ class Distillation(treadle.Task):
         }
 
     def teach(self, x: Any, y: Any) -> Any:
-        """Let the teacher follow the labels."""
+        """Train the teacher on labels."""
         return treadle.minimize(
             lambda: self.cross_entropy(y, self.teacher(x, training=True)),
             self.teacher,
@@ -86,13 +86,13 @@ class Distillation(treadle.Task):
         )
 
     def distil(self, x: Any, y: Any) -> Any:
-        """Let one student follow teacher and labels, the other one the labels alone."""
+        """Train one student on teacher and labels, and the other on labels only."""
         soft = ops.softmax(self.teacher(x, training=False) / self.temperature)
 
         def objective() -> Any:
             logits = self.student(x, training=True)
             likeness = ops.sum(soft * ops.log_softmax(logits / self.temperature), axis=-1)
-            # Gradients shrink with the square of the temperature, and labels must not outweigh.
+            # Gradients scale with 1 / temperature²; this keeps the balance with the label loss.
             from_teacher = -ops.mean(likeness) * self.temperature**2
             from_labels = self.cross_entropy(y, logits)
             return self.trust * from_teacher + (1 - self.trust) * from_labels
@@ -105,13 +105,13 @@ class Distillation(treadle.Task):
         return treadle.minimize(objective, self.student, self.optimizers["student"])
 
     def eval_step(self, batch: Any) -> None:
-        """Count how often each of the three is right."""
+        """Measure the accuracy of all three networks."""
         x, y = batch
         for name in self.optimizers:
             self.metrics[f"{name}_accuracy"].update_state(y, getattr(self, name)(x, training=False))
 
     def datasets(self) -> treadle.Datasets:
-        """Return MNIST as rows of 784 numbers from 0 to 1: batches of all, and of the few."""
+        """Return MNIST as rows of 784 numbers from 0 to 1: batches for teacher and students."""
         mnist = datasets.mnist()
         train, test = (
             x.reshape(-1, 784).astype("float32") / 255 for x in (mnist.x_train, mnist.x_test)

@@ -1,13 +1,13 @@
-"""Moves that are learned from more than once: a replay buffer, and a target that follows slowly.
+"""Double DQN on CartPole: a replay buffer, and a target network with soft updates.
 
-Deep Q-learning (Mnih et al. 2015, https://doi.org/10.1038/nature14236) on CartPole, which Gymnasium
-brings (`pip install 'treadle[rl]'`), with the double estimate of van Hasselt et al. 2016
-(https://arxiv.org/abs/1509.06461). For each step a few moves are played, some of them at random,
-and put into the buffer; the batch is drawn from all that is in it. The buffer has `state()` and
-`restore(state)`, so it is part of every checkpoint, and a run that was killed goes on with it.
+Deep Q-learning (Mnih et al. 2015, https://doi.org/10.1038/nature14236) with the double Q-learning
+target of van Hasselt et al. 2016 (https://arxiv.org/abs/1509.06461). CartPole comes with Gymnasium
+(`pip install 'treadle[rl]'`). Before each training step, an epsilon-greedy policy adds a few
+transitions to the buffer, and the batch is sampled from the whole buffer. The buffer has `state()`
+and `restore(state)`, so it is part of every checkpoint and a resumed run continues with it.
 
-`return` is the mean over the last 100 episodes; the run stops when that is 475, which is called
-solved.
+`return` is the mean return of the last 100 episodes; the run stops when it reaches 475, the
+threshold for a solved task.
 """
 
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ SOLVED = 475.0
 
 
 class DQN(treadle.Task):
-    """Balance a pole with deep Q-learning, from a replay buffer.
+    """Train a double DQN with a replay buffer on CartPole.
 
     Args:
         units: Width of each hidden layer.
-        learning_rate: Adam's.
-        discount: Of rewards, for each move that they are away.
-        follow: How far the target network moves towards the other one in a step.
-        trying_ends: Share of random moves, from step `trying_steps` on.
-        trying_steps: Steps over which it falls from 1 to there.
-        capacity: Moves in the buffer.
-        batch_size: Moves in a step.
-        environments: How many are played in, one move in each for a step.
+        learning_rate: Learning rate of Adam.
+        discount: Discount factor of rewards per step (gamma).
+        follow: Update rate of the target network (tau).
+        trying_ends: Final epsilon: the probability of a random action from step `trying_steps` on.
+        trying_steps: Number of steps over which epsilon decays linearly from 1.
+        capacity: Maximum number of transitions in the buffer.
+        batch_size: Transitions per batch.
+        environments: Number of parallel environments, each with one transition per training step.
     """
 
     steps = 20_000
@@ -76,7 +76,7 @@ class DQN(treadle.Task):
         self.trying_ends, self.trying_steps = trying_ends, trying_steps
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Correct what moves are thought to be worth, by the reward and what follows."""
+        """Update the Q-network towards the double Q-learning target."""
         best = ops.one_hot(ops.argmax(self.online(batch["following"]), axis=-1), 2)
         after = ops.sum(best * self.target(batch["following"]), axis=-1)
         worth = batch["rewards"] + self.discount * (1.0 - batch["terminated"]) * after
@@ -91,12 +91,12 @@ class DQN(treadle.Task):
         return {"loss": loss, "value": value}
 
     def play(self, loop: LoopView) -> dict[str, Any]:
-        """Play one move in each environment, and draw a batch of all that were played."""
+        """Take one action in each environment, and sample a batch from the buffer."""
         passed = min(loop.progress.step / max(self.trying_steps, 1), 1.0)
         trying = 1.0 + (self.trying_ends - 1.0) * passed
         while True:
             actions = np.argmax(loop.call(self.online, self.environments.observations), axis=-1)
-            # The global generator of NumPy is seeded anew for each batch: equal runs draw alike.
+            # NumPy's global generator is reseeded for each batch, so equal runs draw equal actions.
             at_random = np.random.random(len(actions)) < trying
             actions = np.where(at_random, np.random.randint(2, size=len(actions)), actions)
             self.buffer.add(self.environments.step(actions))
@@ -104,27 +104,27 @@ class DQN(treadle.Task):
                 return self.buffer.draw(self.batch_size)
 
     def hooks(self) -> list[Any]:
-        """Tell the mean return of the last 100 episodes, and stop when it is high enough."""
+        """Log the mean return of the last 100 episodes, and stop when the task is solved."""
         return [treadle.every("100 steps", self.told)]
 
     def told(self, loop: LoopView) -> dict[str, Any]:
-        """Return the mean return of the last 100 episodes."""
+        """Return the mean return of the last 100 episodes; stop the run if it is high enough."""
         found = float(np.mean(self.environments.recent or [0.0]))
         if found >= SOLVED:
             loop.stop(f"the mean return of the last 100 episodes is {found:.0f}")
         return {"return": found}
 
     def datasets(self) -> treadle.Datasets:
-        """Return batches of what was played so far."""
+        """Return a source that plays and samples from the replay buffer for each batch."""
         source = data.closed(self.play, keeps=[self.environments, self.buffer])
         return treadle.Datasets(train=source)
 
 
 class Buffer:
-    """The newest moves, as many as it has room for.
+    """Replay buffer with the newest transitions.
 
     Args:
-        capacity: How many that are.
+        capacity: Maximum number of transitions.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -139,28 +139,28 @@ class Buffer:
 
     @property
     def filled(self) -> int:
-        """How many it holds."""
+        """Number of transitions in the buffer."""
         return min(self.added, self.capacity)
 
     def add(self, moves: data.Moves) -> None:
-        """Add moves, in the place of the oldest ones where it is full."""
+        """Add transitions; a full buffer overwrites the oldest ones."""
         places = (self.added + np.arange(len(moves.rewards))) % self.capacity
         for name, column in self.columns.items():
             column[places] = getattr(moves, name)
         self.added += len(places)
 
     def draw(self, count: int) -> dict[str, Any]:
-        """Return some of the moves, each as probable as any other."""
+        """Sample transitions uniformly, with replacement."""
         chosen = np.random.randint(self.filled, size=count)
         return {name: column[chosen] for name, column in self.columns.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint is to hold: what is filled, and no more."""
+        """Return the state for checkpoints; unused rows are left out."""
         filled = {name: column[: self.filled] for name, column in self.columns.items()}
         return {"added": self.added, **filled}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the state returned by `state`."""
         self.added = state["added"]
         for name, column in self.columns.items():
             column[: self.filled] = state[name]

@@ -1,4 +1,4 @@
-"""The smallest program: a line through two points, 200 steps, a report every 50."""
+"""The smallest example: linear regression on two points, 200 steps, logging every 50 steps."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ Y = np.array([[3.0], [7.0]], "float32")
 
 
 class Linear(treadle.Task):
-    """Fit y = x · w + b to two points by gradient descent; predictions come near 3 and 7.
+    """Fit y = x · w + b to two points by gradient descent; predictions approach 3 and 7.
 
     Args:
-        learning_rate: Of stochastic gradient descent; the batch is the whole data.
+        learning_rate: Learning rate of gradient descent; a batch is the whole data set.
     """
 
     epochs = 1  # of 200 steps
@@ -30,7 +30,7 @@ class Linear(treadle.Task):
         self.optimizer = keras.optimizers.SGD(learning_rate)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the mean squared error."""
+        """Minimize the mean squared error."""
         x, y = batch
 
         def objective() -> Any:
@@ -47,7 +47,7 @@ class Linear(treadle.Task):
         return [treadle.every("50 steps", self.report)]
 
     def report(self, loop: LoopView) -> dict[str, float]:
-        """Return the newest loss and what the model says now."""
+        """Return the latest loss and the current predictions."""
         first, second = ops.convert_to_numpy(self.model(X)).ravel().tolist()
         loss = float(loop.history.steps("loss")[-1])
         return {"step_loss": loss, "prediction_of_3": first, "prediction_of_7": second}

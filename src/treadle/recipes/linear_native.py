@@ -1,6 +1,6 @@
-"""The smallest program as TensorFlow users write it: two variables, a function, no class.
+"""The smallest example in native TensorFlow: two variables and a function, without a class.
 
-Everything down to `train_step` stands as in a script; the last line hands it to Treadle.
+The code up to `train_step` is the same as in a TensorFlow script; the last line makes it a task.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ optimizer = keras.optimizers.SGD(0.01)
 
 @tf.function
 def train_step(x: Any, y: Any) -> Any:
-    """Follow the gradient of the mean squared error."""
+    """Minimize the mean squared error."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(x @ weights + bias - y))
     optimizer.apply(tape.gradient(loss, [weights, bias]), [weights, bias])
@@ -42,11 +42,11 @@ def hooks() -> list[Any]:
 
 
 def report(loop: Any) -> dict[str, float]:
-    """Return the newest loss and what the variables say now."""
+    """Return the latest loss and the current predictions."""
     first, second = (X @ weights.numpy() + bias.numpy()).ravel().tolist()
     loss = float(loop.history.steps("loss")[-1])
     return {"step_loss": loss, "prediction_of_3": first, "prediction_of_7": second}
 
 
 linear = treadle.task(train_step, weights=weights, bias=bias, optimizer=optimizer)
-"""Fit y = x · w + b with two bare tf.Variables and a function (TensorFlow only)."""
+"""Fit y = x · w + b with two tf.Variables and a function (TensorFlow only)."""

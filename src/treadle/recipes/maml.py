@@ -1,15 +1,15 @@
-"""Weights from which a few gradient steps learn a new task: a gradient through gradient steps.
+"""Model-agnostic meta-learning (MAML): second-order gradients through inner gradient steps.
 
-Model-agnostic meta-learning (Finn, Abbeel and Levine 2017, https://arxiv.org/abs/1703.03400), on
-the sinusoids of its section 5.1. Each task is a curve of its own amplitude and phase. The step
-lets the network learn ten points of a curve by one gradient step, in weights that only stand in
-for its own, and then follows the gradient of the error that is left on ten other points, back
-through that step to the weights where it began.
+The experiment is the sinusoid regression of section 5.1 of Finn, Abbeel and Levine 2017
+(https://arxiv.org/abs/1703.03400). Each task is a curve with its own amplitude and phase. The inner
+loop adapts substituted weights to ten points of a curve with one gradient step. The outer update
+minimizes the error of the adapted weights on ten other points, by differentiating through the inner
+step.
 
-Held-out curves show what that is good for: `val_error_0` is the mean squared error before any
-gradient step on a curve, `val_error_1`, `val_error_5` and `val_error_10` are those after as many.
-Compare with `--set first_order=true`, which takes the inner gradients for constants, and with
-`--set inner_steps=0`, which is a network trained on all curves at once.
+Validation measures adaptation to new curves: `val_error_0` is the mean squared error before any
+gradient step on a curve; `val_error_1`, `val_error_5` and `val_error_10` are the errors after 1, 5
+and 10 steps. Compare with `--set first_order=true`, which treats the inner gradients as constants
+(first-order MAML), and with `--set inner_steps=0`, which trains one network on all curves.
 """
 
 from typing import Any
@@ -22,21 +22,20 @@ import treadle
 from treadle import data
 from treadle.core.hook import LoopView
 
-LOOKS = (0, 1, 5, 10)  # after so many gradient steps on a held-out curve its error is measured
-COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # of the curve, and of LOOKS
+LOOKS = (0, 1, 5, 10)  # numbers of gradient steps after which validation measures the error
+COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # the curve, then one per LOOKS
 
 
 class MAML(treadle.Task):
-    """Learn to learn sinusoids from ten points, by a gradient through gradient steps (MAML).
+    """Meta-learn sinusoid regression from ten points with MAML.
 
     Args:
-        inner_steps: Gradient steps on a curve while training; 0 trains on all curves alike.
-        inner_rate: Their learning rate, for held-out curves too.
-        first_order: Whether the inner gradients are taken for constants, which saves the gradient
-            of a gradient.
-        learning_rate: Adam's, for the weights where the inner steps begin.
-        tasks: Curves in a step.
-        shots: Points that are known of a curve.
+        inner_steps: Inner gradient steps per curve in training; 0 trains without adaptation.
+        inner_rate: Learning rate of the inner steps, in training and validation.
+        first_order: Treat the inner gradients as constants, which saves second-order gradients.
+        learning_rate: Learning rate of Adam for the initial weights (outer loop).
+        tasks: Curves per step.
+        shots: Support points per curve.
     """
 
     epochs = 40
@@ -63,7 +62,7 @@ class MAML(treadle.Task):
         self.tasks, self.shots = tasks, shots
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the mean gradient of the errors that are left once each curve was learned."""
+        """Update the initial weights with the mean gradient of the errors after adaptation."""
         variables = self.model.trainable_variables
 
         def of_one(curve: Any) -> Any:
@@ -82,7 +81,7 @@ class MAML(treadle.Task):
         return {"loss": ops.mean(errors)}
 
     def adapted(self, weights: list[Any], known: Any) -> list[Any]:
-        """Return the weights after one gradient step on points of a curve."""
+        """Return the weights after one inner gradient step on points of a curve."""
         (x, y), variables = known, self.model.trainable_variables
         with treadle.substituted(variables, weights):
             _, slopes = treadle.gradients(lambda: squared(self.model(x), y), variables)
@@ -91,13 +90,13 @@ class MAML(treadle.Task):
         return [w - self.inner_rate * slope for w, slope in zip(weights, slopes, strict=True)]
 
     def error(self, weights: list[Any], points: Any) -> Any:
-        """Return the mean squared error with these weights on points of a curve."""
+        """Return the mean squared error of the model with these weights on points of a curve."""
         x, y = points
         with treadle.substituted(self.model, weights):
             return squared(self.model(x), y)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Learn each held-out curve, and measure the error on the way."""
+        """Adapt to each validation curve, and measure the error after each of `LOOKS` steps."""
 
         def of_one(curve: Any) -> Any:
             known, (x, y) = curve
@@ -107,7 +106,7 @@ class MAML(treadle.Task):
         return {f"error_{n}": ops.mean(part) for n, part in zip(LOOKS, errors, strict=True)}
 
     def learned(self, known: Any, x: Any) -> list[Any]:
-        """Return what is made of `x` after each of `LOOKS` gradient steps on known points."""
+        """Return predictions for `x` after each of `LOOKS` gradient steps on the support points."""
         weights, found = self.model.trainable_variables, []
         for step in range(max(LOOKS) + 1):
             if step in LOOKS:
@@ -117,14 +116,14 @@ class MAML(treadle.Task):
         return found
 
     def hooks(self) -> list[Any]:
-        """Show how a curve is learned after each epoch."""
+        """Log a picture of the adaptation to a curve after each epoch."""
         return [treadle.every("1 epoch", self.shown)]
 
     def shown(self, loop: LoopView) -> dict[str, Any]:
-        """Return a picture of a curve that is known at ten points, all of them left of the middle.
+        """Return a picture of a curve and its predictions, from ten points in its left half.
 
-        The curve is grey; what is made of it is yellow before any gradient step, orange after 1,
-        red after 5 and blue after 10.
+        The curve is grey; the predictions are yellow before any gradient step, orange after 1, red
+        after 5 and blue after 10.
         """
         x = np.linspace(-5, 5, 400, dtype="float32")[:, None]
         known = x[15:200:20]
@@ -132,14 +131,14 @@ class MAML(treadle.Task):
         return {"curve": picture([4 * np.sin(x), *found])}
 
     def datasets(self) -> treadle.Datasets:
-        """Return curves without end, and 100 others, always the same ones."""
+        """Return random curves for training, and 100 fixed curves for validation."""
         return treadle.Datasets(
             train=data.from_function(lambda random: self.drawn(random, self.shots), length=500),
             validation=data.from_function(lambda random: self.drawn(random, 100), 4, seed=1),
         )
 
     def drawn(self, random: np.random.Generator, asked: int) -> Any:
-        """Return points of `tasks` curves, some known and others asked: `((x, y), (x, y))`."""
+        """Return points of `tasks` random curves, as `(support, query)`, each of them `(x, y)`."""
         amplitude = random.uniform(0.1, 5.0, (self.tasks, 1, 1))
         phase = random.uniform(0.0, np.pi, (self.tasks, 1, 1))
         x = random.uniform(-5.0, 5.0, (self.tasks, self.shots + asked, 1))
@@ -155,12 +154,12 @@ def squared(found: Any, y: Any) -> Any:
 
 
 def picture(curves: list[Any]) -> treadle.Image:
-    """Draw curves of shape (n, 1) between -5 and 5, one over the other."""
+    """Draw curves of shape (n, 1), with values between -5 and 5, into one picture."""
     heights = np.linspace(5, -5, 240)[:, None]
     pixels = np.ones((240, len(curves[0]), 3))
     for color, curve in zip(COLORS, curves, strict=True):
         line = curve[:, 0]
-        thickness = 0.04 + np.abs(np.gradient(line)) / 2  # where it is steep, it has no gaps
+        thickness = 0.04 + np.abs(np.gradient(line)) / 2  # wider where steep: no gaps
         pixels[np.abs(heights - line) < thickness] = [
             int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)
         ]

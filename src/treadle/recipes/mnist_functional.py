@@ -1,7 +1,7 @@
-"""A functional model, plain gradient descent, and news every 200 batches.
+"""A functional model on MNIST with plain SGD, logging every 200 batches.
 
-This learning rate is slow on purpose: about 0.63 validation accuracy after 2 epochs, as in a loop
-written out by hand.
+The learning rate is low on purpose: validation accuracy is about 0.63 after 2 epochs, as in a
+hand-written loop.
 """
 
 from typing import Any
@@ -14,11 +14,11 @@ from treadle.core.hook import LoopView
 
 
 class MnistFunctional(treadle.Task):
-    """Classify MNIST with a functional model and SGD; every 200 batches say how it goes.
+    """Classify MNIST with a functional model and SGD, logging the loss every 200 batches.
 
     Args:
-        learning_rate: Of stochastic gradient descent.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of SGD.
+        batch_size: Examples per step.
     """
 
     epochs = 2
@@ -35,7 +35,7 @@ class MnistFunctional(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss on one batch."""
+        """Minimize the loss on one batch."""
         x, y = batch
 
         def objective() -> Any:
@@ -47,7 +47,7 @@ class MnistFunctional(treadle.Task):
         return {"loss": loss}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode."""
+        """Evaluate one batch in inference mode."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
@@ -70,6 +70,6 @@ class MnistFunctional(treadle.Task):
         return [treadle.every("200 steps", self.report)]
 
     def report(self, loop: LoopView) -> dict[str, float]:
-        """Return the newest batch's loss and how many examples were seen."""
+        """Return the loss of the latest batch and the number of examples so far."""
         loss = float(loop.history.steps("loss")[-1])
         return {"batch_loss": loss, "samples_seen": loop.progress.examples}

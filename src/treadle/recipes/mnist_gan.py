@@ -1,9 +1,8 @@
-"""Two networks against each other: one makes digits, the other tells them from real ones.
+"""A generative adversarial network (GAN) on MNIST: two losses and two optimizers in one step.
 
-The two losses come from one forward pass of both networks (Goodfellow et al. 2014,
-https://arxiv.org/abs/1406.2661), each is differentiated for its own weights, and each network has
-an optimizer of its own. A grid of samples, always from the same noise, shows after each epoch what
-the generator has learned.
+Both losses (Goodfellow et al. 2014, https://arxiv.org/abs/1406.2661) come from a single forward
+pass of the two networks. Each is differentiated with respect to the weights of its own network,
+which has its own optimizer. After each epoch, a grid of samples from fixed noise is logged.
 """
 
 from typing import Any
@@ -20,11 +19,11 @@ NOISE = 100
 
 
 class MnistGAN(treadle.Task):
-    """Make MNIST digits with a generative adversarial network, both gradients from one pass.
+    """Generate MNIST digits with a GAN, with both gradients from one forward pass.
 
     Args:
-        learning_rate: Adam's, for each of the two.
-        batch_size: Real digits in a step, and made ones.
+        learning_rate: Learning rate of Adam, for both networks.
+        batch_size: Real digits per step; the same number is generated.
     """
 
     epochs = 100
@@ -48,7 +47,7 @@ class MnistGAN(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Run both networks once, then let each follow its own gradient."""
+        """Run both networks once, then update each with the gradient of its own loss."""
         noise = keras.random.normal((batch.shape[0], NOISE), seed=self.seeds)
 
         def objective() -> Any:
@@ -75,16 +74,16 @@ class MnistGAN(treadle.Task):
         return (ops.reshape(self.generator(noise, training=False), (-1, 28, 28)) + 1) / 2
 
     def hooks(self) -> list[Any]:
-        """Show samples after each epoch."""
+        """Log samples after each epoch."""
         return [treadle.every("1 epoch", self.samples)]
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
-        """Return a grid of what the generator makes of the same noise as always."""
+        """Return a grid of images generated from fixed noise."""
         made = loop.call(self.generate, self.shown)
         return {"samples": treadle.image_grid(made, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return all of MNIST's training digits as rows of 784 numbers from -1 to 1."""
+        """Return MNIST's training digits as rows of 784 numbers from -1 to 1."""
         rows = datasets.mnist().x_train.reshape(-1, 784).astype("float32") / 127.5 - 1
         return treadle.Datasets(
             train=data.from_arrays(rows, batch_size=self.batch_size, drop_last=True)

@@ -1,7 +1,7 @@
-"""A network with a start of its own: weights from a normal distribution of variance 1.
+"""An MLP on MNIST with custom initial weights, drawn from a normal distribution of variance 1.
 
-Such a start is far too wide, so the loss begins at about 17 and ends, after 10 epochs, at about
-0.8. `mnist-mlp-native` is the same program in TensorFlow's own words, and draws the same start.
+This initialization is far too wide on purpose: the loss starts at about 17 and is about 0.8 after
+10 epochs. `mnist-mlp-native` is the same program in native TensorFlow, with equal initial weights.
 """
 
 from typing import Annotated, Any
@@ -14,12 +14,12 @@ from treadle import data, datasets
 
 
 class MnistMLP(treadle.Task):
-    """Classify MNIST with 784-128-10 units, one-hot labels, Adam and a wide start.
+    """Classify MNIST with a 784-128-10 MLP, one-hot labels, Adam and wide initial weights.
 
     Args:
         units: Width of the hidden layer.
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     epochs = 10
@@ -45,7 +45,7 @@ class MnistMLP(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss on one batch."""
+        """Minimize the loss on one batch."""
         x, y = batch
 
         def objective() -> Any:
@@ -57,7 +57,7 @@ class MnistMLP(treadle.Task):
         return {"loss": loss}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch in inference mode."""
+        """Evaluate one batch in inference mode."""
         x, y = batch
         logits = self.model(x, training=False)
         self.accuracy.update_state(y, logits)
@@ -71,7 +71,7 @@ class MnistMLP(treadle.Task):
 def normal_weights(units: int) -> tuple[Any, Any]:
     """Draw both kernels, of shapes (784, units) and (units, 10).
 
-    They come from NumPy's global generator, which the run's seed sets on every backend alike.
+    They come from NumPy's global generator, which the run's seed sets on every backend.
     """
     return np.random.normal(size=(784, units)), np.random.normal(size=(units, 10))
 

@@ -1,6 +1,6 @@
-"""`mnist-mlp` in TensorFlow's own words: a tf.Module, tf.Variables and a tf.GradientTape.
+"""`mnist-mlp` in native TensorFlow: a tf.Module, tf.Variables and a tf.GradientTape.
 
-The step stands as in a hand-written loop; only the loop around it is gone.
+The training step is the same as in a hand-written loop; Treadle replaces only the loop.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from treadle.recipes.mnist_mlp import normal_weights, one_hot_mnist
 
 
 class MLP(tf.Module):
-    """Two dense layers.
+    """An MLP with one hidden layer.
 
     Args:
         units: Width of the hidden layer.
@@ -33,12 +33,12 @@ class MLP(tf.Module):
 
 
 class MnistMLPNative(treadle.Task):
-    """The same as mnist-mlp, written with tf.Module and tf.GradientTape (TensorFlow only).
+    """The mnist-mlp recipe written with tf.Module and tf.GradientTape (TensorFlow only).
 
     Args:
         units: Width of the hidden layer.
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     backend = "tensorflow"
@@ -53,7 +53,7 @@ class MnistMLPNative(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss on one batch."""
+        """Compute the gradients of the loss on one batch, and apply them."""
         x, y = batch
         with tf.GradientTape() as tape:
             logits = self.model(x)
@@ -64,7 +64,7 @@ class MnistMLPNative(treadle.Task):
         return {"loss": loss}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure one batch."""
+        """Evaluate one batch."""
         x, y = batch
         logits = self.model(x)
         self.accuracy.update_state(y, logits)

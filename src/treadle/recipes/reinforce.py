@@ -1,10 +1,10 @@
-"""No data at all: whole episodes, played by the policy that the last step left, are the batch.
+"""REINFORCE on CartPole: each batch is a set of whole episodes played by the current policy.
 
-REINFORCE (Williams 1992, https://doi.org/10.1007/BF00992696) on CartPole, which Gymnasium brings
-(`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. They are of unequal length, and
-the step is compiled for one form: so they are filled up to the longest that there can be, and
-`played` says what counts. Each move is made more or less probable by what came after it: the
-discounted sum of rewards, less the mean of all and divided by their spread.
+REINFORCE is due to Williams 1992 (https://doi.org/10.1007/BF00992696); CartPole comes with
+Gymnasium (`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. Episodes have unequal
+lengths, but the step is compiled for one shape, so they are padded to the maximum length; `played`
+is the mask. The advantage of each action is the discounted return that follows it, normalized over
+the batch (mean subtracted, divided by the standard deviation).
 
 An epoch is five batches, so that its `return` is the mean over 100 consecutive episodes.
 """
@@ -19,17 +19,17 @@ import treadle
 from treadle import data
 from treadle.core.hook import LoopView
 
-LONGEST = 500  # CartPole-v1 ends an episode then
+LONGEST = 500  # maximum episode length of CartPole-v1
 
 
 class Reinforce(treadle.Task):
-    """Balance a pole with REINFORCE, whose data are the episodes of its own policy.
+    """Train a policy with REINFORCE on CartPole, from whole episodes.
 
     Args:
         units: Width of the hidden layer.
-        learning_rate: Adam's.
-        discount: Of rewards, for each move that they are away.
-        episodes: How many are played for a step.
+        learning_rate: Learning rate of Adam.
+        discount: Discount factor of rewards per step (gamma).
+        episodes: Episodes per training step.
     """
 
     epochs = 12
@@ -49,7 +49,7 @@ class Reinforce(treadle.Task):
         self.discount = discount
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Make moves that were followed by more than the mean more probable, and others less."""
+        """Update the policy with normalized returns as advantages."""
         played, gains = batch["played"], batch["gains"]
         moves = ops.sum(played)
         mean = ops.sum(played * gains) / moves
@@ -62,10 +62,10 @@ class Reinforce(treadle.Task):
             return -ops.sum(advantages[:, None] * chosen) / moves
 
         loss = treadle.minimize(objective, self.policy, self.optimizer)
-        return {"loss": loss, "return": moves / self.environments.count}  # each move gives 1
+        return {"loss": loss, "return": moves / self.environments.count}  # reward 1 per step
 
     def play(self, loop: LoopView) -> dict[str, Any]:
-        """Play an episode in each environment; arrays of shape (episodes * LONGEST, …)."""
+        """Play an episode in each environment; return arrays of shape (episodes * LONGEST, …)."""
         environments = self.environments
         environments.restart()
         n = environments.count
@@ -93,13 +93,13 @@ class Reinforce(treadle.Task):
         }
 
     def datasets(self) -> treadle.Datasets:
-        """Return the episodes of the policy, as it is when they are asked for."""
+        """Return a source that plays the current policy for each batch."""
         return treadle.Datasets(train=data.closed(self.play, length=5, keeps=self.environments))
 
 
 def drawn(logits: Any) -> Any:
-    """Return an action for each row of logits, as probable as they say (Gumbel's trick).
+    """Sample an action for each row of logits (Gumbel-max trick).
 
-    The global generator of NumPy is seeded anew for each batch: equal runs draw alike.
+    NumPy's global generator is reseeded for each batch, so equal runs draw equal actions.
     """
     return np.argmax(logits + np.random.gumbel(size=logits.shape), axis=-1)

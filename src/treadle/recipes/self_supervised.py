@@ -1,12 +1,13 @@
-"""An encoder learns what digits look like from images alone: two views of one belong together.
+"""Self-supervised contrastive learning (SimCLR) on MNIST, evaluated with a linear probe.
 
-Contrastive learning as in SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709): each image
-of a batch is seen twice, cropped, stretched and in part erased at random. Among all views
-of the batch, each is to find the other one of its own image. No label is used.
+As in SimCLR (Chen et al. 2020, https://arxiv.org/abs/2002.05709), each image of a batch is
+augmented twice, by random cropping, stretching and erasing. The two views of an image are a
+positive pair; the loss has to identify the positive of each view among all views of the batch. No
+labels are used.
 
-What was learned is told by a linear probe: a logistic regression on the frozen features, trained
-on a few labelled images after each epoch. The same regression on raw pixels, and on the features
-of the encoder as it was drawn, stand beside it: `pixels` and `untrained`.
+The features are evaluated with a linear probe: a logistic regression on the frozen features,
+trained on a few labelled images after each epoch, logged as `probe`. Two baselines are logged once:
+the same regression on raw pixels (`pixels`), and on the untrained encoder (`untrained`).
 """
 
 from typing import Any
@@ -21,21 +22,21 @@ from treadle.core.hook import LoopView
 from treadle.core.logs import Record
 
 SIDE = 28
-DECAYS = (1e-3, 1e-2, 1e-1)  # of a probe's weights
+DECAYS = (1e-3, 1e-2, 1e-1)  # candidates for the probe's weight decay
 
 
 class SelfSupervised(treadle.Task):
-    """Learn features of MNIST digits without labels, by a contrastive loss over the batch (SimCLR).
+    """Learn features of MNIST digits without labels, with a contrastive loss (SimCLR).
 
     Args:
-        features: Numbers that the encoder makes of an image.
-        projected: Numbers that the loss compares.
-        temperature: By what similarities are divided.
-        smallest: Height and width of the smallest crop, as a part of the image's.
-        erased: Height and width of what is erased, as a part of the image's.
-        labels: How many labelled images the probe is trained on.
-        learning_rate: Adam's.
-        batch_size: Images in a step; each is compared with the views of all the others.
+        features: Number of features of the encoder.
+        projected: Output size of the projection head.
+        temperature: Temperature of the contrastive loss.
+        smallest: Minimum height and width of a crop, as a fraction of the image's.
+        erased: Height and width of the erased rectangle, as a fraction of the image's.
+        labels: Number of labelled images to train the linear probe on.
+        learning_rate: Learning rate of Adam.
+        batch_size: Images per step; each is compared with the views of all the others.
     """
 
     epochs = 4
@@ -61,7 +62,8 @@ class SelfSupervised(treadle.Task):
                 layers.Dense(features, activation="relu"),
             ]
         )
-        # The loss is of a projection, which may forget what differs between views.
+        # The loss is computed on the projection head, so that the encoder's features may keep
+        # information that differs between views.
         self.projector = keras.Sequential(
             [
                 keras.Input((features,)),
@@ -75,7 +77,7 @@ class SelfSupervised(treadle.Task):
         self.temperature, self.labels, self.batch_size = temperature, labels, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the contrastive loss of two views of each image."""
+        """Minimize the contrastive loss of two views of each image."""
         views = ops.concatenate([self.view(batch), self.view(batch)])
         variables = [*self.encoder.trainable_variables, *self.projector.trainable_variables]
 
@@ -87,7 +89,7 @@ class SelfSupervised(treadle.Task):
         return {"loss": loss, "found": found}
 
     def view(self, images: Any) -> Any:
-        """Return a random part of each image, stretched to the whole, with a rectangle erased.
+        """Return a view of each image: a random crop, resized to full size, with a part erased.
 
         Args:
             images: (n, 28, 28, 1), from 0 to 1.
@@ -99,9 +101,9 @@ class SelfSupervised(treadle.Task):
 
         size = drawn(self.smallest, 1.0)
         begin = drawn(0.0, 1.0) * (1 - size) * SIDE
-        # Bilinear interpolation is linear in rows and in columns: each pixel of the view takes of
-        # the two that it lies between.
-        source = begin + (places + 0.5) * size - 0.5  # (n, 2, 28): of rows, and of columns
+        # Bilinear interpolation is separable: each row (column) of the view is a weighted mean of
+        # the two nearest rows (columns) of the image.
+        source = begin + (places + 0.5) * size - 0.5  # (n, 2, 28): rows and columns
         takes = ops.relu(1 - ops.abs(source[..., None] - places))
         hidden = drawn(0.0, 1.0) * (1 - self.erased) * SIDE
         inside = ops.cast((places >= hidden) & (places < hidden + self.erased * SIDE), "float32")
@@ -109,11 +111,11 @@ class SelfSupervised(treadle.Task):
         return seen * (1 - inside[:, 0, :, None, None] * inside[:, 1, None, :, None])
 
     def encode(self, images: Any) -> Any:
-        """Return the features of images, (n, features)."""
+        """Return the encoder's features of images, (n, features)."""
         return self.encoder(images, training=False)
 
     def hooks(self) -> list[Any]:
-        """Probe before training, and after each epoch."""
+        """Evaluate the linear probe before training and after each epoch."""
         return [Probe(self.labels)]
 
     def datasets(self) -> treadle.Datasets:
@@ -125,16 +127,17 @@ class SelfSupervised(treadle.Task):
 
 
 def contrast(projections: Any, temperature: float) -> tuple[Any, Any]:
-    """Return the loss NT-Xent, and how often a view is most like the other one of its image.
+    """Return the NT-Xent loss, and the accuracy of identifying the positive of each view.
 
     Args:
-        projections: (2 n, …): of one view of each of n images, then of the other one.
-        temperature: By what cosines are divided.
+        projections: Projections of shape (2 n, …): the first views of n images, then the second
+            views in the same order.
+        temperature: Divisor of the cosine similarities.
     """
     count = projections.shape[0]
     directions = ops.normalize(projections, axis=-1)
     likeness = ops.matmul(directions, ops.transpose(directions)) / temperature
-    likeness = likeness - 1e9 * ops.eye(count)  # none is compared with itself
+    likeness = likeness - 1e9 * ops.eye(count)  # exclude each view itself
     others = ops.roll(ops.arange(count), count // 2)
     loss = ops.mean(keras.losses.sparse_categorical_crossentropy(others, likeness, True))
     found = ops.equal(ops.cast(ops.argmax(likeness, axis=-1), others.dtype), others)
@@ -142,10 +145,10 @@ def contrast(projections: Any, temperature: float) -> tuple[Any, Any]:
 
 
 class Probe(treadle.Hook):
-    """Logs how many test images a linear probe recognizes by an encoder's features.
+    """Logs the test accuracy of a linear probe on the encoder's features.
 
     Args:
-        labels: How many labelled images it is trained on.
+        labels: Number of labelled images to train the probe on.
     """
 
     def __init__(self, labels: int) -> None:
@@ -154,30 +157,30 @@ class Probe(treadle.Hook):
         self.digits = mnist.y_train[:labels], mnist.y_test
 
     def start(self, loop: LoopView) -> None:
-        """Log what to compare with: raw pixels, and an encoder that has learned nothing."""
+        """Log the baselines: a probe on raw pixels, and one on the untrained encoder."""
         if loop.progress.step == 0:
             rows = [images.reshape(len(images), -1) for images in self.images]
             loop.log({"pixels": probed(rows, self.digits), "untrained": self.accuracy(loop)})
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Log what the encoder is worth after an epoch."""
+        """Log the probe's accuracy after each epoch."""
         if record.kind == "epoch":
             loop.log({"probe": self.accuracy(loop)})
 
     def accuracy(self, loop: LoopView) -> float:
-        """Return the accuracy of a probe on the features as they are now."""
+        """Return the accuracy of a probe on the current features."""
         features = [loop.call(loop.task.encode, images) for images in self.images]
         return probed(features, self.digits)
 
 
 def probed(inputs: Any, digits: Any) -> float:
-    """Return the accuracy of a logistic regression on images that it was not trained on.
+    """Return the test accuracy of a logistic regression.
 
-    Its weight decay is chosen by a fifth of the labelled images, whatever its inputs are.
+    Its weight decay is selected on a held-out fifth of the labelled images.
 
     Args:
-        inputs: Of images that it is trained on, (labels, k), and of the others, (m, k).
-        digits: What they show, (labels,) and (m,).
+        inputs: Training inputs, (labels, k), and test inputs, (m, k).
+        digits: Their labels, (labels,) and (m,).
     """
     (train, test), (known, truth) = inputs, digits
     fifth = len(train) // 5
@@ -189,13 +192,13 @@ def probed(inputs: Any, digits: Any) -> float:
 
 
 def regression(train: Any, digits: Any, test: Any, truth: Any, decay: float) -> float:
-    """Return the test accuracy of a logistic regression, trained until it hardly moves any more."""
+    """Train a logistic regression close to convergence, and return its test accuracy."""
     mean = train.mean(axis=0)
     spread = (train - mean).std()
     train, test = (
         np.pad((x - mean) / spread, ((0, 0), (0, 1)), constant_values=1) for x in (train, test)
     )
-    # The steepest that the loss can be curved: Nesterov's method needs no other rate.
+    # The step size of Nesterov's method: the inverse of an upper bound of the loss's curvature.
     rate = np.float32(1 / (np.linalg.norm(train, 2) ** 2 / (2 * len(train)) + decay))
     wanted = np.eye(10, dtype="float32")[digits]
     weights = ahead = np.zeros((train.shape[1], 10), "float32")

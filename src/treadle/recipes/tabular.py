@@ -1,10 +1,10 @@
-"""A table in which what is looked for is rare: one white wine in thirty is excellent.
+"""Imbalanced tabular classification: one white wine in thirty is excellent.
 
-A network that is to be right as often as possible calls no wine excellent. Here each wine counts
-by how rare its kind is, so that both kinds weigh the same, and the metric is the balanced
-accuracy: the mean of how often excellent ones and others are recognized, 0.5 for who always says
-the same. Training stops where that has not been better for a while, and the best weights are put
-back, whatever ended it: `final_balanced_accuracy` is measured with them, once all is over.
+A network trained for plain accuracy predicts that no wine is excellent. Here each example is
+weighted by the inverse frequency of its class, and the metric is the balanced accuracy: the mean of
+the recalls of both classes, which is 0.5 for a constant prediction. Early stopping ends training
+when the validation value has stopped improving, and restores the best weights.
+`final_balanced_accuracy` is measured with the restored weights at the end.
 
 Compare with `--set weighted=false`.
 """
@@ -19,19 +19,19 @@ import treadle
 from treadle import data, datasets
 from treadle.core.hook import LoopView
 
-EXCELLENT = 8  # the grade from which a wine is called so
+EXCELLENT = 8  # lowest grade of an excellent wine
 
 
 class RareWines(treadle.Task):
-    """Find the few excellent wines in a table: sample weights, early stopping, an own metric.
+    """Classify rare excellent wines, with class weights, early stopping and a custom metric.
 
     Args:
         units: Width of both hidden layers.
-        dropout: Part of the hidden units that is left out.
-        learning_rate: Adam's.
-        weighted: Let each wine count by how rare its kind is.
-        patience: After how many epochs without a better balanced accuracy training stops.
-        batch_size: Wines in a step.
+        dropout: Dropout rate.
+        learning_rate: Learning rate of Adam.
+        weighted: Whether to weight each example by the inverse frequency of its class.
+        patience: Epochs without a better balanced accuracy after which training stops.
+        batch_size: Examples per step.
     """
 
     epochs = 300
@@ -47,7 +47,7 @@ class RareWines(treadle.Task):
     ) -> None:
         x, _ = split("train")
         normalization = layers.Normalization()
-        normalization.adapt(x)  # by what is trained on: the others tell nothing, not even a mean
+        normalization.adapt(x)  # statistics of the training data only, so that nothing leaks
         self.model = keras.Sequential(
             [
                 keras.Input(x.shape[1:]),
@@ -67,7 +67,7 @@ class RareWines(treadle.Task):
         self.weighted, self.patience, self.batch_size = weighted, patience, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss, in which each wine has its weight."""
+        """Minimize the weighted loss on one batch."""
         x, y, weight = batch
 
         def objective() -> Any:
@@ -79,7 +79,7 @@ class RareWines(treadle.Task):
         return {"loss": loss}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure; the metrics know no weights."""
+        """Evaluate one batch in inference mode; the metrics are unweighted."""
         x, y, weight = batch
         logits = self.model(x, training=False)
         for metric in (self.balanced_accuracy, self.recall, self.precision_recall_area):
@@ -87,14 +87,17 @@ class RareWines(treadle.Task):
         return {"loss": self.loss(y, logits, sample_weight=weight)}
 
     def hooks(self) -> list[Any]:
-        """Stop in time, put the best weights back, and then measure: hooks end in reverse."""
+        """Return early stopping and the final evaluation.
+
+        Hooks end in reverse order, so the best weights are restored before the final evaluation.
+        """
         stopping = treadle.hooks.EarlyStopping(
             "val_balanced_accuracy", direction="max", patience=self.patience
         )
         return [FinalMeasure(), stopping]
 
     def datasets(self) -> treadle.Datasets:
-        """Return wines to train on, to choose the best weights by, and to judge those by."""
+        """Return training, validation and test data."""
 
         def source(name: str) -> Any:
             x, y = split(name)
@@ -107,7 +110,7 @@ class RareWines(treadle.Task):
 
 
 class BalancedAccuracy(keras.metrics.Metric):
-    """The mean of two parts: of the positives, and of the negatives, that are recognized."""
+    """Balanced accuracy: the mean of the recalls of the positive and the negative class."""
 
     def __init__(self) -> None:
         super().__init__(name="balanced_accuracy")
@@ -115,22 +118,27 @@ class BalancedAccuracy(keras.metrics.Metric):
         self.seen = self.add_weight(shape=(2,), initializer="zeros", name="seen")
 
     def update_state(self, y: Any, probabilities: Any) -> None:
-        """Count; `y` is 0 or 1, (n, 1), beside its probability of being 1."""
+        """Add a batch.
+
+        Args:
+            y: Labels 0 or 1, (n, 1).
+            probabilities: Predicted probabilities of label 1, (n, 1).
+        """
         kinds = ops.concatenate([1 - y, y], axis=1)
         found = ops.cast(probabilities >= 0.5, "float32")
         self.right.assign_add(ops.sum(kinds * ops.concatenate([1 - found, found], axis=1), axis=0))
         self.seen.assign_add(ops.sum(kinds, axis=0))
 
     def result(self) -> Any:
-        """Return the mean of both parts; a kind that was not seen counts as not recognized."""
+        """Return the mean of both recalls; the recall of a class without examples counts as 0."""
         return ops.mean(ops.divide_no_nan(self.right, self.seen))
 
 
 class FinalMeasure(treadle.Hook):
-    """Logs how good the weights are that training leaves."""
+    """Logs validation and test results of the final weights."""
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Measure wines for validation again, and those that nobody has looked at."""
+        """Evaluate the validation and the test data, unless the run failed or is unfinished."""
         if error is not None or loop.unfinished:
             return
         found = loop.task.datasets()
@@ -140,7 +148,7 @@ class FinalMeasure(treadle.Hook):
 
 
 def split(name: str) -> tuple[Any, Any]:
-    """Return measurements, (n, 11), and whether a wine is excellent, (n, 1), float32 1 or 0.
+    """Return features, (n, 11), and labels, (n, 1), float32: 1 for an excellent wine, else 0.
 
     Args:
         name: `"train"`, `"validation"` (a quarter of the training rows) or `"test"`.
@@ -157,6 +165,6 @@ def split(name: str) -> tuple[Any, Any]:
 
 
 def balanced(y: Any) -> Any:
-    """Return a weight for each row, (n,), by which both kinds weigh as much, and 1 on average."""
+    """Return example weights, (n,), that balance both classes and have mean 1."""
     share = y.mean()
     return np.where(y[:, 0] == 1, 0.5 / share, 0.5 / (1 - share)).astype("float32")

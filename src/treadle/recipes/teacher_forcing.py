@@ -1,12 +1,12 @@
-"""A translator that is told the right word at first, and less and less often.
+"""Sequence-to-sequence learning with scheduled sampling (annealed teacher forcing).
 
 An encoder-decoder with attention learns to spell numbers: 4207 is "four thousand two hundred
-seven". While it learns, the decoder goes on from the right word instead of its own with a
-probability that falls with the step (scheduled sampling, Bengio et al. 2015,
-https://arxiv.org/abs/1506.03099). What counts is how often it spells a number that it never saw
-without any help, word by word from its own words: `val_exact`.
+seven". In training, the next decoder input is the target word instead of the decoder's own output
+with a probability that decreases over the steps (scheduled sampling, Bengio et al. 2015,
+https://arxiv.org/abs/1506.03099). The metric `val_exact` is the fraction of held-out numbers that
+the decoder spells correctly from its own outputs.
 
-Compare with no help at all, `--set truth_begins=0`, and with help at every word,
+Compare with no teacher forcing, `--set truth_begins=0`, and with full teacher forcing,
 `--set truth_ends=1`.
 """
 
@@ -25,22 +25,22 @@ NUMBERS = (
 )
 ONES = NUMBERS.split()
 TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-WORDS = ["", *ONES, *TENS[2:], "hundred", "thousand"]  # the empty one begins and ends
+WORDS = ["", *ONES, *TENS[2:], "hundred", "thousand"]  # "" starts and ends a spelling
 INDEX = {word: i for i, word in enumerate(WORDS)}
-DIGITS, LENGTH = 6, 10  # digits of the largest number; words of the longest, and an end
-HELD_OUT = 11  # one number in so many is never trained on
+DIGITS, LENGTH = 6, 10  # maximum number of digits, and of words with the end token
+HELD_OUT = 11  # one number in 11 is used for validation only
 
 
 class TeacherForcing(treadle.Task):
-    """Spell numbers by an encoder-decoder, with teacher forcing that fades (scheduled sampling).
+    """Spell numbers with an encoder-decoder and annealed teacher forcing (scheduled sampling).
 
     Args:
         units: Width of encoder and decoder.
-        truth_begins: Probability of the right word in the first step.
-        truth_ends: The same from step `decay_steps` on.
-        decay_steps: Steps over which it falls.
-        learning_rate: Adam's.
-        batch_size: Numbers in a step.
+        truth_begins: Teacher forcing probability in the first step.
+        truth_ends: Teacher forcing probability from step `decay_steps` on.
+        decay_steps: Steps of the linear decay between them.
+        learning_rate: Learning rate of Adam.
+        batch_size: Numbers per step.
     """
 
     epochs = 4
@@ -66,7 +66,7 @@ class TeacherForcing(treadle.Task):
         self.decay_steps, self.batch_size = decay_steps, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of the loss, with help as often as is due."""
+        """Minimize the loss on one batch, with the current teacher forcing probability."""
         digits, words = batch
         passed = ops.minimum(ops.cast(treadle.step(), "float32") / self.decay_steps, 1.0)
         truth = self.truth_begins + (self.truth_ends - self.truth_begins) * passed
@@ -85,12 +85,12 @@ class TeacherForcing(treadle.Task):
         return {"loss": treadle.minimize(objective, variables, self.optimizer), "truth": truth}
 
     def spelled(self, digits: Any, words: Any = None, truth: Any = 0.0) -> Any:
-        """Return scores of every word at every place, of shape (n, LENGTH, words).
+        """Return the logits of all words at each position, of shape (n, LENGTH, words).
 
         Args:
-            digits: Of shape (n, DIGITS).
-            words: The right ones, of shape (n, LENGTH); without them nothing is told.
-            truth: How probable it is that the next word follows the right one.
+            digits: Input digits of shape (n, DIGITS).
+            words: Target words of shape (n, LENGTH); None decodes without teacher forcing.
+            truth: Teacher forcing probability.
         """
         places = self.encoder(self.digit_vectors(digits))
         state = places[:, -1]
@@ -108,7 +108,7 @@ class TeacherForcing(treadle.Task):
         return ops.stack(scores, axis=1)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure the loss, and how many numbers are spelled right from beginning to end."""
+        """Measure the loss, and the fraction of numbers that are spelled completely right."""
         digits, words = batch
         scores = self.spelled(digits)
         right = ops.equal(ops.cast(ops.argmax(scores, axis=-1), words.dtype), words)
@@ -116,7 +116,7 @@ class TeacherForcing(treadle.Task):
         return {"loss": self.loss(words, scores), "exact": exact}
 
     def datasets(self) -> treadle.Datasets:
-        """Return numbers of one to six digits without end, and 2,000 that are not among them."""
+        """Return random numbers of one to six digits, and 2,000 held-out ones for validation."""
 
         def drawn(random: np.random.Generator) -> Any:
             largest = 10 ** random.integers(1, DIGITS + 1, self.batch_size)

@@ -1,10 +1,10 @@
-"""A loss of two terms, one of which is let in slowly.
+"""A variational autoencoder (VAE) on MNIST with KL annealing.
 
-Variational autoencoder (Kingma & Welling 2014, https://arxiv.org/abs/1312.6114) on digits: what
-describing an image costs (`reconstruction`), and how much its code says (`kl`), both in nats per
-image. Their sum is a bound on how improbable the image is, of which the negative is called `elbo`.
-The weight of the second term grows from 0 to 1 over the first steps (Bowman et al. 2016,
-https://arxiv.org/abs/1511.06349), so that codes come into use before they cost.
+The loss (Kingma & Welling 2014, https://arxiv.org/abs/1312.6114) is the sum of the reconstruction
+error (`reconstruction`) and the KL divergence of the code (`kl`), both in nats per image. With full
+KL weight it is the negative evidence lower bound; `elbo` is logged. The weight of the KL term grows
+from 0 to 1 over the first steps (Bowman et al. 2016, https://arxiv.org/abs/1511.06349), which
+avoids posterior collapse.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from treadle.core.hook import LoopView
 
 
 class VariationalAutoencoder(treadle.Task):
-    """Encode MNIST digits in a few numbers and make new ones, with an annealed KL weight.
+    """Train a variational autoencoder on MNIST with an annealed KL weight.
 
     Args:
-        code: Numbers in a code.
+        code: Dimension of the latent code.
         units: Width of the hidden layers.
-        annealing_steps: After how many steps the KL term has its whole weight.
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        annealing_steps: Steps after which the KL term has full weight.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     epochs = 20
@@ -55,7 +55,7 @@ class VariationalAutoencoder(treadle.Task):
         self.annealing_steps, self.batch_size = annealing_steps, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Follow the gradient of both terms, the second as far as it is let in."""
+        """Minimize the reconstruction error plus the weighted KL term."""
         weight = ops.minimum(ops.cast(treadle.step(), "float32") / self.annealing_steps, 1.0)
 
         def objective() -> Any:
@@ -68,16 +68,16 @@ class VariationalAutoencoder(treadle.Task):
         return {"loss": loss, "elbo": -reconstruction - kl, **parts}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Measure both terms, each with its whole weight."""
+        """Evaluate both terms with full weight."""
         reconstruction, kl = self.terms(batch)
         return {"elbo": -reconstruction - kl, "reconstruction": reconstruction, "kl": kl}
 
     def terms(self, x: Any) -> tuple[Any, Any]:
-        """Return the cost of describing images and of their codes: means, in nats per image."""
+        """Return reconstruction error and KL divergence: batch means, in nats per image."""
         mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
         noise = keras.random.normal(mean.shape, seed=self.seeds)
         logits = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
-        pixels = ops.softplus(logits) - x * logits  # binary cross-entropy of each
+        pixels = ops.softplus(logits) - x * logits  # binary cross-entropy per pixel
         kl = 0.5 * ops.sum(mean**2 + ops.exp(log_variance) - log_variance - 1, axis=-1)
         return ops.mean(ops.sum(pixels, axis=-1)), ops.mean(kl)
 
@@ -86,11 +86,11 @@ class VariationalAutoencoder(treadle.Task):
         return ops.reshape(ops.sigmoid(self.decoder(codes)), (-1, 28, 28))
 
     def hooks(self) -> list[Any]:
-        """Show samples after each epoch."""
+        """Log samples after each epoch."""
         return [treadle.every("1 epoch", self.samples)]
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
-        """Return a grid of what the decoder makes of the same random codes as always."""
+        """Return a grid of images decoded from fixed random codes."""
         made = loop.call(self.generate, self.shown)
         return {"samples": treadle.image_grid(made, columns=8)}
 

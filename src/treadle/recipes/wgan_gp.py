@@ -1,9 +1,10 @@
-"""A critic instead of a judge, held in check by a penalty on its slopes: a gradient of a gradient.
+"""Wasserstein GAN with gradient penalty (WGAN-GP) on MNIST: several critic updates per step.
 
-Wasserstein GAN with gradient penalty (Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028). A
-step is several updates of the critic and one of the generator: `treadle.data.groups` hands it as
-many batches of real digits as that takes. The difference of the mean scores, `wasserstein`,
-estimates how far the made digits are from the real ones, and falls as they improve.
+The method is that of Gulrajani et al. 2017 (https://arxiv.org/abs/1704.00028); the gradient penalty
+is differentiated, so it needs second-order gradients. A step is several updates of the critic and
+one of the generator; `treadle.data.groups` provides one batch of real digits per critic update. The
+difference of the mean scores, `wasserstein`, estimates the Wasserstein distance between generated
+and real digits, and decreases in training.
 """
 
 from typing import Any
@@ -20,12 +21,12 @@ NOISE = 64
 
 
 class WassersteinGAN(treadle.Task):
-    """Make MNIST digits with a Wasserstein GAN and gradient penalty, critic steps first.
+    """Generate MNIST digits with a Wasserstein GAN with gradient penalty (WGAN-GP).
 
     Args:
-        learning_rate: Adam's, for each of the two.
-        batch_size: Real digits in an update of the critic.
-        critic_steps: Updates of the critic in a step.
+        learning_rate: Learning rate of Adam, for both networks.
+        batch_size: Real digits per critic update.
+        critic_steps: Critic updates per step.
         penalty: Weight of the gradient penalty.
     """
 
@@ -46,7 +47,7 @@ class WassersteinGAN(treadle.Task):
                 layers.Dense(784, activation="sigmoid"),
             ]
         )
-        # No bias at its end: a number added to every score would change no loss.
+        # No bias in the last layer: a constant added to every score would not change the loss.
         self.critic = keras.Sequential(
             [
                 keras.Input((784,)),
@@ -62,7 +63,7 @@ class WassersteinGAN(treadle.Task):
         self.batch_size, self.critic_steps, self.penalty = batch_size, critic_steps, penalty
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Update the critic on each part, then the generator once."""
+        """Update the critic on each batch of the group, then the generator once."""
         with treadle.phase("critic", owns=[self.critic, self.c_optimizer]):
             seen = [self.criticize(real) for real in batch]
         noise = self.noise(batch[0].shape[0])
@@ -76,7 +77,7 @@ class WassersteinGAN(treadle.Task):
         return {"wasserstein": wasserstein, "penalty": penalty, "slope": slope, "g_loss": g_loss}
 
     def criticize(self, real: Any) -> Any:
-        """Update the critic; returns the estimated distance, the penalty and the mean slope."""
+        """Update the critic; return distance estimate, penalty and mean gradient norm."""
         fake = self.generator(self.noise(real.shape[0]), training=True)
         share = keras.random.uniform((real.shape[0], 1), seed=self.seeds)
         between = share * real + (1 - share) * fake
@@ -92,7 +93,7 @@ class WassersteinGAN(treadle.Task):
         return found
 
     def noise(self, count: int) -> Any:
-        """Return what the generator makes `count` digits of."""
+        """Return random noise for `count` digits."""
         return keras.random.normal((count, NOISE), seed=self.seeds)
 
     def generate(self, noise: Any) -> Any:
@@ -100,16 +101,16 @@ class WassersteinGAN(treadle.Task):
         return ops.reshape(self.generator(noise, training=False), (-1, 28, 28))
 
     def hooks(self) -> list[Any]:
-        """Show samples after each epoch."""
+        """Log samples after each epoch."""
         return [treadle.every("1 epoch", self.samples)]
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
-        """Return a grid of what the generator makes of the same noise as always."""
+        """Return a grid of images generated from fixed noise."""
         made = loop.call(self.generate, self.shown)
         return {"samples": treadle.image_grid(made, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
-        """Return groups of batches of MNIST's digits, rows of 784 numbers from 0 to 1."""
+        """Return groups of batches of MNIST digits, as rows of 784 numbers from 0 to 1."""
         rows = datasets.mnist().x_train.reshape(-1, 784).astype("float32") / 255
         batches = data.from_arrays(rows, batch_size=self.batch_size, drop_last=True)
         return treadle.Datasets(train=data.groups(batches, self.critic_steps))

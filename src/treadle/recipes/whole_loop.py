@@ -1,13 +1,15 @@
-"""A whole pass over the data as one compiled call: one for training, one for validation.
+"""A whole epoch in one compiled call, for training and for validation.
 
-By hand this takes a compiled function around the loop over the batches, another one in inference
-mode, and sums that stay on the device. Here it is an ordinary step: many of them run as one call
-anyway, and the losses are summed up by metrics, whose two numbers are all that is fetched.
+In a hand-written loop, this needs a compiled function around the loop over batches, a second one in
+inference mode, and sums that stay on the device. In Treadle it is an ordinary step: several steps
+run in one compiled call (a window), and metrics accumulate the loss on the device, so that only two
+numbers per epoch are fetched.
 
-`treadle run whole-loop --window 23` has all 23 batches of an epoch in one call from the first
-epoch on, `--window 1` a call for each batch: both do the same, bit for bit. Without it, windows
-grow until they hold the epoch. Batches are all of one form, since a window ends at another one.
-Dropout and BatchNormalization show that each pass has its mode.
+With `treadle run whole-loop --window 23`, each call runs all 23 batches of an epoch from the first
+epoch on; with `--window 1`, each call runs one batch. The results are equal bit for bit. Without
+the option, windows grow until they contain a whole epoch. All batches must have the same shape,
+since a batch of another shape ends a window. Dropout and BatchNormalization show that training and
+validation use the right mode.
 """
 
 from typing import Any
@@ -20,11 +22,11 @@ from treadle import data, datasets
 
 
 class WholeLoop(treadle.Task):
-    """Classify digits, a whole pass over the data in one compiled call.
+    """Classify digits with a whole epoch in one compiled call.
 
     Args:
-        learning_rate: Adam's.
-        batch_size: Examples in a step.
+        learning_rate: Learning rate of Adam.
+        batch_size: Examples per step.
     """
 
     epochs = 10
@@ -48,7 +50,7 @@ class WholeLoop(treadle.Task):
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> None:
-        """Learn from one batch in training mode; the loss stays on the device."""
+        """Minimize the loss on one batch in training mode; the loss stays on the device."""
         x, y = batch
 
         def objective() -> Any:
@@ -59,18 +61,18 @@ class WholeLoop(treadle.Task):
         self.count(y, logits, loss)
 
     def eval_step(self, batch: Any) -> None:
-        """Measure one batch in inference mode; the loss stays on the device."""
+        """Evaluate one batch in inference mode; the loss stays on the device."""
         x, y = batch
         logits = self.model(x, training=False)
         self.count(y, logits, self.cross_entropy(y, logits))
 
     def count(self, y: Any, logits: Any, loss: Any) -> None:
-        """Add a batch to the sums, by its examples."""
+        """Add a batch to the metrics; the loss is weighted by the number of examples."""
         self.loss.update_state(loss, sample_weight=y.shape[0])
         self.accuracy.update_state(y, logits)
 
     def datasets(self) -> treadle.Datasets:
-        """Return 1,437 digits to train on, less than a batch apart, and 360 others."""
+        """Return 1,437 training digits without an incomplete last batch, and 360 for validation."""
         digits = datasets.digits()
         return treadle.Datasets(
             train=data.from_arrays(

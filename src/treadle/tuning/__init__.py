@@ -1,11 +1,11 @@
-"""Which settings of a task are best: many runs of it, each with what the ones before suggest.
+"""Hyperparameter search: train a task many times, with settings suggested by earlier trials.
 
-- `space` is what is tried, `study` which settings come next and what is kept of them (Optuna, in a
-  database), `workers` are the processes that try them, and `trial` is how one is tried.
-- A trial is a run like any other, in a directory of its own: `treadle evaluate`, `replay` and
-  `resume` take it. With the database, these directories are all that is needed to go on.
-- Only the process that was started opens the database; those that train tell it how they stand
-  through pipes, in lines of JSON. Nothing is pickled.
+- `space` defines the search space, `study` suggests settings and stores the trials (with Optuna, in
+  a database), `workers` manages the worker processes, and `trial` trains one trial.
+- A trial is an ordinary run in its own directory: `treadle evaluate`, `replay` and `resume` work on
+  it. A search is resumed from the database and these directories; nothing else is needed.
+- Only the main process opens the database. Worker processes report to it through pipes, in lines of
+  JSON. Nothing is pickled.
 """
 
 from .results import Trial, Tuned

@@ -1,30 +1,30 @@
-"""What is asked of who tries settings, and what comes back: plain values, as JSON takes them."""
+"""Messages between the main process and workers: trial orders and outcomes, as JSON types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 OUTPUT: Final = "output.txt"
-"""What a task printed, beside its run."""
+"""File with the task's printed output, in the run directory."""
 PRUNED: Final = "pruned"
 DIVERGED: Final = "diverged"
 
 
 @dataclass(frozen=True)
 class Order:
-    """A trial that is to be made, or to go on.
+    """A trial to start or to resume.
 
     Attributes:
-        number: Of the trial, from 0.
-        task: The recipe, `file.py:Task`, or the name of what makes the task.
-        settings: Those that are given or searched, by name; the others are the task's defaults.
-        lasts: Epochs or steps; nothing means the task's own.
-        monitor: The value that it is judged by.
-        direction: Whether a smaller or a larger one is better.
-        directory: Its run directory, or None.
-        seed: Of the run; None means the file's own, else 0.
-        backend: None means what the environment says.
-        precision: None means Keras' own setting.
+        number: Number of the trial, from 0.
+        task: The recipe, `file.py:Task`, or the name of the class or function that makes the task.
+        settings: Fixed and searched settings, by name; the others keep the task's defaults.
+        lasts: Number of epochs or steps by name; if empty, the task's own.
+        monitor: Name of the value to optimize.
+        direction: Whether to minimize or maximize it.
+        directory: The run directory, or None.
+        seed: Seed of the run; None means the seed set in the task's file, else 0.
+        backend: The backend; None means the default of the environment.
+        precision: The dtype policy; None means Keras' setting.
         data_dir: The folder with data sets, or None.
     """
 
@@ -43,17 +43,18 @@ class Order:
 
 @dataclass
 class Outcome:
-    """What came of a trial.
+    """The outcome of a trial.
 
     Attributes:
         ended: As `Trial.ended`.
-        value: The last one, or None.
-        error: What ended it, or None.
-        stops: The name of the error that is to be raised, where no settings would do better.
-        seconds: How long it took.
-        seed: Of the run, or None where it did not begin.
-        code: Hashes of the user's own code, as `identity.code_of` returns them; nothing where the
-            task was not made.
+        value: The last logged value, or None.
+        error: The error that ended the trial, or None.
+        stops: Name of an error class that ends the whole search, because every trial would fail in
+            the same way; None otherwise.
+        seconds: Duration of the trial.
+        seed: Seed of the run, or None if the run did not start.
+        code: Hashes of the user's code, as returned by `identity.code_of`; empty if the task could
+            not be made.
     """
 
     ended: str

@@ -1,4 +1,4 @@
-"""What was tried, and what came of it."""
+"""Results of a search: `Trial`, `Tuned`, and the command that repeats the best trial."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ Ended = Literal["complete", "pruned", "diverged", "failed", "unfinished"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of settings that was tried.
+    """A trial of a search: one combination of settings.
 
     Attributes:
-        number: From 0; its run directory ends with it.
-        ended: `"complete"`; `"pruned"`, because others were better by then; `"diverged"`, because
-            a value became NaN or infinite; `"failed"`, with an `error`; `"unfinished"`: it goes on
-            when the search does.
-        value: The last of the value that is searched by, or None.
-        parameters: What was tried, by name.
-        reports: How many times the value was known: epochs, where it is of validation.
-        seconds: How long it took, in the process that ended it.
-        error: What ended it, or None.
-        directory: Its run directory, or None.
+        number: Number of the trial, from 0; the name of its run directory.
+        ended: `"complete"`; `"pruned"`: ended early, because other trials were better at the same
+            point; `"diverged"`: the value became NaN or infinite; `"failed"`: ended by an `error`;
+            `"unfinished"`: interrupted, and resumed when the search is resumed.
+        value: Last logged value of the monitored metric, or None.
+        parameters: The searched settings, by name.
+        reports: How many times the value was logged; for validation values, the number of epochs.
+        seconds: Duration in the process that ended the trial, or None.
+        error: The error that ended the trial, or None.
+        directory: The run directory, or None.
     """
 
     number: int
@@ -37,20 +37,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        monitor: The value that it was searched by.
-        direction: `"min"` or `"max"`: what is better.
-        trials: All that were tried.
-        directory: Where the database and the runs are, or None.
-        command: What trains with the best settings again, and ends with the same value bit for
-            bit; None where there is no best one, or the task is no recipe and no file's.
-        before: All had been tried before, and nothing ran now.
-        exhausted: Every combination of what is searched was tried, which may be fewer than were
-            asked for.
-        changed: A sentence on what changed in the task's code since the first trials; empty where
-            nothing did, or nothing ran now.
+        monitor: Name of the optimized value.
+        direction: `"min"` or `"max"`: whether smaller or larger values are better.
+        trials: All trials.
+        directory: The folder with the database and the run directories, or None.
+        command: The `treadle run` command that trains with the best settings and ends with the same
+            value bit for bit; None if no trial completed, or if the task was given as a class or
+            function.
+        before: Whether the search was already finished, so that no trial ran in this call.
+        exhausted: Whether every combination of the search space was tried. There may be fewer
+            combinations than requested trials.
+        changed: A sentence on what changed in the task's code since the first trials; empty if
+            nothing changed, or no trial ran.
     """
 
     monitor: str
@@ -64,28 +65,28 @@ class Tuned:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Trials that came to their end, the best first."""
+        """Completed trials, best first."""
         complete = [trial for trial in self.trials if trial.ended == "complete"]
         sign = 1 if self.direction == "min" else -1
         return sorted(complete, key=lambda trial: sign * (trial.value or 0.0))
 
     @property
     def best(self) -> Trial | None:
-        """The best trial of those that came to their end; None where none did."""
+        """The best completed trial, or None."""
         return next(iter(self.ranked), None)
 
     @property
     def parameters(self) -> dict[str, Any] | None:
-        """The settings of the best trial."""
+        """The searched settings of the best trial, or None."""
         return dict(self.best.parameters) if self.best else None
 
     @property
     def value(self) -> float | None:
-        """The value of the best trial."""
+        """The value of the best trial, or None."""
         return self.best.value if self.best else None
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it in JSON's types."""
+        """Return all fields and the best trial, as JSON types."""
         return {**asdict(self), "best": asdict(self.best) if self.best else None}
 
 
@@ -96,14 +97,14 @@ def command_of(
     seed: int,
     more: Mapping[str, str | None],
 ) -> str:
-    """Return the `treadle run` that trains with these settings.
+    """Return the `treadle run` command that trains with these settings.
 
     Args:
         task: The recipe, or `file.py:Task`.
-        settings: Those that are not the task's defaults.
-        lasts: Epochs or steps; nothing where it is the task's own.
-        seed: Of the run.
-        more: Further options by name; those that are None are left out.
+        settings: Settings to pass with `--set`; the others keep the task's defaults.
+        lasts: Number of epochs or steps by name; empty for the task's own.
+        seed: Seed of the run.
+        more: Further options by name; None values are left out.
 
     Example:
         >>> command_of("digits", {"units": 32, "name": "a b"}, {"epochs": 2}, 0, {"backend": None})

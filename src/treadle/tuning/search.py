@@ -1,4 +1,4 @@
-"""`treadle.tune`: a search for the best settings of a task, from beginning to end."""
+"""`treadle.tune`: run a hyperparameter search for a task."""
 
 import json
 import os
@@ -44,55 +44,61 @@ def tune(
     fresh: bool = False,
     told: Callable[[Trial], None] | None = None,
 ) -> Tuned:
-    """Search for the settings with which a task becomes best.
+    """Search a task's hyperparameters.
 
-    The first trial has the task's defaults, where these are within what is searched. Then follow
-    random settings, and from the eleventh on those that Optuna's tree-structured Parzen estimator
-    suggests (Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization"). All trials train
-    from one seed. A trial is judged by the last value that it logged. One whose best value so far
-    is worse than the median of what complete ones had at the same epoch is ended there. Where
-    every combination was tried, the search is at its end.
+    The first trial uses the task's defaults if they are within the search space. The next trials
+    use random settings. From the eleventh on, settings are suggested by Optuna's tree-structured
+    Parzen estimator (Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization"). All
+    trials train from the same seed. The value of a trial is the last one that it logged. A trial is
+    pruned if its best value so far is worse than the median of the completed trials at the same
+    epoch. The search ends early when every combination has been tried.
 
-    The same call again goes on where the search was, whatever ended it, and does nothing where all
-    trials have ended. A trial that was interrupted goes on from its last checkpoint.
+    The same call again resumes an interrupted search, and does nothing if all trials have ended. An
+    interrupted trial resumes from its last checkpoint.
 
     Args:
-        task: A recipe's name or `"file.py:Task"`, whose trials run in processes of their own; or a
-            class or function that makes a task, whose trials run in this process, one after
-            another: `keras.backend.clear_session` is called before each.
-        train: What to train on, where a class or function is given: a source that can be read again
-            and again. None means the task's own data.
-        validation: A source, or a dict of named ones; where both are None, both are the task's own.
-        trials: How many in all, earlier calls included.
-        search: What is tried, by name: a `treadle.Range` or `treadle.Choice`. It adds to what the
-            task's signature says, and takes its place.
-        fixed: Settings that are not searched, by name.
+        task: A recipe's name or `"file.py:Task"`, whose trials run in worker processes; or a class
+            or function that makes a task, whose trials run in this process, one after another.
+            `keras.backend.clear_session` is called before each of the latter.
+        train: Training data if a class or function is given: a source that can be read repeatedly.
+            None means the task's own data.
+        validation: A source, or a dict of named sources. If `train` and `validation` are both None,
+            the task's own data is used for both.
+        trials: Total number of trials, including those of earlier calls.
+        search: Search space by name of the setting: a `treadle.Range` or `treadle.Choice`. It is
+            added to the spaces in the task's signature, and takes precedence over them.
+        fixed: Values of settings that are not searched, by name.
         epochs: Passes over the data in each trial; None means the task's own.
         steps: Steps in each trial.
-        monitor: The name of the value that trials are judged by, of epochs, validations or what
-            hooks log: each time that it is logged is a report.
-        direction: `"min"` or `"max"`: what is better; None where it follows from the name.
-        directory: Where the database and the runs go. None means `runs/NAME-tune`, or, where a
-            class or function is given, memory alone.
-        workers: How many trials run at the same time, each in a process.
-        backend: As for `treadle.setup`; None means what Keras is configured for.
+        monitor: Name of the value to optimize: logged by epochs, by validations or by hooks. Each
+            time that it is logged counts as one report.
+        direction: `"min"` or `"max"`; None derives it from the name.
+        directory: Folder for the database and the run directories. None means `runs/NAME-tune`; if
+            a class or function is given, None keeps everything in memory.
+        workers: How many trials run in parallel, each in its own process.
+        backend: As for `treadle.setup`; None means the backend that Keras is configured for.
         precision: As for `treadle.setup`.
-        seed: Of the runs, and of the suggestions; None means the file's own, else 0.
-        data_dir: The folder with data sets; None means what the environment says.
-        pruning: End trials early.
-        fresh: Remove the search that is in the directory, its runs included, and begin anew.
-        told: Called with each trial that has ended.
+        seed: Seed of the runs and of the suggestions; None means the seed set in the task's file,
+            else 0.
+        data_dir: The folder with data sets; None means the default of the environment.
+        pruning: Whether to end bad trials early.
+        fresh: Remove an earlier search in the directory, with its runs, and start from scratch.
+        told: Callback that receives each `Trial` when it has ended.
+
+    Returns:
+        All trials, the best one, and the command that repeats it.
 
     Raises:
-        ConfigurationError: Optuna is not installed, nothing is to be searched, a name is unknown, a
-            space does not fit, no trial logs `monitor`, or what is better does not follow from it.
-        DirectoryError: The directory holds another search, or another process searches there; or a
+        ConfigurationError: If Optuna is not installed, there is nothing to search, a name is
+            unknown, a space does not fit its setting, no trial logs `monitor`, or its direction
+            cannot be derived from the name.
+        DirectoryError: If the directory holds another search or is in use by another process, or a
             run cannot be written.
-        DataError: The first trials have no data.
-        TreadleError: The first three trials have failed.
+        DataError: If the first trials have no data.
+        TreadleError: If the first three trials fail.
 
     Warns:
-        TreadleWarning: The task's code changed since the first trials.
+        TreadleWarning: If the task's code changed since the first trials.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -107,7 +113,7 @@ def tune(
         (True, True)
     """
     require_optuna()
-    from ..hooks.monitor import direction_of  # late, as is all that imports NumPy
+    from ..hooks.monitor import direction_of  # late: it imports NumPy
 
     trials = whole_number("trials", trials, ConfigurationError)
     workers = whole_number("workers", workers, ConfigurationError)
@@ -116,13 +122,13 @@ def tune(
         for name, value in (("epochs", epochs), ("steps", steps))
         if value is not None
     }
-    watching = told or _nothing
+    on_end = told or _ignore
     if isinstance(task, str):
         recipe = resolve(task)
         if train is not None or validation is not None:
             raise ConfigurationError(
-                f"{recipe.name} is tried in other processes, on its own data: leave train and "
-                "validation out, or pass a class or function in place of its name"
+                f"the trials of {recipe.name} run in other processes, on its own data: leave train "
+                "and validation out, or pass a class or function instead of the name"
             )
         name, source = recipe.name, recipe.source
         parameters = known_parameters(recipe.parameters, name)
@@ -156,9 +162,9 @@ def tune(
         before = study.finished
         if isinstance(task, str):
             folder = options["data_dir"]
-            run(study, workers, {"TREADLE_DATA": folder} if folder is not None else {}, watching)
+            run(study, workers, {"TREADLE_DATA": folder} if folder is not None else {}, on_end)
         else:
-            _run_here(study, task, train, validation, watching)
+            _run_here(study, task, train, validation, on_end)
         place = str(directory) if directory is not None else None
         found = Tuned(
             monitor,
@@ -185,7 +191,7 @@ def _run_here(
     validation: Any,
     told: Callable[[Trial], None],
 ) -> None:
-    """Try all that a study hands out in this process."""
+    """Run all trials of a study in this process."""
     import keras
 
     from ..core.options import overriding, setup
@@ -193,7 +199,7 @@ def _run_here(
     from .trial import Subject, tried
 
     def make(order: Order) -> Subject:
-        keras.backend.clear_session()  # `setup` wants no layers; they are numbered from 1 again
+        keras.backend.clear_session()  # `setup` needs it; layers are numbered from 1 again
         setup(seed=order.seed or 0)
         with overriding(order.seed):
             made = Made(task(**order.settings), None)
@@ -207,10 +213,10 @@ def _run_here(
 def _options(
     backend: str | None, precision: str | None, data_dir: str | Path | None
 ) -> dict[str, str | None]:
-    """Return how processes are to run trials.
+    """Return the options that worker processes run trials with.
 
     Raises:
-        DataError: There is no such folder.
+        DataError: If the data folder does not exist.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"data_dir={str(data_dir)!r}: there is no such folder")
@@ -219,31 +225,31 @@ def _options(
 
 
 def _refuse_elsewhere(workers: int, *elsewhere: Any) -> None:
-    """Refuse what can only be said of other processes.
+    """Reject options that only apply to worker processes.
 
     Raises:
-        ConfigurationError: Something of that was said.
+        ConfigurationError: If one of them is given.
     """
     if workers != 1 or any(option is not None for option in elsewhere):
         raise ConfigurationError(
-            "a class or function is tried in this process, one trial after another, with the "
-            "backend, the precision and the data that it has: for workers, backend, precision and "
-            "data_dir pass the task's name, as 'my_task.py:MyTask'"
+            "the trials of a class or function run in this process, one after another, with its "
+            "backend, precision and data: to set workers, backend, precision or data_dir, pass the "
+            "task's name, as 'my_task.py:MyTask'"
         )
 
 
 def _refuse_objects(fixed: Mapping[str, Any]) -> None:
-    """Refuse settings that cannot be told to another process.
+    """Reject settings that cannot be sent to another process as JSON.
 
     Raises:
-        ConfigurationError: One is no plain value.
+        ConfigurationError: If a value is not a number, a text, a bool or None.
     """
     for name, value in fixed.items():
         if not isinstance(value, PLAIN):
             raise ConfigurationError(
-                f"fixed={{{name!r}: …}} is to be a number, a text, True, False or None, which "
-                f"other processes can be told, not of type {type(value).__name__}: pass a class or "
-                "function in place of the task's name"
+                f"fixed={{{name!r}: …}} must be a number, a text, True, False or None, to be sent "
+                f"to other processes, not of type {type(value).__name__}: pass a class or function "
+                "instead of the task's name"
             )
 
 
@@ -253,10 +259,10 @@ def _others(
     given: Mapping[str, Any],
     owner: str,
 ) -> dict[str, Any]:
-    """Return the known defaults of what is neither searched nor given.
+    """Return the known defaults of settings that are neither searched nor given.
 
     Raises:
-        ConfigurationError: One without a default is neither given nor searched.
+        ConfigurationError: If a setting without a default is neither given nor searched.
     """
     values: dict[str, Any] = {}
     for parameter in parameters:
@@ -274,14 +280,14 @@ def _others(
 
 
 def _defaults(parameters: Sequence[Parameter], spaces: Mapping[str, Space]) -> dict[str, Any]:
-    """Return what the task has in place of what is searched; nothing where some is outside."""
+    """Return the task's defaults of the searched settings; empty if one is outside its space."""
     found = {parameter.name: parameter.default for parameter in parameters}
     inside = all(found[name] in space for name, space in spaces.items())
     return {name: found[name] for name in spaces} if inside else {}
 
 
 def _facts(train: Any, validation: Any) -> dict[str, Any]:
-    """Return what tells the data that trials see from other data, in JSON's types."""
+    """Return facts that identify the given data, as JSON types; empty for the task's own data."""
     if train is None and validation is None:
         return {}
     from ..core.identity import source_facts
@@ -294,5 +300,5 @@ def _facts(train: Any, validation: Any) -> dict[str, Any]:
     return json.loads(json.dumps(found, default=str))
 
 
-def _nothing(trial: Trial) -> None:
+def _ignore(trial: Trial) -> None:
     pass

@@ -1,4 +1,4 @@
-"""What is tried: the spaces of a task's parameters, from its signature or from texts."""
+"""Search spaces of a task's settings, from its signature or from command-line texts."""
 
 import inspect
 import types
@@ -15,16 +15,16 @@ HOW = "'units=64..512 log', 'units=64..512 step 64' or 'activation=relu,gelu'"
 
 
 def read(texts: Sequence[str], parameters: Sequence[Parameter], owner: str) -> dict[str, Space]:
-    """Return what texts say is to be tried, by name.
+    """Parse search spaces given as text, and return them by name of the setting.
 
     Args:
         texts: As `units=64..512 log`, `units=64..512 step 64` or `activation=relu,gelu`.
-        parameters: What the task takes: they say how values are read.
+        parameters: The task's parameters; their types determine how values are parsed.
         owner: The task's name, for messages.
 
     Raises:
-        ConfigurationError: A text that cannot be read, an unknown name, or values that the
-            parameter does not take.
+        ConfigurationError: If a text cannot be parsed, a name is unknown, or a value does not fit
+            the type of its parameter.
 
     Example:
         >>> read(["units=8..64 log"], [Parameter("units", "int", (int,), 16)], "Line")
@@ -33,12 +33,12 @@ def read(texts: Sequence[str], parameters: Sequence[Parameter], owner: str) -> d
     known = {parameter.name: parameter for parameter in parameters}
     found: dict[str, Space] = {}
     for text in texts:
-        name, _, said = (part.strip() for part in text.partition("="))
-        if not name or not said:
+        name, _, values = (part.strip() for part in text.partition("="))
+        if not name or not values:
             raise ConfigurationError(f"cannot read the search {text!r}: write it as {HOW}")
         if name not in known:
             raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
-        found[name] = _range(text, said) if ".." in said else _choice(known[name], said)
+        found[name] = _range(text, values) if ".." in values else _choice(known[name], values)
     return found
 
 
@@ -48,13 +48,14 @@ def chosen(
     fixed: Mapping[str, Any],
     owner: str,
 ) -> dict[str, Space]:
-    """Return what is tried, by name in the order of the signature.
+    """Return the search space of a task by name, in the order of its signature.
 
-    That is what `search` names, and what the signature has a space for and `fixed` has no value.
+    It contains the settings in `search`, and those with a space in the signature that are not in
+    `fixed`.
 
     Raises:
-        ConfigurationError: A name that the task does not take, one in both, a space that does not
-            fit its parameter, or nothing to be tried.
+        ConfigurationError: If a name is unknown or in both `search` and `fixed`, a space does not
+            fit its parameter, or there is nothing to search.
     """
     known = {parameter.name: parameter for parameter in parameters}
     for name in (*search, *fixed):
@@ -72,13 +73,13 @@ def chosen(
             continue
         if type(space) not in (Range, Choice):
             raise ConfigurationError(
-                f"{name} is to be searched in {space!r}, which is neither a treadle.Range nor a "
+                f"the search space of {name} is {space!r}, which is neither a treadle.Range nor a "
                 "treadle.Choice"
             )
         spaces[name] = fitted(name, space, parameter.accepts, parameter.kind)
     if not spaces:
         raise ConfigurationError(
-            f"nothing says what to search in {owner}: annotate a setting, as `units: "
+            f"{owner} has no search space: annotate a setting, as `units: "
             "Annotated[int, treadle.Range(64, 512, log=True)] = 64`, or add --search 'units="
             f"64..512 log'. Settings that are not fixed: "
             f"{', '.join(name for name in known if name not in fixed) or 'none'}"
@@ -87,12 +88,12 @@ def chosen(
 
 
 def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """Return what a class or function takes by name, with the spaces in its annotations.
+    """Return the parameters of a class or function, with the search spaces in its annotations.
 
-    Of a `functools.partial`, those of what it calls.
+    For a `functools.partial`, the annotations of the wrapped function are used.
 
     Raises:
-        ConfigurationError: An annotation names what is not there when it runs.
+        ConfigurationError: If a name in an annotation cannot be resolved at run time.
 
     Example:
         >>> def line(slope: typing.Annotated[int, Range(1, 3)] = 2): ...
@@ -105,14 +106,14 @@ def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         required = parameter.default is inspect.Parameter.empty
-        hint, marks = hints.get(name), ()
+        hint, metadata = hints.get(name), ()
         if typing.get_origin(hint) is typing.Annotated:
-            hint, *marks = typing.get_args(hint)
+            hint, *metadata = typing.get_args(hint)
         if hint is None and not required:
             hint = type(parameter.default)
         accepts = _accepts(hint)
         kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-        space = next((mark for mark in marks if isinstance(mark, (Range, Choice))), None)
+        space = next((part for part in metadata if isinstance(part, (Range, Choice))), None)
         if space is not None:
             space = fitted(name, space, accepts, kind)
         default = None if required else parameter.default
@@ -121,7 +122,7 @@ def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
 
 
 def name_of(make: Callable[..., Any]) -> str:
-    """Return what a class or function is called, the same in each process.
+    """Return the name of a class or function; it is the same in each process.
 
     Example:
         >>> name_of(partial(int, base=2))
@@ -133,10 +134,10 @@ def name_of(make: Callable[..., Any]) -> str:
 
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of what a class or function takes, by name.
+    """Return the annotations of a class's or function's parameters, by name.
 
     Raises:
-        ConfigurationError: One names what is not there when it runs.
+        ConfigurationError: If a name in an annotation cannot be resolved at run time.
     """
     while isinstance(make, partial):
         make = make.func
@@ -152,12 +153,12 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
             "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
             "read"
         ) from error
-    except TypeError:  # what is built in has none
+    except TypeError:  # built-in functions have no annotations
         return {}
 
 
 def _accepts(hint: Any) -> tuple[Any, ...]:
-    """Return the types and values that an annotation allows; nothing where it says nothing."""
+    """Return the types and values that an annotation allows; empty for other annotations."""
     if hint in (int, float, bool, str):
         return (hint,)
     if hint in (None, type(None)):
@@ -170,8 +171,8 @@ def _accepts(hint: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _range(text: str, said: str) -> Range:
-    bounds, *more = said.split()
+def _range(text: str, values: str) -> Range:
+    bounds, *more = values.split()
     low, _, high = bounds.partition("..")
     try:
         if more not in (["log"], []) and (len(more) != 2 or more[0] != "step"):
@@ -182,8 +183,8 @@ def _range(text: str, said: str) -> Range:
         raise ConfigurationError(f"cannot read the search {text!r}: write it as {HOW}") from error
 
 
-def _choice(parameter: Parameter, said: str) -> Choice:
-    return Choice(*(parameter.read(part.strip()) for part in said.split(",")))
+def _choice(parameter: Parameter, values: str) -> Choice:
+    return Choice(*(parameter.read(part.strip()) for part in values.split(",")))
 
 
 def _number(text: str) -> int | float:

@@ -1,8 +1,8 @@
-"""What was tried and what is tried next: Optuna's study, in a database of its own.
+"""The study of a search: stores trials and suggests settings, with Optuna and an SQLite database.
 
-A search that is interrupted suggests, when it goes on, what it would have suggested anyway: the
-sampler of each trial is made anew, seeded by the number of the trial, and knows nothing but the
-trials before. (Parallel trials end in an order that is different each time.)
+A resumed search suggests the same settings as one that was never interrupted: each trial gets a new
+sampler, which is seeded by the number of the trial and sees only the earlier trials. (This does not
+hold for parallel trials, which end in a different order each time.)
 """
 
 import copy
@@ -35,20 +35,21 @@ if TYPE_CHECKING:
 
 DATABASE, TRIALS, NAME = "study.db", "trials", "treadle"
 STARTUP = 10
-"""Trials with random settings before others are suggested; Optuna's default."""
+"""Number of random trials before the sampler suggests settings; Optuna's default."""
 UNPRUNED, WARM_UP = 5, 2
-"""So many trials come to their end before any is pruned, and so many reports are passed over."""
+"""Completed trials before any trial is pruned, and reports of a trial that never prune it."""
 LISTED = 1_000
-"""Up to so many combinations are listed, so that none is tried twice; beyond, that is rare."""
-HOPELESS = 3
-"""So many trials fail, and no other ended, before the search is given up."""
+"""Maximum number of combinations that are listed, so that none is tried twice. In larger spaces
+duplicates are rare."""
+TOO_MANY_FAILURES = 3
+"""The search ends when this many trials have failed and no other trial has ended."""
 
 
 def require_optuna() -> None:
-    """Refuse to go on without Optuna.
+    """Check that Optuna is installed.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: If it is not.
     """
     if find_spec("optuna") is None:
         raise ConfigurationError(
@@ -59,23 +60,24 @@ def require_optuna() -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a search is; another one does not go on with its database.
+    """Configuration of a search. A database is only reused by a search of the same configuration.
 
     Attributes:
-        task: The recipe, `file.py:Task`, or the name of what makes the task.
-        spaces: What is tried, by name.
-        fixed: Settings that are given.
-        others: Known defaults of those that are neither searched nor given; the task itself has
-            them, but where they change, it is another search.
-        defaults: What the task has in place of what is tried, where that is known and within the
-            spaces: the first trial. Nothing otherwise.
-        lasts: Epochs or steps; nothing means the task's own.
-        monitor: The value that trials are judged by.
-        direction: Whether a smaller or a larger one is better.
-        pruning: Whether a trial ends early where others were better by then.
-        seed: Of the runs and of the suggestions; None means the file's own, else 0.
-        options: More about how a trial is run: of an order.
-        data: What is known of the data, where it is not the task's own.
+        task: The recipe, `file.py:Task`, or the name of the class or function that makes the task.
+        spaces: Search spaces by name of the setting.
+        fixed: Values of settings that are not searched.
+        others: Known defaults of settings that are neither searched nor fixed. They are not passed
+            to the task, but if they change, the configuration is a different one.
+        defaults: The task's defaults of the searched settings, used by the first trial; empty if
+            they are unknown or outside the search space.
+        lasts: Number of epochs or steps by name; if empty, the task's own.
+        monitor: Name of the value to optimize.
+        direction: Whether to minimize or maximize it.
+        pruning: Whether to end bad trials early.
+        seed: Seed of the runs and of the suggestions; None means the seed set in the task's file,
+            else 0.
+        options: Further fields of the orders: backend, precision and data folder.
+        data: Facts that identify the data, if it is not the task's own.
     """
 
     task: str
@@ -92,11 +94,11 @@ class Wanted:
     data: Mapping[str, Any]
 
     def configuration(self) -> dict[str, Any]:
-        """Return all that makes it another search, in JSON's types."""
+        """Return the values that are compared when a search is resumed, as JSON types."""
         settings = {**self.others, **self.fixed}
         return {
             "task": self.task,
-            "search": {name: _told(space) for name, space in self.spaces.items()},
+            "search": {name: _text(space) for name, space in self.spaces.items()},
             "fixed": {name: described(settings[name]) for name in sorted(settings)},
             **self.lasts,
             "monitor": self.monitor,
@@ -109,24 +111,24 @@ class Wanted:
 
 
 class Study:
-    """Hands out trials, and takes what came of them.
+    """Hands out trials and records their outcomes.
 
     Args:
-        wanted: What is searched for.
-        trials: How many in all.
-        directory: Where the database and the run directories are; None keeps all in memory.
-        fresh: Remove what an earlier search left there.
+        wanted: Configuration of the search.
+        trials: Total number of trials.
+        directory: Folder for the database and the run directories; None keeps all in memory.
+        fresh: Remove an earlier search in the directory.
 
     Attributes:
-        total: How many in all.
-        changed: A sentence on what changed in the task's code since the first trials; empty where
-            that is nothing, as far as is known.
+        total: Total number of trials.
+        changed: A sentence on what changed in the task's code since the first trials; empty if no
+            change was found.
 
     Raises:
-        ConfigurationError: Optuna is not installed.
-        DirectoryError: The directory cannot be used, another process searches there, it holds
-            another search, of which some trial came to its end or saved a checkpoint, or a folder
-            of the name that run directories are to be in, and no database.
+        ConfigurationError: If Optuna is not installed.
+        DirectoryError: If the directory cannot be used or is in use by another process, if it holds
+            another search with a completed trial or a checkpoint, or if it holds a folder `trials`
+            without a database.
     """
 
     def __init__(self, wanted: Wanted, trials: int, directory: Path | None, fresh: bool) -> None:
@@ -146,43 +148,43 @@ class Study:
         if self._lock is not None:
             self._lock.acquire()
         try:
-            self._refuse_strange()
+            self._check_ownership()
             if fresh:
                 self._remove()
             self._open()
-            self._refuse_another()
+            self._check_configuration()
             self._interrupted = [self._again(trial) for trial in self._trials("RUNNING")]
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go of the database and the directory."""
+        """Close the database and release the directory's lock."""
         self._close_database()
         if self._lock is not None:
             self._lock.release()
 
     @property
     def finished(self) -> bool:
-        """Whether as many trials as are wanted have ended, or all that there are."""
+        """Whether the requested number of trials, or every combination, has ended."""
         ended = len(self._trials("COMPLETE", "PRUNED", "FAIL"))
         enough = ended >= self.total or (self.exhausted and ended == len(self._trials()))
         return enough and not self._interrupted
 
     @property
     def exhausted(self) -> bool:
-        """Whether every combination has been handed out: any further trial would equal another."""
+        """Whether every combination has been handed out, so a new trial would be a duplicate."""
         return self._untried(self._trials()) == []
 
     def next(self) -> Order | None:
-        """Return what is to be tried next, interrupted trials first; None where that is all."""
+        """Return the order of the next trial, interrupted trials first; None if none is left."""
         while self._interrupted:
             trial = self._interrupted.pop(0)
             self._begun[trial.number] = trial
             self._reports[trial.number] = len(self._frozen(trial.number).intermediate_values)
             if not self.over(trial.number):
                 return self._order(trial)
-            # This had been the answer already, when the process was killed.
+            # The trial was already pruned when its process was killed.
             self.end(trial.number, Outcome("pruned"))
         queued = self._trials("WAITING")
         if not queued and (len(self._trials()) >= self.total or self.exhausted):
@@ -195,40 +197,40 @@ class Study:
         return self._order(trial)
 
     def report(self, number: int, at: int, value: float) -> bool:
-        """Take a value that a trial has reached; say whether it is to end here.
+        """Record a value reported by a trial, and return whether the trial must end.
 
         Args:
-            number: The trial.
-            at: How many values it has reported before.
+            number: Number of the trial.
+            at: Number of values that it reported before this one.
             value: A finite number.
         """
         trial, known = self._begun[number], self._reports[number]
-        if at < known:  # a trial that goes on tells some again
+        if at < known:  # a resumed trial repeats the reports since its last checkpoint
             return False
         trial.report(value, at)
         self._reports[number] = at + 1
         return self.over(number)
 
     def over(self, number: int) -> bool:
-        """Say whether a trial is to end at the last value that it reported.
+        """Return whether a trial is pruned at the last value that it reported.
 
         Optuna's median pruner compares the best value that the trial has reported so far with the
         median of those that the complete trials reported at this point.
         """
         if not self._wanted.pruning or not self._reports[number]:
             return False
-        return bool(self._begun[number].should_prune())  # it may be NumPy's
+        return bool(self._begun[number].should_prune())  # Optuna may return a NumPy bool
 
     def end(self, number: int, outcome: Outcome) -> Trial:
-        """Take what came of a trial.
+        """Record the outcome of a trial.
 
         Raises:
-            TreadleError: No settings would do better; the trial is tried again the next time. Or
-                the first trials have all failed.
+            TreadleError: If the trial's error would occur with any settings (the trial is then
+                repeated when the search is resumed), or if the first trials have all failed.
         """
         from optuna.trial import TrialState
 
-        # Where other settings found their data, it is these that do not fit it.
+        # A DataError counts as a failed trial if trials with other settings did find their data.
         others_did = outcome.stops == "DataError" and self._trials("COMPLETE", "PRUNED")
         if outcome.stops and not others_did:
             kind = getattr(errors, outcome.stops, ConfigurationError)
@@ -241,7 +243,7 @@ class Study:
         trial.set_user_attr("seed", outcome.seed)
         if outcome.error is not None:
             trial.set_user_attr("error", outcome.error)
-        # Of suggestions, what diverged is worse than anything that was pruned: see `_for_sampler`.
+        # Diverged trials are stored as pruned, but the sampler ranks them last: see `_for_sampler`.
         bad = outcome.ended in ("pruned", "diverged")
         state = TrialState.PRUNED if bad else TrialState.FAIL
         if outcome.ended == "complete":
@@ -249,17 +251,17 @@ class Study:
         else:
             self._study.tell(trial, state=state)
         del self._begun[number]
-        self._give_up(number, outcome)
+        self._check_failures(number, outcome)
         return self._result(self._frozen(number))
 
     def results(self) -> tuple[Trial, ...]:
-        """Return all that was tried."""
+        """Return all trials that were started."""
         return tuple(
             self._result(trial) for trial in self._trials() if trial.state.name != "WAITING"
         )
 
     def seed_of(self, number: int) -> int:
-        """Return the seed that the run of a trial had."""
+        """Return the seed of a trial's run."""
         return self._frozen(number).user_attrs["seed"]
 
     def _open(self) -> None:
@@ -269,7 +271,7 @@ class Study:
         pruner = optuna.pruners.MedianPruner(UNPRUNED, WARM_UP)
         try:
             if self._directory is not None:
-                # Opened by its path: in an address, a path may mean something else.
+                # Opened by path, since some characters have a special meaning in a database URL.
                 path = (self._directory / DATABASE).absolute()
                 opened = partial(sqlite3.connect, path, check_same_thread=False)
                 address, more = f"sqlite:///{DATABASE}", {"creator": opened}
@@ -279,23 +281,22 @@ class Study:
                     storage=self._storage,
                     study_name=NAME,
                     pruner=pruner,
-                    sampler=optuna.samplers.RandomSampler(seed=0),  # never asked: see `_queue`
+                    sampler=optuna.samplers.RandomSampler(seed=0),  # unused: see `_queue`
                     direction=direction,
                     load_if_exists=True,
                 )
-        except Exception as error:  # SQLite's, SQLAlchemy's or Optuna's own, by what is wrong
+        except Exception as error:  # SQLite, SQLAlchemy and Optuna each raise their own classes
             raise DirectoryError(
                 f"cannot use {self._directory}/{DATABASE} as the database of a search: "
-                f"{type(error).__name__}: {error}. Choose another directory, or begin anew there "
-                "with fresh=True (--fresh)"
+                f"{type(error).__name__}: {error}. Choose another directory, or replace the search "
+                "there with fresh=True (--fresh)"
             ) from error
 
-    def _refuse_another(self) -> None:
-        """Go on with the search in the directory, if it is this one.
+    def _check_configuration(self) -> None:
+        """Check that the directory holds the same search; replace one without results.
 
         Raises:
-            DirectoryError: It is another one, and some trial of it came to its end or saved a
-                checkpoint.
+            DirectoryError: If it holds another search with a completed trial or a checkpoint.
         """
         wanted = self._wanted.configuration()
         before = self._study.user_attrs.get("configuration")
@@ -306,33 +307,35 @@ class Study:
         if found and self._holds_work():
             raise DirectoryError(
                 f"{self._directory} holds another search: {'; '.join(found)}. Choose another "
-                "directory, or begin anew there with fresh=True (--fresh)"
+                "directory, or replace the search there with fresh=True (--fresh)"
             )
-        if found:  # nothing is lost
+        if found:  # the other search has no results or checkpoints to lose
             self._close_database()
             self._remove()
             self._open()
         self._study.set_user_attr("configuration", wanted)
 
-    def _refuse_strange(self) -> None:
-        """Refuse to put runs among what is not ours, or to remove that.
+    def _check_ownership(self) -> None:
+        """Check that the folder for run directories does not belong to another program.
 
         Raises:
-            DirectoryError: There is a folder of the name that they are to be in, and no database.
+            DirectoryError: If the folder exists without a database.
         """
         directory = self._directory
         if directory is None or (directory / DATABASE).exists():
             return
         if (directory / TRIALS).exists():
             raise DirectoryError(
-                f"{directory / TRIALS} is there, and no {DATABASE} beside it: it is no search's, "
-                "and is left as it is. Choose another directory (--directory), or move it away"
+                f"{directory / TRIALS} exists without {DATABASE} next to it, so it does not belong "
+                "to a search and is not used. Choose another directory (--directory), or move it "
+                "away"
             )
 
     def _holds_work(self) -> bool:
-        """Say whether it would be a loss to remove what is here: results, or hours of training.
+        """Return whether the search has results or checkpoints that must not be removed.
 
-        What could not be meant, as a value that no trial logs, left nothing worth keeping.
+        Trials that ended with a configuration error, as a monitored value that no trial logs, do
+        not count.
         """
         if self._trials("COMPLETE", "PRUNED"):
             return True
@@ -347,10 +350,12 @@ class Study:
             self._storage.engine.dispose()
 
     def _remove(self) -> None:
-        """Remove a search: its runs first, which are ours only as long as the database is there.
+        """Remove the search in the directory.
+
+        The runs are removed first, because the database marks them as part of a search.
 
         Raises:
-            DirectoryError: Something cannot be removed.
+            DirectoryError: If a file cannot be removed.
         """
         directory = self._directory
         if directory is None or not (directory / DATABASE).exists():
@@ -358,7 +363,7 @@ class Study:
         try:
             if (directory / TRIALS).exists():
                 shutil.rmtree(directory / TRIALS)
-            for more in ("-journal", "-wal", "-shm", ""):  # SQLite's own names
+            for more in ("-journal", "-wal", "-shm", ""):  # files that SQLite adds
                 (directory / f"{DATABASE}{more}").unlink(missing_ok=True)
         except OSError as error:
             raise DirectoryError(
@@ -366,10 +371,10 @@ class Study:
             ) from error
 
     def _queue(self) -> None:
-        """Put into the database, in one go, what is tried next.
+        """Add the settings of the next trial to the database, in one transaction.
 
-        It is asked for of a copy of the study in memory: in the database, a trial would get one
-        setting after another, and a process may be killed in between.
+        They are suggested by a copy of the study in memory. In the database, a trial would get one
+        setting after another, and the process could be killed in between.
         """
         import optuna
 
@@ -384,16 +389,16 @@ class Study:
             with _quiet():
                 known = optuna.create_study(direction=self._study.direction, sampler=sampler)
             known.add_trials([_for_sampler(trial) for trial in trials])
-            asked = known.ask()
-            self._suggest(asked)
-            parameters = asked.params
+            suggested = known.ask()
+            self._suggest(suggested)
+            parameters = suggested.params
             untried = self._untried(trials)
             if untried and parameters not in untried:
                 parameters = untried[seed % len(untried)]
         self._study.enqueue_trial(parameters, user_attrs={"parameters": parameters})
 
     def _untried(self, trials: Sequence["optuna.trial.FrozenTrial"]) -> list[dict[str, Any]] | None:
-        """Return the combinations that were not tried; None where there are too many to list."""
+        """Return the combinations that were not tried; None if there are too many to list."""
         spaces = self._wanted.spaces
         listed = [_values(space) for space in spaces.values()]
         sizes = [len(values) if values is not None else LISTED + 1 for values in listed]
@@ -405,12 +410,12 @@ class Study:
         return [parameters for parameters in every if parameters not in tried]
 
     def _seed_so_far(self) -> int | None:
-        """Return the seed that trials trained from; None where none did."""
+        """Return the seed of the trials so far; None if no trial has started training."""
         seeds = (trial.user_attrs.get("seed") for trial in self._trials())
         return next((seed for seed in seeds if seed is not None), None)
 
     def _compare(self, code: Mapping[str, str]) -> None:
-        """Warn once where the code of a trial is other code than that of the first."""
+        """Warn once if the task's code differs from that of the first trial."""
         first = self._study.user_attrs.get("code", {})
         if code and not first:
             self._study.set_user_attr("code", dict(code))
@@ -430,7 +435,7 @@ class Study:
                 trial.suggest_float(name, space.low, space.last, step=space.step, log=space.log)
 
     def _again(self, frozen: "optuna.trial.FrozenTrial") -> "optuna.Trial":
-        """Return a trial that another process began."""
+        """Return a trial that an earlier process started."""
         import optuna
 
         trial = optuna.Trial(self._study, frozen._trial_id)  # pyright: ignore[reportPrivateUsage]
@@ -447,7 +452,7 @@ class Study:
             monitor=wanted.monitor,
             direction=wanted.direction,
             directory=self._place(trial.number),
-            # The file's own seed, once it is known: all trials train from one.
+            # All trials use the seed set in the task's file, once the first trial has reported it.
             seed=wanted.seed if wanted.seed is not None else self._seed_so_far(),
             **wanted.options,
         )
@@ -478,14 +483,14 @@ class Study:
             directory=self._place(trial.number),
         )
 
-    def _give_up(self, number: int, outcome: Outcome) -> None:
-        """Stop where the first trials have failed, and nothing else was there.
+    def _check_failures(self, number: int, outcome: Outcome) -> None:
+        """End the search if the first trials have all failed.
 
         Raises:
-            TreadleError: So it is.
+            TreadleError: If they have.
         """
         failed, others = len(self._trials("FAIL")), len(self._trials("COMPLETE", "PRUNED"))
-        if outcome.ended == "failed" and failed >= HOPELESS and not others:
+        if outcome.ended == "failed" and failed >= TOO_MANY_FAILURES and not others:
             place = self._place(number)
             output = Path(place, OUTPUT) if place is not None else None
             raise TreadleError(
@@ -494,13 +499,13 @@ class Study:
             )
 
 
-def _told(space: Space) -> str:
-    """Return what differs where a space does: on the command line 1 and "1" look alike."""
+def _text(space: Space) -> str:
+    """Return a text that identifies a space; `str` of a choice would not tell 1 from "1"."""
     return str(space) if isinstance(space, Range) else repr(space)
 
 
 def _values(space: Space) -> list[Any] | None:
-    """Return the values of a space; None where they are not few, or no whole numbers."""
+    """Return the values of a choice or a range of whole numbers; None if there are too many."""
     if isinstance(space, Choice):
         return list(space.values)
     if not space.whole or (space.last - space.low) / (space.step or 1) >= LISTED:
@@ -509,11 +514,11 @@ def _values(space: Space) -> list[Any] | None:
 
 
 def _for_sampler(trial: "optuna.trial.FrozenTrial") -> "optuna.trial.FrozenTrial":
-    """Return a trial as the sampler is to see it.
+    """Return a trial in the form that is passed to the sampler.
 
-    Optuna's orders those that did not come to their end by how far they came, and then by their
-    last value: one that diverged late would be among the best of them. Without values it is the
-    worst.
+    Optuna's sampler ranks pruned trials by their number of reports and then by their last value, so
+    a trial that diverged late would rank among the best of them. Without reported values it ranks
+    last.
     """
     if trial.user_attrs.get("ended") != "diverged":
         return trial
@@ -524,7 +529,7 @@ def _for_sampler(trial: "optuna.trial.FrozenTrial") -> "optuna.trial.FrozenTrial
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Keep Optuna from telling that it made a study."""
+    """Suppress Optuna's log message that a study was created."""
     from optuna import logging
 
     before = logging.get_verbosity()

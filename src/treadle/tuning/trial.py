@@ -1,6 +1,6 @@
-"""One trial: a task made with its settings and trained, while somebody may say that it is enough.
+"""One trial: makes a task with its settings and trains it, reporting values as they are logged.
 
-From here on Keras is there.
+This module imports Keras.
 """
 
 import math
@@ -34,23 +34,25 @@ Report = Callable[[int, float], bool]
 
 
 class Unfit(ConfigurationError):
-    """What was asked for can be done with no settings at all; `treadle.tune` raises its parent."""
+    """The search cannot work with any settings; `treadle.tune` raises the parent class instead."""
 
 
 STOPPING = (BackendError, CheckpointError, DataError, DirectoryError, Unfit)
-"""What other settings would meet as well. Of a `DataError` that is so only until some trial has
-been through: one batch size may leave no batch."""
+"""Errors that do not depend on the settings, so that they end the whole search.
+
+A `DataError` ends it only until some trial has completed: a batch size may be too large for the
+data."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A task with its data, and how its run is recorded.
+    """A task with its data and the recorded configuration of its run.
 
     Attributes:
         made: The task.
-        train: What it trains on; None means its own data.
-        validation: What it is validated on.
-        configuration: What else its run is, in JSON's types; without how long it lasts.
+        train: Training data; None means the task's own.
+        validation: Validation data.
+        configuration: Further configuration of the run, as JSON types, without its duration.
     """
 
     made: Made
@@ -60,14 +62,15 @@ class Subject:
 
 
 class Reporting(Hook):
-    """Tells how good a run is each time that is known, and ends it where that is the answer.
+    """Reports the monitored value each time it is logged, and ends the trial if it is pruned.
 
     Args:
-        order: What it is judged by.
-        report: Takes how many values were known before, and the value; says whether to end.
+        order: The order, for the name and direction of the monitored value.
+        report: Receives the number of earlier reports and the value; returns whether to end the
+            trial.
 
     Attributes:
-        ended: `"pruned"` or `"diverged"`, or None.
+        ended: `"pruned"` or `"diverged"` if the hook ended the trial, else None.
     """
 
     def __init__(self, order: Order, report: Report) -> None:
@@ -76,10 +79,10 @@ class Reporting(Hook):
         self.ended: str | None = None
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Report the value, if it is a new one.
+        """Report the monitored value if the record contains it.
 
         Raises:
-            ConfigurationError: It is not among those that the task logs.
+            ConfigurationError: If the task does not log the monitored value.
         """
         try:
             improved = self._monitor.improved(record)
@@ -99,22 +102,23 @@ class Reporting(Hook):
         self._reports += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what must survive a restart."""
+        """Return the hook's state for checkpoints."""
         return {**self._monitor.state(), "reports": self._reports}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the state returned by `state`."""
         self._monitor.restore(state)
         self._reports = state["reports"]
 
 
 def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
-    """Train a task with the settings of an order; whatever ends it, return what came of it.
+    """Train a task with the settings of an order, and return the outcome. Errors are caught.
 
     Args:
-        order: What is asked for.
+        order: The trial to run.
         make: Makes the task and its data.
-        report: Takes a number from 0 and a value, each time one is known; says whether to end.
+        report: Called each time that the monitored value is logged, with the number of earlier
+            reports and the value; returns whether to end the trial.
     """
     began = time.monotonic()
     seed: int | None = None
@@ -122,25 +126,25 @@ def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
     try:
         subject = make()
         seed, found = run_seed(), code_of(subject.made.task)
-        # A task that a function defines may hold settings by their names.
+        # For a task class defined in a function, these may include settings: closure variables.
         code = {name: value for name, value in found.items() if name not in order.settings}
         ended, value = _trained(order, subject, report)
         outcome = Outcome(ended, value)
     except NonFiniteError as error:
-        outcome = Outcome("diverged", error=_told(error))
-    except Exception as error:  # the user's own: a trial that fails is one of the results
+        outcome = Outcome("diverged", error=_described(error))
+    except Exception as error:  # raised by the user's code: the trial counts as failed
         stops = isinstance(error, STOPPING)
         if not stops or isinstance(error, DataError):
             traceback.print_exception(error)
-        outcome = Outcome("failed", error=_told(error), stops=_kind(error) if stops else None)
+        outcome = Outcome("failed", error=_described(error), stops=_kind(error) if stops else None)
     outcome.seconds, outcome.seed, outcome.code = time.monotonic() - began, seed, code
     return outcome
 
 
 def missing(name: str, known: Mapping[str, Any]) -> Unfit:
-    """Return the error that a value is not among those that a task logs."""
+    """Return the error for a monitored value that the task does not log."""
     return Unfit(
-        f"tune cannot find {name!r} in what epochs, validations and hooks log."
+        f"tune cannot find {name!r} among the values that epochs, validations and hooks log."
         f"{did_you_mean(name, known)}"
     )
 
@@ -149,8 +153,8 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
     lasts: dict[str, Any] = dict(order.lasts) or dict(subject.made.lasts)
     if not lasts:
         raise Unfit(
-            f"{order.task} does not say how long it trains: add --epochs or --steps, or give the "
-            "class an attribute, as `epochs = 10`"
+            f"{order.task} does not define how long it trains: add --epochs or --steps, or give "
+            "the class an attribute, as `epochs = 10`"
         )
     train, validation = subject.train, subject.validation
     if train is None:
@@ -170,7 +174,7 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
     with loop:
         history = loop.fit(train, validation, **lasts)
     if reporting.ended is None and order.directory is not None:
-        # It may have ended before, in a process that could not tell of it any more.
+        # The trial may have ended in an earlier process that was killed before it sent the outcome.
         reason = str(read_run(Path(order.directory)).get("reason") or "").partition(":")[0]
         reporting.ended = reason if reason in (DIVERGED, PRUNED) else None
     logged = _logged(history)
@@ -182,14 +186,14 @@ def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float
 
 
 def _logged(history: History) -> dict[str, Any]:
-    """Return the last number of each name that epochs, validations and hooks logged."""
+    """Return the last number logged under each name by epochs, validations and hooks."""
     found: dict[str, Any] = {}
     for record in history.records:
         found |= {k: value for k, value in record.values.items() if isinstance(value, (int, float))}
     return found
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{_kind(error)}: {error}".rstrip(": ")
 
 

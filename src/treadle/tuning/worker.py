@@ -1,10 +1,10 @@
-"""A process that tries settings, one after another: `python -m treadle.tuning.worker`.
+"""Worker process that runs trials one after another: `python -m treadle.tuning.worker`.
 
-Its first line of input is a list of folders to import from. Each further one is an order, in JSON;
-while a trial runs, each is the answer to the report before: whether to end, or null where the value
-was not taken. What it writes to its output is `{"report": [at, value]}` and `{"outcome": …}`. What
-tasks print goes into `output.txt` beside their runs. It ends where its input does: nobody is there
-to take what it would find.
+The protocol is one JSON value per line. The first input line is a list of folders to import from.
+Each further line is an order; while a trial runs, each is the answer to the last report: whether to
+end the trial, or null if the main process is shutting down and did not record the value. Output
+lines are `{"report": [at, value]}` and `{"outcome": …}`. What tasks print goes to `output.txt` in
+their run directory. The process exits when its input ends, because the main process is gone.
 """
 
 import json
@@ -21,10 +21,10 @@ from .orders import OUTPUT, Order, Outcome
 
 
 def main() -> None:
-    """Do what comes, until nothing more does."""
+    """Run the trials of the orders received on standard input, until it ends."""
     answers, orders = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # a task that reads its input must not take an order
+    os.dup2(nothing, 0)  # a task that reads standard input must not consume an order
     os.close(nothing)
     lines: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(orders, lines), daemon=True).start()
@@ -32,16 +32,16 @@ def main() -> None:
     while True:
         order = lines.get()
         _redirect(Path(order["directory"]))
-        outcome = _tried(order, lines, answers)
+        outcome = _run(order, lines, answers)
         sys.stdout.flush()
         sys.stderr.flush()
-        _say(answers, {"outcome": outcome})
+        _send(answers, {"outcome": outcome})
 
 
 def _read(orders: IO[str], lines: "SimpleQueue[Any]") -> None:
     for line in orders:
         lines.put(json.loads(line))
-    os._exit(0)  # whoever asked is gone: the directory is to be free for the next one
+    os._exit(0)  # the main process is gone: release the directory for the next search
 
 
 def _redirect(directory: Path) -> None:
@@ -52,20 +52,20 @@ def _redirect(directory: Path) -> None:
     os.close(opened)
 
 
-def _say(answers: IO[str], what: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(what) + "\n")
+def _send(answers: IO[str], message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
     answers.flush()
 
 
-def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
-    """Try what is asked for; the first one chooses the backend and imports Keras."""
+def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
+    """Run the trial of an order; the first trial chooses the backend and imports Keras."""
     from ..core.backend_choice import choose_backend
     from ..core.options import backend_name, overriding, precision_name, run_seed, setup
     from ..errors import Terminated, TreadleError
     from ..recipes import make as make_task
     from ..recipes import resolve
 
-    order = Order(**asked)
+    order = Order(**fields)
     try:
         recipe = resolve(order.task)
         if order.backend is not None:
@@ -78,7 +78,7 @@ def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]
     from .trial import Subject, tried
 
     def make() -> Subject:
-        keras.backend.clear_session()  # of the trial before; layers are numbered from 1 again
+        keras.backend.clear_session()  # drop the previous trial; layers are numbered from 1 again
         setup(seed=order.seed or 0, precision=order.precision)
         with overriding(order.seed, order.precision, order.backend):
             made = make_task(recipe, order.settings)
@@ -96,9 +96,9 @@ def _tried(asked: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]
         return Subject(made, configuration=configuration)
 
     def report(at: int, value: float) -> bool:
-        _say(answers, {"report": [at, value]})
+        _send(answers, {"report": [at, value]})
         answer = lines.get()
-        if answer is None:  # nobody took the value: it is to be told again, by who goes on
+        if answer is None:  # the value was not recorded: the resumed trial reports it again
             raise Terminated
         return answer
 

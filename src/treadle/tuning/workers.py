@@ -1,4 +1,4 @@
-"""The processes that try settings: begun, listened to, replaced."""
+"""Worker processes of a search: start them, read their reports, replace those that die."""
 
 import json
 import os
@@ -20,18 +20,18 @@ from .study import Study
 
 PROGRAM = ("-m", "treadle.tuning.worker")
 RENEWED = 20
-"""Trials that one process makes. On TensorFlow each leaves some 200 memory mappings behind, of at
-most 65,530; a new process costs 2 to 5 seconds."""
+"""Trials that one process runs before it is replaced. On TensorFlow each trial leaks some 200
+memory mappings, of the 65,530 that a process may have; a new process costs 2 to 5 seconds."""
 PATIENCE = 30.0
-"""Seconds for a process that is asked to end: it saves a checkpoint."""
+"""Seconds that a terminated process has to save a checkpoint and exit."""
 
 
 class Worker:
-    """A process that tries one order after another.
+    """A process that runs one trial after another.
 
     Args:
-        environment: Variables that it has beside those of this process.
-        order: The first order.
+        environment: Environment variables in addition to those of this process.
+        order: The order of the first trial.
     """
 
     def __init__(self, environment: Mapping[str, str], order: Order) -> None:
@@ -46,7 +46,7 @@ class Worker:
                 stderr=output,
                 text=True,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C is for the process that was started
+                start_new_session=True,  # Ctrl-C reaches the main process only
             )
         self._made = 0
         self.send([entry for entry in sys.path if entry])
@@ -54,43 +54,43 @@ class Worker:
 
     @property
     def output(self) -> IO[str]:
-        """What it says, a line at a time."""
+        """The process's output: reports and outcomes, one JSON value per line."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     @property
     def spent(self) -> bool:
-        """Whether it has made as many trials as it may."""
+        """Whether the process has run its maximum number of trials."""
         return self._made >= RENEWED
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def begin(self, order: Order) -> None:
-        """Let it try an order."""
+        """Start the trial of an order."""
         self.order, self._made = order, self._made + 1
         self.send(asdict(order))
 
     def send(self, what: Any) -> None:
-        """Write a line to it; one that is gone is noticed elsewhere."""
+        """Write a line to the process; a process that has exited is detected in `run`."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
 
     def terminate(self) -> None:
-        """Let its run save, and end."""
+        """Ask the process to save its trial and exit."""
         if not self.gone:
             self._process.terminate()
         self.send(None)  # it may be waiting for an answer
 
     def end(self, patience: float = 0.0) -> int:
-        """End it, if it has not ended by then; returns its exit code.
+        """Wait for the process to exit, kill it if it does not, and return its exit code.
 
         Args:
-            patience: Seconds to wait for it.
+            patience: Seconds to wait before it is killed.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
@@ -108,28 +108,28 @@ def run(
     environment: Mapping[str, str],
     told: Callable[[Trial], None],
 ) -> None:
-    """Try all that a study hands out, in processes of their own.
+    """Run all trials of a study in worker processes.
 
-    A process that dies is replaced once for each trial, and the run goes on where it was; a trial
-    whose process dies again has failed.
+    If a process dies, a new one resumes its trial from the last checkpoint. If that one dies in the
+    same trial too, the trial has failed.
 
     Args:
-        study: What hands out trials.
-        workers: Processes at the same time.
-        environment: Variables that they have beside those of this process.
-        told: Called with each trial that has ended.
+        study: The study that hands out trials.
+        workers: Number of parallel processes.
+        environment: Environment variables of the processes, in addition to those of this process.
+        told: Callback that receives each trial when it has ended.
 
     Raises:
-        TreadleError: As `Study.end` does.
-        KeyboardInterrupt, Terminated: A signal came; trials that run were saved, and go on when the
-            search does.
+        TreadleError: As for `Study.end`.
+        KeyboardInterrupt, Terminated: If a signal was received. The running trials are saved, and
+            resume with the search.
     """
     died: dict[int, str] = {}
     listening: dict[Worker, None] = {}
     with noted() as asked, selectors.DefaultSelector() as selector:
 
         def take(worker: Worker | None, order: Order | None) -> None:
-            """Give an order to a process, or to a new one; without an order it may go."""
+            """Give an order to the worker, or to a new one; without an order, end the worker."""
             if worker is not None and (order is None or worker.spent):
                 drop(worker)
                 worker = None
@@ -154,11 +154,11 @@ def run(
         def lost(worker: Worker) -> None:
             order, code = worker.order, drop(worker)
             how = _ending(code)
-            if study.over(order.number):  # it died before it could take this answer
+            if study.over(order.number):  # it died before it received the answer to end the trial
                 ended(None, order, Outcome("pruned"))
             elif order.number in died:
                 assert order.directory is not None
-                error = f"its process {died[order.number]}, and another one {how}"
+                error = f"its process {died[order.number]}, and the one that replaced it {how}"
                 ended(
                     None, order, Outcome("failed", error=f"{error}; see {order.directory}/{OUTPUT}")
                 )
@@ -174,15 +174,16 @@ def run(
                 if asked.signal is not None:
                     raise asked.error()
                 for worker in list(listening):
-                    # Something that it has begun may keep its output open when it is gone.
+                    # A child process of the worker may keep its output open after it has exited, so
+                    # the end of the output alone does not detect that.
                     line = worker.output.readline() if worker in ready else ""
                     if line:
-                        said = json.loads(line)
-                        if "report" in said:
-                            at, value = said["report"]
+                        message = json.loads(line)
+                        if "report" in message:
+                            at, value = message["report"]
                             worker.send(study.report(worker.order.number, at, value))
                         else:
-                            ended(worker, worker.order, Outcome(**said["outcome"]))
+                            ended(worker, worker.order, Outcome(**message["outcome"]))
                     elif worker in ready or worker.gone:
                         lost(worker)
         finally:
@@ -194,10 +195,10 @@ def run(
 
 
 def _share(workers: int) -> dict[str, str]:
-    """Return how many threads a process of several may have: its share of the cores.
+    """Return environment variables that limit each worker to its share of the CPU cores.
 
-    PyTorch's, which are OpenMP's, wait for one another on busy cores: two processes with a thread
-    for every core are many times slower than one after the other.
+    OpenMP threads, which PyTorch uses, wait for one another on busy cores: two parallel processes
+    with one thread per core each are many times slower than the same two in sequence.
     """
     if workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
@@ -205,9 +206,9 @@ def _share(workers: int) -> dict[str, str]:
 
 
 def _ending(code: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended, from its exit code."""
     if code >= 0:
         return f"ended with code {code}"
     killed = signal.Signals(-code).name
-    why = ", as it is where memory runs out" if killed == "SIGKILL" else ""
+    why = " (possibly out of memory)" if killed == "SIGKILL" else ""
     return f"was killed by {killed}{why}"
