@@ -520,7 +520,7 @@ def test_no_backend_says_what_to_install(monkeypatch):
 
 def test_a_task_s_only_backend_is_chosen_unless_another_was_asked_for(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with pytest.raises(BackendError, match="KERAS_BACKEND says jax: use --backend tensorflow"):
+    with pytest.raises(BackendError, match="KERAS_BACKEND is jax: use --backend tensorflow"):
         choose(monkeypatch, EVERY, only="tensorflow")
     monkeypatch.delenv("KERAS_BACKEND")
     assert choose(monkeypatch, EVERY, only="tensorflow") == "tensorflow"

@@ -7,7 +7,7 @@ from types import TracebackType
 from ..errors import TreadleError
 from .backend_choice import BACKENDS
 
-PACKAGE = str(Path(__file__).parent) + os.sep
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
 RECIPES = PACKAGE + "recipes" + os.sep  # steps, as users write them
 SETTING = "TREADLE_TRACEBACK"
 # What may stand between two frames of Treadle without a line of the user's: tracing and threads.

@@ -10,7 +10,7 @@ import torch
 
 _LIBRARIES = tuple(  # the standard library is where `inspect` is, and installed ones below it
     str(Path(file).parent)
-    for file in (torch.__file__, keras.__file__, inspect.__file__, str(Path(__file__).parent))
+    for file in (torch.__file__, keras.__file__, inspect.__file__, str(Path(__file__).parents[2]))
     if file
 )
 
