@@ -208,9 +208,7 @@ class WarmUp(_Schedule):
     def __call__(self, step: Any) -> Tensor:
         """Return the value at a step."""
         step = ops.convert_to_tensor(step)
-        then = value_at(
-            self.to, ops.maximum(step - self.steps, 0)
-        )  # its first value during warm-up
+        then = value_at(self.to, ops.maximum(step - self.steps, 0))  # in warm-up: its first value
         rise = self.start + (then - self.start) * (_number(step) / self.steps)
         return ops.where(step < self.steps, rise, then)
 
