@@ -163,7 +163,7 @@ class LoopView(Protocol):
         ...
 
     def call(self, function: Any, *inputs: Any) -> Any:
-        """Call a method of the task, compiled; its state changes are discarded."""
+        """Run a function compiled and return NumPy arrays; its state changes are discarded."""
         ...
 
 
