@@ -246,12 +246,12 @@ class Piecewise(_Schedule):
         count = len(self.schedules)
         if count != len(self.boundaries) + 1:
             raise ConfigurationError(
-                f"Piecewise has {count} schedules and {len(self.boundaries)} boundaries: there is "
-                f"one boundary between each two, so {max(count - 1, 0)}"
+                f"Piecewise has {count} schedules and {len(self.boundaries)} boundaries: it needs "
+                f"one boundary between each two schedules, so {max(count - 1, 0)}"
             )
         if sorted(set(self.boundaries)) != self.boundaries:
             raise ConfigurationError(
-                f"the boundaries of Piecewise must rise, and they are {self.boundaries}"
+                f"the boundaries of Piecewise must increase, but they are {self.boundaries}"
             )
 
     def __call__(self, step: Any) -> Tensor:

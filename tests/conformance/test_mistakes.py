@@ -33,8 +33,8 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
             [],
             lambda held, loss: held.append(1),
             r"train_step changes Python values \(held changed from a list of \d to a list of \d\), "
-            r"which a compiled step does only while it is traced: keep what changes in a keras\."
-            r"Variable",
+            r"which a compiled step does only while it is traced: store changing values in a "
+            r"keras\.Variable",
         ),
         (
             {"start": 0},
@@ -45,14 +45,14 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
         (
             [],
             lambda held, loss: held.append(loss),
-            r"a tensor of train_step was kept in held, where it means nothing once the step is "
-            r"compiled: return it from the step, which logs it, or assign it to a keras\.Variable "
-            r"that the task holds",
+            r"a tensor of train_step was stored in held, but it has no value outside of a compiled "
+            r"step: return it from the step, which logs it, or assign it to a keras\.Variable that "
+            r"is an attribute of the task",
         ),
         (
             {"last": None},
             lambda held, loss: held.update(last=loss),
-            r"a tensor of train_step was kept in held(/last)?, where .*",
+            r"a tensor of train_step was stored in held(/last)?, but .*",
         ),
     ],
     ids=["number-in-list", "key-in-dict", "tensor-in-list", "tensor-in-dict"],
@@ -66,7 +66,7 @@ def test_what_a_step_puts_into_containers(
 
 def test_a_tensor_kept_in_an_attribute(options: treadle.Options) -> None:
     task = Does(lambda task, batch, loss: setattr(task, "last", loss), last=None)
-    assert told(StepError, task, options).startswith("a tensor of train_step was kept in last, ")
+    assert told(StepError, task, options).startswith("a tensor of train_step was stored in last, ")
 
 
 def test_containers_that_hooks_fill_are_constants() -> None:
@@ -322,6 +322,6 @@ def test_accuracy_of_other_losses_is_refused(loss: Any, name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         treadle.Supervised(keras.Sequential([head()]), loss, "adam", ["accuracy"])
     assert str(caught.value) == (
-        f"'accuracy' does not say which accuracy fits the loss '{name}': write "
-        "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
+        f"'accuracy' is ambiguous for the loss '{name}': write sparse_categorical_accuracy, "
+        "categorical_accuracy or binary_accuracy"
     )

@@ -218,7 +218,7 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str =
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
         f"the code of {', '.join(names[:NAMED])}{more} changed since {since}, so its results are "
-        "those of other code: fresh=True (--fresh) trains anew"
+        "those of other code: fresh=True (--fresh) trains from scratch"
     )
 
 

@@ -52,7 +52,7 @@ class Image:
         if values.ndim != 3 or values.shape[2] not in COLOR_TYPES or 0 in values.shape:
             raise ConfigurationError(
                 "an Image is of shape (height, width), (height, width, 1) or (height, width, 3), "
-                f"not {np.shape(array)}: for several pictures there is treadle.image_grid"
+                f"not {np.shape(array)}: use treadle.image_grid for several images"
             )
         self.pixels: np.ndarray[Any, np.dtype[np.uint8]] = _as_bytes(values, "an Image")
         self.pixels.flags.writeable = False
@@ -148,12 +148,12 @@ def _as_bytes(
     if not (low >= -CLIPPED and high <= 1 + CLIPPED):  # NaN is neither
         raise ConfigurationError(
             f"{what} takes floats from 0 to 1, and these are from {low:.4g} to {high:.4g}: rescale "
-            "them, as (x + 1) / 2 what comes out of a tanh"
+            "them, for example by (x + 1) / 2 after a tanh"
         )
     if low < -ROUNDING or high > 1 + ROUNDING:
         # Without the values, since Python shows only equal warnings from one line of code once.
         warnings.warn(
-            f"{what} takes floats from 0 to 1, and clips others that are close: end the decoder "
+            f"{what} takes floats from 0 to 1, and clipped values slightly outside: end the decoder "
             "with a sigmoid, or rescale its output",
             TreadleWarning,
             stacklevel=3,

@@ -239,8 +239,8 @@ class History:
             message = f"the step returned no {name!r}; it returned: {known}"
             if name in self.names():
                 message += (
-                    f". {name!r} has one value for each epoch, validation or log, and none for a "
-                    f"single step, as every metric: use history[{name!r}]"
+                    f". {name!r} has one value for each epoch, validation or log, and none for "
+                    f"single steps, like every metric: use history[{name!r}]"
                 )
             raise KeyError(message)
         return self._chunks[0].values[name]

@@ -124,7 +124,7 @@ def setup(
         if value is not None and built:
             raise ConfigurationError(
                 f"setup({name}=…) must come before anything is built: {built} exists already and "
-                f"would not notice. Move treadle.setup to the top of the script, or call "
+                f"would not be affected. Move treadle.setup to the top of the script, or call "
                 f"keras.backend.clear_session() first"
             )
     if seed is not None:

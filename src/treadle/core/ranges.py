@@ -45,7 +45,7 @@ class Range:
         """Check the arguments."""
         for number in (self.low, self.high, 1 if self.step is None else self.step):
             if type(number) not in (int, float) or not math.isfinite(number):
-                raise ConfigurationError(f"{self!r}: {number!r} is no finite number")
+                raise ConfigurationError(f"{self!r}: {number!r} is not a finite number")
         if self.low >= self.high:
             raise ConfigurationError(
                 f"{self!r}: the first bound must be less than the second, and {self.low!r} is not "

@@ -50,8 +50,9 @@ def deaf() -> str:
     if threading.current_thread() is threading.main_thread():
         return ""
     return (
-        "the loop runs outside the main thread, where Python hears no signals: SIGINT and SIGTERM "
-        "end the process without a checkpoint of that moment, and a resume begins at the newest one"
+        "the loop runs outside the main thread, where Python cannot handle signals: SIGINT and "
+        "SIGTERM end the process without saving a checkpoint, so a resumed run starts from the "
+        "newest existing one"
     )
 
 

@@ -146,7 +146,9 @@ def at(span: str, function: Callable[[Any], Any]) -> Scheduled:
     """
     parsed = Span.parse(span)
     if parsed.of == "seconds":
-        raise ConfigurationError(f"at({span!r}) names no exact moment: use after({span!r}, …)")
+        raise ConfigurationError(
+            f"at({span!r}) is a time, not an exact step: use after({span!r}, …)"
+        )
     return Scheduled(When(parsed, repeat=False), function)
 
 

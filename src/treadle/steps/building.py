@@ -146,7 +146,7 @@ def _check_gradients(state: State, found: Build, name: str) -> None:
             raise StepError(
                 f"{name} applies {gradients} gradients to {len(variables)} variables by "
                 f"{names.get(id(optimizer), optimizer.name)} ({type(optimizer).__name__})"
-                f"{f', so that none is left for {paths}' if paths else ''}: pass one gradient for "
+                f"{f', so there is none for {paths}' if paths else ''}: pass one gradient for "
                 "each variable, in the same order"
             )
 

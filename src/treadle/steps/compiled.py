@@ -344,14 +344,14 @@ class Prepared:
         for path, (_, new) in changed.items():
             if tensor_kept(new):
                 raise StepError(
-                    f"a tensor of {self._name} was kept in {path}, where it means nothing once the "
-                    "step is compiled: return it from the step, which logs it, or assign it to a "
-                    "keras.Variable that the task holds"
+                    f"a tensor of {self._name} was stored in {path}, but it has no value outside "
+                    "of a compiled step: return it from the step, which logs it, or assign it to a "
+                    "keras.Variable that is an attribute of the task"
                 )
         if changed:
             raise StepError(
                 f"{self._name} changes Python values ({'; '.join(self.changed_constants())}), "
-                "which a compiled step does only while it is traced: keep what changes in a "
+                "which a compiled step does only while it is traced: store changing values in a "
                 "keras.Variable"
             )
 

@@ -504,8 +504,8 @@ def _reached(gradient: Tensor | None, variable: Variable, name: str, unreached: 
     path = context().path_of(variable)
     loss = f"the loss {name!r}" if name else "the loss"
     raise GradientError(
-        f"no gradient for {path}: {loss} does not reach it. Leave it out of the variables, or pass "
-        "unreached='zeros' if that is meant"
+        f"no gradient for {path}: {loss} does not depend on it. Leave it out of the variables, or "
+        "pass unreached='zeros' for a gradient of zeros"
     )
 
 

@@ -75,9 +75,9 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
     step = context()
     if step.inside:
         raise StepError(
-            f"phase {name!r} stands inside an objective, a branch or a mapped function, where it "
-            "cannot see what else changes: put it around the whole gradients, minimize, cond or "
-            "for_each"
+            f"phase {name!r} is inside an objective, a branch or a mapped function, where changes "
+            "of other variables cannot be detected: put it around the whole call of gradients, "
+            "minimize, cond or for_each"
         )
     if not step.checked or step.build is not None:
         yield

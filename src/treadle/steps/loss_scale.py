@@ -166,6 +166,6 @@ def _refuse_own_names(values: Mapping[str, Any], name: str) -> None:
     for own in (LOSS_SCALE, UNDONE):
         if own in values:
             raise StepError(
-                f"{name} returned {own!r}, which is what loss scaling logs under this name: rename "
-                "it"
+                f"{name} returned {own!r}, but loss scaling logs a value of its own under this "
+                "name: rename yours"
             )

@@ -57,7 +57,7 @@ def fastest(
     best = executors[order[0]]
     timings = ", ".join(f"{executors[i].plan} {median(times[i]) * 1e6:,.0f} µs" for i in order)
     pin = _pin(best.plan, facts.compilers)
-    best.plan = replace(best.plan, why=f"measured, a step: {timings}; keep it with {pin}")
+    best.plan = replace(best.plan, why=f"measured, per step: {timings}; keep it with {pin}")
     return best
 
 

@@ -122,10 +122,10 @@ class Value:
             ValueError: `found` is not a result of `encoded`.
         """
         if not isinstance(found, Mapping) or set(found) != {"kind", "type", "content"}:  # type: ignore[reportUnknownArgumentType]
-            raise ValueError("a value lacks its kind, type or content")
+            raise ValueError("a value has no kind, type or content")
         kind, name, content = found["kind"], found["type"], found["content"]  # type: ignore[reportUnknownVariableType]
         if not isinstance(kind, str) or not isinstance(name, str) or not _fits(kind, content):
-            raise ValueError(f"a value is of the kind {kind!a:.40} and holds something else")
+            raise ValueError(f"a value of the kind {kind!a:.40} has invalid content")
         if kind == "dict":
             content = tuple(content)  # type: ignore[reportUnknownArgumentType]
         return cls(kind, content, name)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ class SavedConstants:
             changes: dict[str, Change] = {}
             for path, change in found.items():  # type: ignore[reportUnknownVariableType]
                 if not isinstance(change, Mapping) or set(change) != {"was", "now"}:  # type: ignore[reportUnknownArgumentType]
-                    raise ValueError(f"{path!a:.80} lacks what it was or is")
+                    raise ValueError(f"{path!a:.80} has no 'was' or no 'now'")
                 was, now = change["was"], change["now"]  # type: ignore[reportUnknownVariableType]
                 changes[str(path)] = Change(  # type: ignore[reportUnknownArgumentType]
                     None if was is None else Value.decoded(was),

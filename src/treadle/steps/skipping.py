@@ -34,8 +34,8 @@ def skipping(
         values, weights = step(batch)
         if UNDONE in values:
             raise StepError(
-                f"{name} returned {UNDONE!r}, which is what skipped steps log under this name: "
-                "rename it"
+                f"{name} returned {UNDONE!r}, but skipping steps logs a value of its own under "
+                "this name: rename yours"
             )
         # Copied, since the step may have returned a variable's buffer, which is about to change.
         values = {key: ops.copy(value) for key, value in values.items()}

@@ -194,7 +194,7 @@ def _metric(metric: Any, loss: Any) -> Any:
     if kind is None:
         known = "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
         raise ConfigurationError(
-            f"{metric!r} does not say which accuracy fits the loss {loss.name!r}: write {known}"
+            f"{metric!r} is ambiguous for the loss {loss.name!r}: write {known}"
         )
     if kind == "BinaryAccuracy" and getattr(loss, "from_logits", False):
         # Keras' BinaryAccuracy has a threshold of 0.5, even if the outputs are logits.
