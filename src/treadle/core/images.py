@@ -153,8 +153,8 @@ def _as_bytes(
     if low < -ROUNDING or high > 1 + ROUNDING:
         # Without the values, since Python shows only equal warnings from one line of code once.
         warnings.warn(
-            f"{what} takes floats from 0 to 1, and clipped values slightly outside: end the decoder "
-            "with a sigmoid, or rescale its output",
+            f"{what} takes floats from 0 to 1, and clipped values slightly outside: end the "
+            "decoder with a sigmoid, or rescale its output",
             TreadleWarning,
             stacklevel=3,
         )

@@ -119,7 +119,7 @@ def setup(
         choose_default_backend()
     import keras
 
-    built = _names_of_what_exists()
+    built = _existing_layer()
     for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
         if value is not None and built:
             raise ConfigurationError(
@@ -130,7 +130,7 @@ def setup(
     if seed is not None:
         _seed_everything(seed)
     if precision is not None:
-        _refuse_other_precision(precision)
+        _check_precision(precision)
         keras.config.set_dtype_policy(precision)
     if devices is not None:
         keras.distribution.set_distribution(devices)
@@ -191,7 +191,7 @@ def run_seed() -> int:
     return global_random_seed() or 0
 
 
-def _refuse_other_precision(precision: str) -> None:
+def _check_precision(precision: str) -> None:
     """Check that the backend supports a precision; JAX may silently replace float64 by float32.
 
     Raises:
@@ -262,7 +262,7 @@ def without_tensorflow() -> Generator[None]:
         known["_available"] = before
 
 
-def _names_of_what_exists() -> str:
+def _existing_layer() -> str:
     """Return the name of a layer that exists already, or an empty string."""
     from keras.src.backend.common import global_state
 

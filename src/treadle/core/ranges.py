@@ -74,14 +74,14 @@ class Range:
         """
         if self.step is None:
             return self.high
-        last = Decimal(str(self.high)) - _over(self.high, self.low, self.step)
+        last = Decimal(str(self.high)) - _above_step(self.high, self.low, self.step)
         return int(last) if self.whole else float(last)
 
     def __contains__(self, value: object) -> bool:
         """Return whether a value is in the range."""
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return False
-        on_grid = self.step is None or not _over(value, self.low, self.step)
+        on_grid = self.step is None or not _above_step(value, self.low, self.step)
         return self.low <= value <= self.high and on_grid
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class Choice:
 Space = Range | Choice
 
 
-def _over(value: float, low: float, step: float) -> Decimal:
+def _above_step(value: float, low: float, step: float) -> Decimal:
     """Return the distance of a value from the step below it, in exact decimal arithmetic."""
     return (Decimal(str(value)) - Decimal(str(low))) % Decimal(str(step))
 

@@ -50,7 +50,7 @@ def build(
     for run in range(MAX_BUILD_RUNS):
         state = State.discover(task)
         if run == 0:
-            _refuse_distribution(state)
+            _reject_distribution(state)
         found = Build(settled=settled)
         step = StepContext(
             build=found,
@@ -58,9 +58,9 @@ def build(
             variables=state.variables,
             path_of=state.path_of,
         )
-        drawn = _positions(task)
+        drawn = _random_states(task)
         try:
-            with _apply_builds(found):
+            with _recorded_apply(found):
                 scope = backend.abstract_run(function, batch, step)
         except Exception:
             # A native step may fail because of variables that it has just created. Now that they
@@ -81,7 +81,7 @@ def build(
         _check_gradients(after, found, name)
         if check:
             _check_variables(after, found, name)
-            _check_random(drawn, _positions(task), name)
+            _check_random(drawn, _random_states(task), name)
         return after, found
     raise StateError(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
@@ -89,7 +89,7 @@ def build(
     )
 
 
-def _refuse_distribution(state: State) -> None:
+def _reject_distribution(state: State) -> None:
     """Reject variables, or a context, that distribute training over several devices.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_gradients(state: State, found: Build, name: str) -> None:
             )
 
 
-def _positions(task: Any) -> dict[str, bytes]:
+def _random_states(task: Any) -> dict[str, bytes]:
     """Return the states of Python's and NumPy's global generators, and of those of the task."""
     states: dict[str, Any] = {
         "Python's random": random.getstate(),
@@ -179,7 +179,7 @@ def _check_random(before: dict[str, bytes], after: dict[str, bytes], name: str) 
 
 
 @contextmanager
-def _apply_builds(found: Build) -> Generator[None]:
+def _recorded_apply(found: Build) -> Generator[None]:
     """Replace `apply` of all optimizers by a function that only records its arguments.
 
     In an abstract run, there are no gradients to apply yet.
@@ -192,7 +192,7 @@ def _apply_builds(found: Build) -> Generator[None]:
         found.applied.append((self, given, len(list(grads))))
 
     base: Any = keras.optimizers.Optimizer
-    own = {kind: kind.__dict__.get("apply") for kind in _kinds_of(base)}
+    own = {kind: kind.__dict__.get("apply") for kind in _all_subclasses(base)}
     for kind, original in own.items():
         if original is not None or kind is base:
             kind.apply = apply
@@ -206,6 +206,6 @@ def _apply_builds(found: Build) -> Generator[None]:
                 del kind.apply
 
 
-def _kinds_of(base: Any) -> set[Any]:
+def _all_subclasses(base: Any) -> set[Any]:
     """Return a class and all its subclasses."""
-    return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))
+    return {base}.union(*(_all_subclasses(kind) for kind in base.__subclasses__()))

@@ -120,7 +120,7 @@ class Prepared:
         settled = frozenset(map(id, self.state.variables.values()) if self._programs else ())
         preflight = self._options.preflight
         state, found = build(self._task, self._function, batch, self._name, preflight, settled)
-        _same_names(self._names, found.names, self._name)
+        _check_same_names(self._names, found.names, self._name)
         self.state, self._constants, self._settled = state, state.constants(), False
         self.changes_something |= bool(found.written or found.applied)
         self.differentiates |= found.differentiated
@@ -138,7 +138,7 @@ class Prepared:
         self.add_metrics(metrics)
         native = not found.differentiated
         if state.loss_scale is not None:
-            _refuse_unscaled(state, native and bool(found.applied), self._name)
+            _reject_unscaled(state, native and bool(found.applied), self._name)
             if not native:
                 written += [state.path_of(v) for v in state.loss_scale.variables]
         if made is not None:
@@ -202,7 +202,7 @@ class Prepared:
         values, weights = step_outputs(self._step(batch), self._name)
         found = context().build
         if found is None:
-            _same_names(self._names, list(values), self._name)
+            _check_same_names(self._names, list(values), self._name)
         else:  # while variables are still being created, names may differ between runs
             found.names = list(values)
         return values, weights
@@ -415,7 +415,7 @@ def _summary(first: Plan | None, plan: Plan) -> Plan:
     return replace(first, why=f"{first.why}; {remark}" if first.why else remark)
 
 
-def _refuse_unscaled(state: State, unscaled: bool, name: str) -> None:
+def _reject_unscaled(state: State, unscaled: bool, name: str) -> None:
     """Reject what loss scaling cannot handle: weights in float16, and losses it cannot scale.
 
     Raises:
@@ -482,7 +482,7 @@ def program_of(
     return Program(function, variables, state.seeds, new_context, name, native)
 
 
-def _same_names(seen: list[list[str]], names: list[str], step: str) -> None:
+def _check_same_names(seen: list[list[str]], names: list[str], step: str) -> None:
     """Check that a step returns the same names in every call.
 
     Raises:

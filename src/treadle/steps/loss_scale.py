@@ -145,7 +145,7 @@ def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str
         before = [ops.copy(ops.convert_to_tensor(variable)) for variable in changed]
         used = ops.copy(ops.convert_to_tensor(scale.scale))
         values, weights = step(batch)
-        _refuse_own_names(values, name)
+        _reject_reserved_names(values, name)
         # Copied, since the step may have returned a variable's buffer, which is about to change.
         values = {key: ops.copy(value) for key, value in values.items()}
         undone = scale.end_step()
@@ -162,7 +162,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return ops.cast(tensor, "float32") if narrow else tensor
 
 
-def _refuse_own_names(values: Mapping[str, Any], name: str) -> None:
+def _reject_reserved_names(values: Mapping[str, Any], name: str) -> None:
     for own in (LOSS_SCALE, UNDONE):
         if own in values:
             raise StepError(

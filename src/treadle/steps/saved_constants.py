@@ -162,7 +162,7 @@ class Change:
     now: Value | None
 
 
-class _CannotError(Exception):
+class _NotRestorableError(Exception):
     """A value cannot be created from the data in a checkpoint."""
 
 
@@ -309,7 +309,7 @@ class SavedConstants:
             constants = State.constants_of(self._task)
             for path, constant in constants.items():
                 wanted = target.get(path)
-                if wanted is None or not _is_other(wanted, constant.read()):
+                if wanted is None or not _must_be_set(wanted, constant.read()):
                     continue
                 wrong.append(path)
                 # User code (a property or a class) may raise anything. Values that could not be set
@@ -365,7 +365,7 @@ def is_within(path: str, found: Mapping[str, object]) -> bool:
     return any("/".join(parts[:i]) in found for i in range(1, len(parts)))
 
 
-def _is_other(wanted: Value, now: Any) -> bool:
+def _must_be_set(wanted: Value, now: Any) -> bool:
     """Return whether a value must be set: it differs, and may be replaced by this kind of value."""
     found = Value.of(now)
     if wanted.is_like(found):
@@ -379,7 +379,7 @@ def _is_other(wanted: Value, now: Any) -> bool:
 
 def _set(path: str, constant: Constant, wanted: Value, target: Values) -> None:
     now = constant.read()
-    value = _made(path, wanted, now, target)
+    value = _rebuild(path, wanted, now, target)
     if wanted.kind == "list" and type(now).__qualname__ == wanted.type:
         now[:] = value  # another attribute may hold the same list
     elif wanted.kind == "dict" and type(now).__qualname__ == wanted.type:
@@ -389,11 +389,11 @@ def _set(path: str, constant: Constant, wanted: Value, target: Values) -> None:
         constant.write(value)
 
 
-def _made(path: str, wanted: Value, now: Any, target: Values) -> Any:
+def _rebuild(path: str, wanted: Value, now: Any, target: Values) -> Any:
     """Create a Python object from a `Value`, with the parts in `target`.
 
     Raises:
-        _CannotError: A part of it is an object that does not exist in this process.
+        _NotRestorableError: A part of it is an object that does not exist in this process.
     """
     if wanted.kind == "plain":
         return wanted.content
@@ -404,26 +404,26 @@ def _made(path: str, wanted: Value, now: Any, target: Values) -> Any:
         if wanted.thing is not None:
             return wanted.thing
         if not isinstance(now, enum.Enum) or type(now).__qualname__ != wanted.type:
-            raise _CannotError
+            raise _NotRestorableError
         return type(now)[wanted.content]
     if wanted.kind not in CONTAINERS:
         if wanted.thing is None:
-            raise _CannotError
+            raise _NotRestorableError
         return wanted.thing
     like = now if type(now).__qualname__ == wanted.type else wanted.thing
     if like is None and wanted.type != wanted.kind:  # a subclass, of which there is no instance
-        raise _CannotError
+        raise _NotRestorableError
     keys: Sequence[Any] = wanted.content if wanted.kind == "dict" else range(wanted.content)
     held = dict(now) if isinstance(now, dict) else dict(enumerate(now)) if _is_row(now) else {}  # type: ignore[reportUnknownArgumentType]
     parts: dict[Any, Any] = {}
     for key in keys:
         inner = target.get(f"{path}/{key}")
         if inner is not None and not (key in held and inner.is_like(Value.of(held[key]))):
-            with suppress(_CannotError):
-                parts[key] = _made(f"{path}/{key}", inner, held.get(key), target)
+            with suppress(_NotRestorableError):
+                parts[key] = _rebuild(f"{path}/{key}", inner, held.get(key), target)
         if key not in parts:
             if key not in held:
-                raise _CannotError
+                raise _NotRestorableError
             parts[key] = held[key]
     if wanted.kind == "dict":
         return parts

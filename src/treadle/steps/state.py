@@ -168,27 +168,28 @@ class State:
         """
         return {path: mark(constant.read()) for path, constant in self._constants.items()}
 
-    def _walk(self, thing: Any, path: str, again: Constant | None = None) -> None:
+    def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
         """Add one value to the state: a variable, a container of variables, or a Python constant.
 
-        `again` reads and sets the value later. It is None if Python values in it are not constants.
+        `constant` reads and sets the value later; it is None if the Python values of this part of
+        the state are not constants.
         """
         if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
             self._add(path, thing)
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             if self._first_visit(thing):
-                if again is not None:
-                    self._constants[path] = again
+                if constant is not None:
+                    self._constants[path] = constant
                 for key, part in list(pairs):
-                    self._walk(part, f"{path}/{key}", again and _part(again, key))
+                    self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
                 self._add(f"{path}/state", thing.state)
                 self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
             if self._first_visit(thing):
-                if again is not None:  # otherwise from `Model.compile`, and perhaps not used
+                if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
                     refuse_scaling(path, thing)
                 self.optimizers[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
@@ -205,23 +206,23 @@ class State:
             if self._first_visit(thing):
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
-                self._walk_attributes(thing, path, again)
+                self._walk_attributes(thing, path, constant)
         elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
-        if again is not None and not isinstance(thing, (list, tuple, dict)):
+        if constant is not None and not isinstance(thing, (list, tuple, dict)):
             # A plain value is a constant by value, any other object by identity.
-            self._constants.setdefault(path, again)
+            self._constants.setdefault(path, constant)
 
     def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
         """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
-            again = _attribute(holder, name, owner)
+            constant = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
-                self._constants[inner] = again
+                self._constants[inner] = constant
             else:
-                self._walk(value, inner, again)
+                self._walk(value, inner, constant)
 
     def _add(self, path: str, variable: Variable) -> None:
         if id(variable) in self._paths:
@@ -303,11 +304,11 @@ class State:
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is not None:
             reads = partial(getattr, optimizer, "_learning_rate", None)
-            again = Constant(reads, partial(_set_learning_rate, optimizer))
+            constant = Constant(reads, partial(_set_learning_rate, optimizer))
             if isinstance(rate, keras.Variable):
-                self._constants.setdefault(f"{path}/learning_rate", again)
+                self._constants.setdefault(f"{path}/learning_rate", constant)
             else:
-                self._walk(rate, f"{path}/learning_rate", again)
+                self._walk(rate, f"{path}/learning_rate", constant)
         for name, value in list(vars(optimizer).items()):  # those of a MultiOptimizer
             for i, part in enumerate(value if isinstance(value, list) else ()):
                 if isinstance(part, keras.optimizers.Optimizer):

@@ -38,13 +38,13 @@ def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
         >>> [float(x) for x in g]
         [-1.0, 0.5]
     """
-    _refuse_limit("clip_by_value", limit)
+    _check_limit("clip_by_value", limit)
 
     def clipped(g: Tensor) -> Tensor:
         most = ops.cast(limit, g.dtype)
         return ops.maximum(ops.minimum(g, most), -most)
 
-    return _each(lambda part: [clipped(g) for g in part], grads)
+    return _map_lists(lambda part: [clipped(g) for g in part], grads)
 
 
 def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
@@ -64,8 +64,8 @@ def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
         >>> [round(float(x), 3) for x in long], float(short[0])
         ([0.6, 0.8], 0.5)
     """
-    _refuse_limit("clip_by_norm", limit)
-    return _each(lambda part: [_shortened(g, _norm([g]), limit) for g in part], grads)
+    _check_limit("clip_by_norm", limit)
+    return _map_lists(lambda part: [_scale_down(g, _norm([g]), limit) for g in part], grads)
 
 
 def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradients, Any]:
@@ -89,12 +89,12 @@ def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradie
         >>> round(float(a), 3), round(float(b), 3), float(norm)
         (0.6, 0.8, 5.0)
     """
-    _refuse_limit("clip_by_global_norm", limit)
+    _check_limit("clip_by_global_norm", limit)
     norm = global_norm(grads)
     if isinstance(grads, Mapping):
         parts: Mapping[str, Any] = grads
-        return {n: [_shortened(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
-    return [_shortened(g, norm, limit) for g in grads], norm
+        return {n: [_scale_down(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
+    return [_scale_down(g, norm, limit) for g in grads], norm
 
 
 def global_norm(grads: Gradients) -> Any:
@@ -112,7 +112,7 @@ def global_norm(grads: Gradients) -> Any:
         >>> float(treadle.global_norm([ops.array([3.0]), ops.array(4.0)]))
         5.0
     """
-    return _each(_norm, grads)
+    return _map_lists(_norm, grads)
 
 
 def gradient_norms(grads: Gradients, variables: Any) -> dict[str, Tensor]:
@@ -172,7 +172,7 @@ def scaled_by(grads: Gradients, variables: Any, factors: Mapping[str, float | Te
     pairs = _paired(grads, variables)
     every = [v for _, owners in pairs.values() for v in owners]
     for pattern in factors:
-        _refuse_unmatched("scaled_by", pattern, every)
+        _check_pattern_matches("scaled_by", pattern, every)
 
     def scaled(g: Tensor, variable: Variable) -> Tensor:
         factor = next((f for p, f in factors.items() if _matches(variable, p)), None)
@@ -212,7 +212,7 @@ def trainable(
     every = listed(variables)
     wanted = None if only is None else _patterns(only)
     for pattern in (*(wanted or ()), *_patterns(frozen)):
-        _refuse_unmatched("trainable", pattern, every)
+        _check_pattern_matches("trainable", pattern, every)
     return [
         v
         for v in every
@@ -264,7 +264,7 @@ def with_noise(
         noise = keras.random.normal(tuple(g.shape), dtype="float32", seed=seed)
         return g + ops.cast(spread * noise, g.dtype)
 
-    return _each(lambda part: [noisy(g) for g in part], grads)
+    return _map_lists(lambda part: [noisy(g) for g in part], grads)
 
 
 def centralized(grads: Gradients) -> Gradients:
@@ -289,10 +289,10 @@ def centralized(grads: Gradients) -> Gradients:
         axes = tuple(range(len(g.shape) - 1))
         return g - ops.mean(g, axis=axes, keepdims=True) if axes else g
 
-    return _each(lambda part: [central(g) for g in part], grads)
+    return _map_lists(lambda part: [central(g) for g in part], grads)
 
 
-def _each(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
+def _map_lists(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
     """Call a function with a list of gradients, or with each list of a dict."""
     if isinstance(grads, Mapping):
         return {name: function(part) for name, part in grads.items()}
@@ -333,7 +333,7 @@ def _paths(variable: Variable) -> tuple[str, str]:
     return context().path_of(variable), str(getattr(variable, "path", variable.name))
 
 
-def _refuse_unmatched(name: str, pattern: str, variables: Sequence[Variable]) -> None:
+def _check_pattern_matches(name: str, pattern: str, variables: Sequence[Variable]) -> None:
     # While a model is being built, not all of its paths are known.
     if context().build is None and not any(_matches(v, pattern) for v in variables):
         known = dict.fromkeys(path for v in variables for path in _paths(v))
@@ -342,7 +342,7 @@ def _refuse_unmatched(name: str, pattern: str, variables: Sequence[Variable]) ->
         )
 
 
-def _refuse_limit(name: str, limit: float | Tensor) -> None:
+def _check_limit(name: str, limit: float | Tensor) -> None:
     if isinstance(limit, (int, float)) and not limit > 0:
         raise GradientError(f"{name} needs a positive limit, not {limit!r}")
 
@@ -354,7 +354,7 @@ def _norm(grads: Sequence[Tensor]) -> Tensor:
     return ops.sqrt(sum(squares, ops.zeros((), wide)))
 
 
-def _shortened(gradient: Tensor, norm: Tensor, limit: float | Tensor) -> Tensor:
+def _scale_down(gradient: Tensor, norm: Tensor, limit: float | Tensor) -> Tensor:
     """Return a gradient times `limit / norm` if that is below 1; for a norm of 0 it is not."""
     factor = ops.minimum(1.0, ops.cast(limit, norm.dtype) / norm)
     return gradient * ops.cast(factor, gradient.dtype)
