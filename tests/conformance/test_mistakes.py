@@ -173,8 +173,8 @@ def test_one_gradient_for_each_variable(options: treadle.Options, optimizer: Any
     kind = optimizer.__name__
     fewer = told(StepError, task(lambda o, g, v: o.apply(g[:-1], v)), options)
     assert fewer == (
-        f"train_step applies 3 gradients to 4 variables by optimizer ({kind}), so that none is "
-        "left for model/layers/1/bias: pass one gradient for each variable, in the same order"
+        f"train_step applies 3 gradients to 4 variables by optimizer ({kind}), so there is "
+        "none for model/layers/1/bias: pass one gradient for each variable, in the same order"
     )
     more = told(StepError, task(lambda o, g, v: o.apply(g, v[:-1])), options)
     assert more == (
