@@ -53,8 +53,8 @@ def test_floats_slightly_outside_are_clipped_with_one_warning():
             assert grid.pixels.ravel().tolist() == [0, 128, 255, 255]
         assert Image(samples[0]).pixels.ravel().tolist() == [0, 128]
     assert [str(warning.message).partition(":")[0] for warning in caught] == [
-        "image_grid takes floats from 0 to 1, and clips others that are close",
-        "an Image takes floats from 0 to 1, and clips others that are close",
+        "image_grid takes floats from 0 to 1, and clipped values slightly outside",
+        "an Image takes floats from 0 to 1, and clipped values slightly outside",
     ]
     assert all(warning.category is TreadleWarning for warning in caught)
     assert all(warning.filename == __file__ for warning in caught)
@@ -75,9 +75,9 @@ def test_an_image_is_its_own():
     ("array", "message"),
     [
         (np.zeros(784), r"or \(height, width, 3\), not \(784,\)"),
-        (np.zeros((8, 8, 2)), r"not \(8, 8, 2\): for several pictures there is treadle.image_grid"),
+        (np.zeros((8, 8, 2)), r"not \(8, 8, 2\): use treadle.image_grid for several images"),
         (np.zeros((0, 8)), r"not \(0, 8\)"),
-        (np.array([[0.0, 255.0]]), r"these are from 0 to 255: rescale them, as \(x \+ 1\) / 2"),
+        (np.array([[0.0, 255.0]]), r"these are from 0 to 255: rescale them, for .* \(x \+ 1\) / 2"),
         (np.array([[-1.0, 1.0]]), "these are from -1 to 1"),
         (np.array([[np.nan, 1.0]]), "these are from nan to nan"),
         (np.array([[0, 255]]), r"or uint8, not int64: .* made uint8 by x.astype\('uint8'\)"),

@@ -142,7 +142,7 @@ def test_a_metric_has_no_value_for_a_step() -> None:
         found.steps("val_loss")
     assert caught.value.args[0] == (
         "the step returned no 'val_loss'; it returned: loss. 'val_loss' has one value for each "
-        "epoch, validation or log, and none for a single step, as every metric: use "
+        "epoch, validation or log, and none for single steps, like every metric: use "
         "history['val_loss']"
     )
 

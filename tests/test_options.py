@@ -120,7 +120,7 @@ def test_what_comes_too_late(what: dict[str, Any]) -> None:
     name = next(iter(what))
     assert str(caught.value) == (
         f"setup({name}=…) must come before anything is built: 'dense' exists already and would "
-        "not notice. Move treadle.setup to the top of the script, or call "
+        "not be affected. Move treadle.setup to the top of the script, or call "
         "keras.backend.clear_session() first"
     )
 

@@ -42,12 +42,12 @@ from treadle.schedules import Cyclic, OneCycle, Piecewise, WarmUp
         (lambda: WarmUp(1, -1), "steps must be at least 1, not -1"),
         (
             lambda: Piecewise([1, 2], [3, 4]),
-            "Piecewise has 2 schedules and 2 boundaries: there is one boundary between each two, "
-            "so 1",
+            "Piecewise has 2 schedules and 2 boundaries: it needs one boundary between each two "
+            "schedules, so 1",
         ),
         (
             lambda: Piecewise([1, 2, 3], [4, 4]),
-            "the boundaries of Piecewise must rise, and they are [4, 4]",
+            "the boundaries of Piecewise must increase, but they are [4, 4]",
         ),
         (lambda: Piecewise([1, "b"], [4]), "Piecewise needs a number as schedules[1], not 'b'"),
         (lambda: Piecewise([1, 2], [4.5]), "boundaries[0] must be a whole number, not 4.5"),

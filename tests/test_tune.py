@@ -68,8 +68,8 @@ def apart(tmp_path, monkeypatch):
         (lambda: Range(0, 1, log=True), "a range with log=True must begin above 0, not at 0"),
         (lambda: Range(1, 9, log=True, step=2), "has either log=True or a step, not both"),
         (lambda: Range(1, 9, step=0), "a range needs a step > 0"),
-        (lambda: Range(1, float("inf")), "inf is no finite number"),
-        (lambda: Range("1", 2), "'1' is no finite number"),
+        (lambda: Range(1, float("inf")), "inf is not a finite number"),
+        (lambda: Range("1", 2), "'1' is not a finite number"),
         (
             lambda: Choice("relu"),
             "Choice('relu'): a choice is between two or more different values",
@@ -581,7 +581,7 @@ def test_other_code_is_told_once(tmp_path):
     assert len(caught) == 1 and str(caught[0].message) == found.changed
     assert found.changed == (
         "the code of Line.train_step changed since this search began, so its results are those of "
-        "other code: fresh=True (--fresh) trains anew"
+        "other code: fresh=True (--fresh) trains from scratch"
     )
     found.close()
 

@@ -77,7 +77,7 @@ def test_the_three_words() -> None:
 def test_at_takes_no_time() -> None:
     with pytest.raises(ConfigurationError) as caught:
         at("30 min", print)
-    assert str(caught.value) == "at('30 min') names no exact moment: use after('30 min', …)"
+    assert str(caught.value) == "at('30 min') is a time, not an exact step: use after('30 min', …)"
 
 
 @pytest.mark.parametrize(

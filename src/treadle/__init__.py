@@ -1,7 +1,7 @@
-"""Treadle: you write the step, it runs the loop.
+"""Treadle: you write the train step, it runs the training loop.
 
-Each public name is imported when it is first asked for (PEP 562), so that `import treadle` imports
-neither Keras nor a framework, and the backend can still be chosen. If only one backend is
+Public names are imported lazily, on first access (PEP 562). So `import treadle` imports neither
+Keras nor a framework, and the backend can still be chosen afterwards. If only one backend is
 installed, `import treadle` chooses it.
 """
 
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF and name not in _MODULES:
         raise AttributeError(f"module 'treadle' has no attribute {name!r}")
     if module.startswith(_IMPORT_KERAS):
-        _choose_default_backend()  # otherwise Keras fails with a traceback of its own
+        _choose_default_backend()  # otherwise Keras fails with a less helpful traceback
     found = importlib.import_module(f"treadle.{module}")
     return getattr(found, name) if name in _MODULE_OF else found
 

@@ -1,7 +1,6 @@
-"""Every error that Treadle raises on purpose: one tree, so that `except TreadleError` catches it.
+"""Exception classes of Treadle, all derived from `TreadleError`, and helpers for messages.
 
-A message names the culprit by its path, shows what was expected and what was found, and says what
-to do next.
+Each message names the cause by its path, the expected and the found value, and what to do.
 """
 
 from collections.abc import Iterable
@@ -11,35 +10,35 @@ from typing import Any
 
 
 class TreadleError(Exception):
-    """The root of all errors that Treadle raises on purpose."""
+    """Base class of all errors that Treadle raises on purpose."""
 
 
 class TreadleWarning(UserWarning):
-    """What a run warns of where no progress is shown."""
+    """Warning category of a run's warnings if no progress display shows them."""
 
 
 class ConfigurationError(TreadleError):
-    """A setting, an option or an argument that cannot be meant."""
+    """A setting, an option or an argument is invalid."""
 
 
 class BackendError(TreadleError):
-    """The Keras backend is missing, unknown, or another one than was asked for."""
+    """The Keras backend is missing, unknown, or differs from the requested one."""
 
 
 class DataError(TreadleError):
-    """A data set that is missing, empty or of the wrong form."""
+    """A data set is missing, empty or has the wrong structure, shape or dtype."""
 
 
 class StateError(TreadleError):
-    """A variable that no attribute reaches, or a value that does not fit its variable."""
+    """A variable is not reachable from the task's attributes, or a value does not fit it."""
 
 
 class StepError(TreadleError):
-    """A step that returned or did what a step must not."""
+    """A step returned something invalid, or did something that a step must not do."""
 
 
 class GradientError(StepError):
-    """No variables to differentiate, a loss that is no scalar, or a loss that misses a variable."""
+    """There are no variables, the loss is not a scalar, or it does not depend on a variable."""
 
 
 class OwnershipError(StepError):
@@ -51,24 +50,24 @@ class NonFiniteError(TreadleError):
 
 
 class DirectoryError(TreadleError):
-    """A run directory that holds another run, or cannot be used."""
+    """A run directory contains a different run, or cannot be used."""
 
 
 class CheckpointError(TreadleError):
-    """A checkpoint that cannot be written, or that is damaged."""
+    """A checkpoint cannot be written, or is damaged."""
 
 
 class Terminated(SystemExit):
-    """SIGTERM asked the run to end: all is saved, and the process leaves with exit code 143."""
+    """The run received SIGTERM: a checkpoint was saved, and the process exits with code 143."""
 
-    CODE = 143  # 128 and the signal's number, as a shell tells it
+    CODE = 143  # 128 plus the signal's number, as shells report it
 
     def __init__(self) -> None:
         super().__init__(self.CODE)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the nearest known name, or the names themselves.
+    """Return ` Did you mean 'x'?` for the most similar known name, and the list of known names.
 
     Example:
         >>> did_you_mean("unit", ["units", "learning_rate"])
@@ -81,16 +80,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def whole_number(name: str, value: Any, error: type[TreadleError], least: int = 1) -> int:
-    """Return a whole number from 1, or from another least one.
+    """Return `value` as an int, after checking that it is a whole number of at least `least`.
 
     Args:
-        name: What it is called, for the message.
-        value: What was given.
-        error: The kind of error to raise.
-        least: The smallest that is meant.
+        name: The argument's name, for the message.
+        value: The argument's value.
+        error: The exception class to raise.
+        least: The smallest valid value.
 
     Raises:
-        TreadleError: It is something else.
+        TreadleError: The value is not a whole number, or is less than `least`.
 
     Example:
         >>> whole_number("epochs", 2, ConfigurationError)

@@ -1,10 +1,11 @@
-"""Schedules that Keras lacks, as `LearningRateSchedule`s: for learning rates, and anything else.
+"""Schedules in addition to those of Keras, for learning rates and other quantities.
 
-An optimizer takes one in place of a number, and counts its own updates. Any other quantity of a
-step follows one by `schedule(treadle.step())`: a probability, a temperature, the weight of a loss.
+All are subclasses of `keras.optimizers.schedules.LearningRateSchedule`. An optimizer takes one as
+its learning rate and evaluates it at its own count of updates. For any other quantity (a
+probability, a temperature, the weight of a loss), call `schedule(treadle.step())` in the step.
 
-A step is an integer, a tensor of integers of any shape, or a variable. Whole numbers are counted
-and divided as such: float32 alone would lose steps beyond 16,777,216.
+A step is an integer, an integer tensor of any shape, or an integer variable. Steps are counted and
+divided as integers, because float32 is not exact beyond 16,777,216.
 """
 
 import math
@@ -32,33 +33,33 @@ from .core.drawing import (
 from .errors import ConfigurationError, did_you_mean, whole_number
 
 MODES = ("triangular", "triangular2", "exp_range")
-MOST_POINTS = 2000  # of a drawn line; more cannot be told apart
+MOST_POINTS = 2000  # of a drawn line; more would not be visible
 LOG_SCALE_FROM = 1000.0  # three decades
 
 Value = float | LearningRateSchedule
-"""A number, or what gives one for each step."""
+"""A constant, or a schedule."""
 
 
 @dataclass(eq=False)
 class _Schedule(LearningRateSchedule):
-    """What is the same for all: their configuration is their fields."""
+    """Base class of the schedules: the dataclass fields are the Keras configuration."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, schedules among them in Keras' own form."""
+        """Return the arguments, with nested schedules in Keras' serialized form."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: keras.saving.serialize_keras_object(x) for name, x in found.items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Any:
-        """Make a schedule of what `get_config` returned."""
+        """Create a schedule from the result of `get_config`."""
         return cls(**{k: keras.saving.deserialize_keras_object(x) for k, x in config.items()})
 
 
 @dataclass(eq=False)
 class Cyclic(_Schedule):
-    """Goes up and down between two values (Smith 2017, https://arxiv.org/abs/1506.01186).
+    """Cyclic schedule between two values (Smith 2017, https://arxiv.org/abs/1506.01186).
 
-    With `t` the step, in the paper's own terms:
+    With `t` the step, in the paper's notation:
 
         cycle = floor(1 + t / (2 step_size))
         x = |t / step_size - 2 cycle + 1|
@@ -66,18 +67,18 @@ class Cyclic(_Schedule):
         triangular2   low + (high - low) max(0, 1 - x) / 2^(cycle - 1)
         exp_range     gamma^t (low + (high - low) max(0, 1 - x))
 
-    In `exp_range` both bounds decline, as the paper has it; where other libraries let the upper one
-    alone decline, `high - low` is what they multiply by `gamma^t`.
+    In `exp_range` both bounds decay, as in the paper. In some other libraries only the upper bound
+    decays: they multiply `high - low` by `gamma^t`.
 
     Args:
-        low: Where it begins, and each cycle ends.
-        high: What it reaches in the middle of a cycle.
-        step_size: Steps in half a cycle; the paper advises 2 to 10 times those of an epoch.
+        low: The value at the beginning and the end of a cycle.
+        high: The value in the middle of a cycle.
+        step_size: The number of steps in half a cycle; the paper recommends 2 to 10 epochs.
         mode: `"triangular"`, `"triangular2"` or `"exp_range"`.
-        gamma: By what `exp_range` multiplies at each step.
+        gamma: The decay factor per step, for `exp_range`.
 
     Raises:
-        ConfigurationError: An argument cannot be meant.
+        ConfigurationError: An argument is invalid.
 
     Example:
         >>> schedule = Cyclic(0.0, 1.0, step_size=4)
@@ -114,28 +115,28 @@ class Cyclic(_Schedule):
             cycle = _number(ops.floor_divide(step, 2 * self.step_size))
             height = height * ops.power(2.0, -cycle)
         value = self.low + (self.high - self.low) * height
-        if self.mode == "exp_range":  # not by powers of gamma, which float32 rounds
+        if self.mode == "exp_range":  # by exp, since float32 rounds gamma and thus its powers
             value = value * ops.exp(_number(step) * math.log(self.gamma))
         return value
 
 
 @dataclass(eq=False)
 class OneCycle(_Schedule):
-    """Up to a large value, down again, and then far below (https://arxiv.org/abs/1708.07120).
+    """The 1cycle schedule of super-convergence (Smith & Topin, https://arxiv.org/abs/1708.07120).
 
-    The one cycle of Smith & Topin's super-convergence: it rises in a straight line from `initial`
-    to `peak`, falls as slowly back to `initial`, and in the remaining steps on to `final`, several
-    orders of magnitude lower. Afterwards it stays there.
+    The value rises linearly from `initial` to `peak`, falls linearly back to `initial` in the same
+    number of steps, and in the remaining steps falls to `final`, several orders of magnitude lower.
+    After `steps` it stays at `final`.
 
     Args:
         peak: The largest value, in the middle of the cycle.
-        steps: Steps in all: those of the whole training.
-        initial: Where the cycle begins and ends; default: a tenth of `peak`.
-        final: Where the last step is; default: a thousandth of `initial`.
-        cycle: The part of all steps that the cycle takes.
+        steps: The total number of training steps.
+        initial: The value at the beginning and the end of the cycle; default: `peak / 10`.
+        final: The value at the last step; default: `initial / 1000`.
+        cycle: The fraction of all steps that the cycle takes.
 
     Raises:
-        ConfigurationError: An argument cannot be meant.
+        ConfigurationError: An argument is invalid.
 
     Example:
         >>> schedule = OneCycle(1.0, steps=10, initial=0.2, final=0.0, cycle=0.8)
@@ -168,7 +169,7 @@ class OneCycle(_Schedule):
         assert self.initial is not None and self.final is not None
         at = _number(ops.minimum(ops.convert_to_tensor(step), self.steps))
         half = self.cycle * self.steps / 2
-        rest = self.steps - 2 * half or 1.0  # nothing rests where the cycle takes all
+        rest = self.steps - 2 * half or 1.0  # avoids a division by zero if cycle=1
         in_cycle = self.initial + (self.peak - self.initial) * (1.0 - ops.abs(at / half - 1.0))
         after = self.final + (self.initial - self.final) * (self.steps - at) / rest
         return ops.where(at <= 2 * half, in_cycle, after)
@@ -176,18 +177,18 @@ class OneCycle(_Schedule):
 
 @dataclass(eq=False)
 class WarmUp(_Schedule):
-    """Rises in a straight line to where another schedule begins, and then follows that.
+    """Linear warm-up to another schedule (Goyal et al. 2017, https://arxiv.org/abs/1706.02677).
 
-    Gradual warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677). The other schedule's own
-    steps count from the end of the warm-up.
+    The value rises linearly to the first value of the other schedule and then follows it. The other
+    schedule counts its steps from the end of the warm-up.
 
     Args:
-        to: Any schedule, or a number.
-        steps: Steps until it begins.
+        to: The schedule after the warm-up, or a number.
+        steps: The number of warm-up steps.
         start: The value at step 0.
 
     Raises:
-        ConfigurationError: An argument cannot be meant.
+        ConfigurationError: An argument is invalid.
 
     Example:
         >>> schedule = WarmUp(Cyclic(1.0, 2.0, step_size=2), steps=4)
@@ -207,22 +208,22 @@ class WarmUp(_Schedule):
     def __call__(self, step: Any) -> Tensor:
         """Return the value at a step."""
         step = ops.convert_to_tensor(step)
-        then = value_at(self.to, ops.maximum(step - self.steps, 0))  # at first where it begins
+        then = value_at(self.to, ops.maximum(step - self.steps, 0))  # in warm-up: its first value
         rise = self.start + (then - self.start) * (_number(step) / self.steps)
         return ops.where(step < self.steps, rise, then)
 
 
 @dataclass(eq=False)
 class Piecewise(_Schedule):
-    """One schedule after another; each counts its steps from where it begins.
+    """A sequence of schedules, joined at boundaries; each counts its steps from its own start.
 
     Args:
         schedules: Schedules and numbers.
-        boundaries: The steps at which the second, third … begins: one less than there are
-            schedules, rising.
+        boundaries: The steps at which the second, third, … schedule begins, in increasing order:
+            one less than there are schedules.
 
     Raises:
-        ConfigurationError: An argument cannot be meant.
+        ConfigurationError: An argument is invalid.
 
     Example:
         >>> decay = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
@@ -245,12 +246,12 @@ class Piecewise(_Schedule):
         count = len(self.schedules)
         if count != len(self.boundaries) + 1:
             raise ConfigurationError(
-                f"Piecewise has {count} schedules and {len(self.boundaries)} boundaries: there is "
-                f"one boundary between each two, so {max(count - 1, 0)}"
+                f"Piecewise has {count} schedules and {len(self.boundaries)} boundaries: it needs "
+                f"one boundary between each two schedules, so {max(count - 1, 0)}"
             )
         if sorted(set(self.boundaries)) != self.boundaries:
             raise ConfigurationError(
-                f"the boundaries of Piecewise must rise, and they are {self.boundaries}"
+                f"the boundaries of Piecewise must increase, but they are {self.boundaries}"
             )
 
     def __call__(self, step: Any) -> Tensor:
@@ -267,16 +268,20 @@ for _kind in (Cyclic, OneCycle, WarmUp, Piecewise):
 
 
 def value_at(schedule: Any, step: Any) -> Tensor:
-    """Return the value of a schedule, or of a number, at a step, in float32 or a wider dtype."""
+    """Evaluate a schedule or a number at a step, in float32 or a wider dtype."""
     return _number(schedule(step) if callable(schedule) else schedule)
 
 
 def values(schedule: Value, steps: int) -> tuple[Any, Any]:
-    """Return steps from 0, and the values of a schedule at them, as NumPy arrays.
+    """Evaluate a schedule over a range of steps.
 
     Args:
         schedule: A schedule or a number.
-        steps: How many steps; of many, at most 2,000 equally far from one another.
+        steps: The number of steps, from step 0. If there are more than 2,000, the schedule is
+            evaluated at 2,000 evenly spaced steps.
+
+    Returns:
+        The steps and the values, as NumPy arrays.
 
     Example:
         >>> values(Cyclic(0.0, 1.0, step_size=2), 4)[1].tolist()
@@ -284,24 +289,24 @@ def values(schedule: Value, steps: int) -> tuple[Any, Any]:
     """
     count = min(whole_number("steps", steps, ConfigurationError), MOST_POINTS)
     at = np.linspace(0, steps - 1, count).round().astype("int32")
-    # One by one: not every schedule takes several.
+    # One by one, since not every schedule accepts an array of steps.
     found = [float(active().to_numpy(value_at(schedule, int(step)))) for step in at]
     return at, np.array(found)
 
 
 def draw(schedules: Mapping[str, Value], path: str | Path, steps: int) -> None:
-    """Draw schedules over the steps, one line for each.
+    """Plot schedules over the steps, one line for each.
 
-    Where values span more than three decades and none is zero or less, they have a logarithmic
-    scale.
+    The value axis is logarithmic if the values are positive and span more than three orders of
+    magnitude.
 
     Args:
-        schedules: By name.
-        path: The picture, which ends in .png, .svg or .pdf.
-        steps: How many steps.
+        schedules: Schedules by name.
+        path: The picture file, ending in .png, .svg or .pdf.
+        steps: The number of steps.
 
     Raises:
-        ConfigurationError: There can be no such picture.
+        ConfigurationError: The picture cannot be written: see `treadle.core.drawing`.
 
     Example:
         >>> draw({"rate": OneCycle(0.1, steps=100)}, "rate.png", steps=120)
@@ -322,19 +327,21 @@ def draw(schedules: Mapping[str, Value], path: str | Path, steps: int) -> None:
     dress(axes, "schedules" if several else next(iter(schedules), ""), "step", "value")
     count_in_thousands(axes)
     if several:
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the lines
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the plot
     save(figure, path)
 
 
 def optimizers_of(found: Mapping[str, Any], wanted: str | None = None) -> dict[str, Any]:
-    """Return the optimizers that have a learning rate: those within a `MultiOptimizer` each.
+    """Return the optimizers that have a learning rate, by path.
+
+    A `MultiOptimizer` has none of its own, so the optimizers in it are returned instead.
 
     Args:
-        found: Optimizers by path, as `State` has them.
-        wanted: The path of one; None for all.
+        found: Optimizers by path, as in `State.optimizers`.
+        wanted: The path of one optimizer; None for all.
 
     Raises:
-        ConfigurationError: There is none, or none of this path.
+        ConfigurationError: There is no optimizer, or none with this path.
 
     Example:
         >>> list(optimizers_of({"optimizer": keras.optimizers.SGD(0.1)}))
@@ -360,7 +367,7 @@ def optimizers_of(found: Mapping[str, Any], wanted: str | None = None) -> dict[s
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """Return what an optimizer has as its learning rate: a variable, or a schedule.
+    """Return the learning rate of an optimizer: a variable or a schedule.
 
     Example:
         >>> learning_rate_of(keras.optimizers.SGD(OneCycle(0.1, steps=100))).peak
@@ -370,19 +377,19 @@ def learning_rate_of(optimizer: Any) -> Any:
 
 
 def _number(value: Any) -> Tensor:
-    """Return something as a tensor of Keras' float dtype, but not of half precision.
+    """Convert a value to a tensor of Keras' float dtype, but at least float32.
 
-    A learning rate of 1e-5 and a step of 4,097 have none there.
+    Half precision cannot represent a step of 4,097 or a learning rate of 1e-5.
     """
     dtype = keras.backend.result_type(keras.config.floatx(), "float32")
     return ops.cast(ops.convert_to_tensor(value), dtype)
 
 
 def _real(owner: str, name: str, value: Any) -> float:
-    """Return a finite number.
+    """Return an argument as a float.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is not a finite number.
     """
     real = not isinstance(value, bool) and isinstance(value, numbers.Real)
     if not real or not math.isfinite(value):
@@ -391,10 +398,10 @@ def _real(owner: str, name: str, value: Any) -> float:
 
 
 def _part(owner: str, name: str, value: Any) -> Value:
-    """Return a schedule or a number.
+    """Return an argument that is a schedule or a number.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is neither a schedule nor a finite number.
     """
     if isinstance(value, LearningRateSchedule):
         return value

@@ -128,7 +128,7 @@ def test_changed_code_is_told_and_destroys_nothing(
     again = run(tmp_path, console=True)
     told = capsys.readouterr().out
     assert "warning: the code of Line.eval_step, " in told
-    assert "changed since this run" in told and "fresh=True (--fresh) trains anew" in told
+    assert "changed since this run" in told and "fresh=True (--fresh) trains from scratch" in told
     assert again.history["loss"] == first.history["loss"]
 
 

@@ -88,8 +88,8 @@ def test_a_variable_that_the_loss_does_not_reach_is_named(
         return treadle.minimize(lambda: objective(task, x, y), task.model, task.optimizer)
 
     assert message(GradientError, step) == (
-        "no gradient for model/layers/1/kernel: the loss does not reach it. Leave it out of the "
-        "variables, or pass unreached='zeros' if that is meant"
+        "no gradient for model/layers/1/kernel: the loss does not depend on it. Leave it out of "
+        "the variables, or pass unreached='zeros' for a gradient of zeros"
     )
 
 
@@ -106,7 +106,7 @@ def test_of_several_losses_the_one_that_misses_is_named(message: Message) -> Non
         )
 
     assert message(GradientError, step).startswith(
-        "no gradient for model/layers/1/kernel: the loss 'a' does not reach it."
+        "no gradient for model/layers/1/kernel: the loss 'a' does not depend on it."
     )
 
 
@@ -362,7 +362,7 @@ def test_python_values_that_move(message: Message) -> None:
     task.calls = 0  # type: ignore[attr-defined]
     assert re.fullmatch(
         r"train_step changes Python values \(calls changed from \d+ to \d+\), which a compiled "
-        r"step does only while it is traced: keep what changes in a keras\.Variable",
+        r"step does only while it is traced: store changing values in a keras\.Variable",
         message(StepError, task),
     )
 

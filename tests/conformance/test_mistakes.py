@@ -36,8 +36,8 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
             [],
             lambda held, loss: held.append(1),
             r"train_step changes Python values \(held changed from a list of \d to a list of \d\), "
-            r"which a compiled step does only while it is traced: keep what changes in a keras\."
-            r"Variable",
+            r"which a compiled step does only while it is traced: store changing values in a "
+            r"keras\.Variable",
         ),
         (
             {"start": 0},
@@ -48,14 +48,14 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
         (
             [],
             lambda held, loss: held.append(loss),
-            r"a tensor of train_step was kept in held, where it means nothing once the step is "
-            r"compiled: return it from the step, which logs it, or assign it to a keras\.Variable "
-            r"that the task holds",
+            r"a tensor of train_step was stored in held, but it has no value outside of a compiled "
+            r"step: return it from the step, which logs it, or assign it to a keras\.Variable that "
+            r"is an attribute of the task",
         ),
         (
             {"last": None},
             lambda held, loss: held.update(last=loss),
-            r"a tensor of train_step was kept in held(/last)?, where .*",
+            r"a tensor of train_step was stored in held(/last)?, but .*",
         ),
     ],
     ids=["number-in-list", "key-in-dict", "tensor-in-list", "tensor-in-dict"],
@@ -70,7 +70,7 @@ def test_what_a_step_puts_into_containers(
 @pytest.mark.every_backend
 def test_a_tensor_kept_in_an_attribute(options: treadle.Options) -> None:
     task = Does(lambda task, batch, loss: setattr(task, "last", loss), last=None)
-    assert told(StepError, task, options).startswith("a tensor of train_step was kept in last, ")
+    assert told(StepError, task, options).startswith("a tensor of train_step was stored in last, ")
 
 
 def test_containers_that_hooks_fill_are_constants() -> None:
@@ -178,8 +178,8 @@ def test_one_gradient_for_each_variable(options: treadle.Options, optimizer: Any
     kind = optimizer.__name__
     fewer = told(StepError, task(lambda o, g, v: o.apply(g[:-1], v)), options)
     assert fewer == (
-        f"train_step applies 3 gradients to 4 variables by optimizer ({kind}), so that none is "
-        "left for model/layers/1/bias: pass one gradient for each variable, in the same order"
+        f"train_step applies 3 gradients to 4 variables by optimizer ({kind}), so there is "
+        "none for model/layers/1/bias: pass one gradient for each variable, in the same order"
     )
     more = told(StepError, task(lambda o, g, v: o.apply(g, v[:-1])), options)
     assert more == (
@@ -327,6 +327,6 @@ def test_accuracy_of_other_losses_is_refused(loss: Any, name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         treadle.Supervised(keras.Sequential([head()]), loss, "adam", ["accuracy"])
     assert str(caught.value) == (
-        f"'accuracy' does not say which accuracy fits the loss '{name}': write "
-        "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
+        f"'accuracy' is ambiguous for the loss '{name}': write sparse_categorical_accuracy, "
+        "categorical_accuracy or binary_accuracy"
     )

@@ -254,7 +254,7 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=run, args=(tmp_path,), kwargs={"hooks": [Looking()]})
-    with pytest.warns(TreadleWarning, match="outside the main thread, where Python hears no sig"):
+    with pytest.warns(TreadleWarning, match="outside the main thread, where Python cannot handle"):
         thread.start()
         thread.join()
     assert set(handlers) == {before}

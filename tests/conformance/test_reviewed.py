@@ -274,7 +274,7 @@ def test_a_phase_inside_an_objective_is_refused() -> None:
 
             return treadle.minimize(objective, self.model, self.optimizer)
 
-    with pytest.raises(StepError, match=r"phase 'critic' stands inside an objective"):
+    with pytest.raises(StepError, match=r"phase 'critic' is inside an objective"):
         loop_of(Inside()).fit(source(), steps=1)
 
 

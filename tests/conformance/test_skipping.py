@@ -133,7 +133,7 @@ def test_undone_is_no_name_for_a_value() -> None:
             return {**super().train_step(batch), "undone": 0.0}
 
     with (
-        pytest.raises(StepError, match="train_step returned 'undone', which is what skipped"),
+        pytest.raises(StepError, match="train_step returned 'undone', but skipping"),
         treadle.Loop(Named(), hooks=[NonFinite(action="skip")], console=False) as loop,
     ):
         loop.fit(data.from_arrays(*arrays(), batch_size=8), epochs=1)

@@ -240,7 +240,7 @@ def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatc
 
 def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
     measured, loop = trained(drawing, source(), epochs=1, execution="measure")
-    assert "measured, a step: " in loop.plan
+    assert "measured, per step: " in loop.plan
     pin = re.search(r"keep it with Options\((.*?)\)", loop.plan)
     assert pin is not None
     options = dict(option.split("=") for option in pin[1].split(", "))
@@ -304,7 +304,7 @@ def test_a_step_that_xla_refuses_is_a_graph() -> None:
         for path, value in expected.items():
             np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
     _, loop = trained(make, source(), epochs=1, execution="measure")
-    assert "measured, a step: " in loop.plan and "XLA" not in loop.plan
+    assert "measured, per step: " in loop.plan and "XLA" not in loop.plan
     for fused in (True, False):
         with pytest.raises(StepError, match=r"^train_step cannot be compiled: XLA: Detected un"):
             trained(make, source(), epochs=1, fused=fused, jit=True)

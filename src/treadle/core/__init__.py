@@ -1,4 +1,4 @@
-"""Types that every other package uses: progress, options, logs, hooks, triggers, identity.
+"""Shared basic types: progress, options, logs, hooks, triggers and run identity.
 
-Imports no framework, and Keras only inside functions.
+This package imports no framework, and Keras only inside functions.
 """

@@ -1,4 +1,4 @@
-"""Which Keras backend a process uses, decided before Keras is imported. Imports no framework."""
+"""Choosing the Keras backend of the process before Keras is imported. Imports no framework."""
 
 import json
 import os
@@ -33,12 +33,13 @@ def configured_backend() -> str:
 
 
 def default_backend() -> str:
-    """Return the backend to use where no option names one.
+    """Return the backend to use if no option specifies one.
 
     This is `KERAS_BACKEND`, else the only installed backend, else the one in Keras' configuration.
 
     Raises:
-        BackendError: No backend is installed, or several are and Keras is configured for another.
+        BackendError: No backend is installed, or several are, but not the one in Keras'
+            configuration.
     """
     named = os.environ.get("KERAS_BACKEND")
     if named:
@@ -63,10 +64,10 @@ def default_backend() -> str:
 
 
 def choose_backend(name: str) -> None:
-    """Make Keras use this backend; it must not be imported with another one yet.
+    """Make Keras use a backend, unless Keras is already imported with another one.
 
     Raises:
-        BackendError: Unknown, not installed, or Keras already runs on another one.
+        BackendError: The backend is unknown or not installed, or Keras already runs on another one.
     """
     if name not in BACKENDS:
         raise BackendError(f"unknown backend {name!r}.{did_you_mean(name, BACKENDS)}")
@@ -90,19 +91,19 @@ def choose_backend(name: str) -> None:
 
 
 def choose_default_backend() -> None:
-    """Choose the default backend, unless Keras is imported already.
+    """Choose the default backend, unless Keras is already imported.
 
     Raises:
-        BackendError: There is none, or it is not installed.
+        BackendError: There is no default backend, or it is not installed.
     """
     if "keras" not in sys.modules:
         choose_backend(default_backend())
 
 
 def choose_only_backend() -> None:
-    """Choose the backend if exactly one is installed and nothing else names one.
+    """Choose the backend if exactly one is installed and `KERAS_BACKEND` is not set.
 
-    `import treadle` calls this, so that `import keras` works after it although Keras is configured
+    `import treadle` calls this, so that a later `import keras` works even if Keras is configured
     for a backend that is not installed.
     """
     if "keras" in sys.modules or os.environ.get("KERAS_BACKEND"):

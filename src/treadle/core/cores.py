@@ -1,10 +1,10 @@
-"""How many cores this process may use."""
+"""The number of CPU cores available to this process."""
 
 import os
 
 
 def cores() -> int:
-    """Return how many cores this process may run on; all of the machine where nothing tells.
+    """Return the number of cores this process may run on, or all cores if that is unknown.
 
     Example:
         >>> cores() >= 1

@@ -1,4 +1,4 @@
-"""What a run directory says of its run: `run.json`, which is read without any framework."""
+"""Files of a run directory, and reading `run.json`, without importing a framework."""
 
 import json
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ CHECKPOINTS = "checkpoints"
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Return what a run directory's `run.json` holds.
+    """Return the contents of a run directory's `run.json`.
 
     Raises:
-        DirectoryError: There is none, or it cannot be read.
+        DirectoryError: The file is missing, cannot be read, or is not the record of a run.
     """
     file = path / RUN
     try:
@@ -32,7 +32,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def why_unfinished(record: Mapping[str, Any]) -> str:
-    """Return what ended an unfinished run, in brackets; empty where nobody could write it down.
+    """Return in brackets the error that ended an unfinished run; empty if none was recorded.
 
     Example:
         >>> why_unfinished({"error": "KeyboardInterrupt", "progress": {"step": 12}})
@@ -43,7 +43,7 @@ def why_unfinished(record: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return in which values two configurations differ, and how."""
+    """Describe the values in which two configurations differ."""
     found: list[str] = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key), new.get(key)

@@ -1,4 +1,4 @@
-"""What all pictures have in common; drawn with Matplotlib, which is imported when one is drawn."""
+"""Common style of all plots, drawn with Matplotlib, which is only imported to draw a plot."""
 
 import importlib.util
 from pathlib import Path
@@ -12,11 +12,11 @@ MORE_LINES = ("#d9730d", "#2e8b57", "#8e44ad", "#b03a5b", "#7a6a3a")
 
 
 def checked_picture(path: str | Path) -> Path:
-    """Return the path of a picture that can be drawn; to be asked before long work.
+    """Return a picture's path after checking that it can be written; call it before long work.
 
     Raises:
-        ConfigurationError: Matplotlib is not installed, the ending is that of no picture, or there
-            is no such folder.
+        ConfigurationError: Matplotlib is not installed, the file extension is not that of a
+            picture, or the folder does not exist.
 
     Example:
         >>> checked_picture("rate.png").name
@@ -39,9 +39,10 @@ def checked_picture(path: str | Path) -> Path:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure, in inches.
+    """Return an empty figure of a size in inches.
 
-    Without pyplot: that would choose a backend and keep the figure for the whole process.
+    It is created without pyplot, which would choose a GUI backend and keep a reference to the
+    figure until the process ends.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def dress(axes: Any, title: str, x: str, y: str) -> None:
-    """Give axes a title, their names, a grid behind the lines, and no frame."""
+    """Set the title and labels of axes, add a grid behind the lines, and remove the frame."""
     axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -63,10 +64,10 @@ def dress(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def count_in_thousands(axes: Any) -> None:
-    """Write the numbers of steps as 10,000."""
+    """Format step numbers with thousands separators, as 10,000."""
     axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
 
 
 def save(figure: Any, path: str | Path) -> None:
-    """Write a figure into a file."""
+    """Write a figure to a file."""
     figure.savefig(path, dpi=150)

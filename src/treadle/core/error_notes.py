@@ -1,4 +1,4 @@
-"""Notes that say where a run stood when an exception was raised."""
+"""Notes on exceptions that report the progress of the run when they were raised."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,13 +8,15 @@ from .progress import Progress
 
 @contextmanager
 def noting(what: str, progress: Progress, running: int = 0, lost: int = 0) -> Generator[None]:
-    """Add to an exception that passes through where the run stood; the innermost note stays.
+    """Add a note with the run's progress to an exception raised in this context.
+
+    In nested contexts, only the innermost one adds a note.
 
     Args:
-        what: What was being done.
-        progress: What was done before.
-        running: How many steps were being run, where it was steps.
-        lost: By how many of them the weights may be further than `progress`.
+        what: The activity in this context.
+        progress: The progress at its beginning.
+        running: The number of steps being run, or 0 if the activity is not running steps.
+        lost: The largest number of these steps by which the weights may be ahead of `progress`.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What can watch and steer a run, and what it sees of it.
+"""Hooks: the `Hook` base class, and `LoopView`, the interface through which hooks see the loop.
 
-A hook is a function `fn(loop)` with a moment (`every`, `at`, `after`), or an object with some of
-the methods of `Hook`. Both know the loop only through `LoopView`.
+A hook is either a function `fn(loop)` with a trigger (`every`, `at`, `after`), or an object with
+some of the methods of `Hook`. Both access the loop only through `LoopView`.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from .logs import History, Record, StepLogs
 from .options import Options
 from .progress import Costs, Progress
 
-if TYPE_CHECKING:  # importing it takes a tenth of a second, which commands need not wait
+if TYPE_CHECKING:  # importing NumPy takes a tenth of a second, which commands should not need
     import numpy as np
 
 
 class Variables(Protocol):
-    """The variables of a task, by the path of the attribute that reaches them.
+    """The variables, optimizers and metrics of a task, named by the path of their attribute.
 
     Attributes:
-        variables: Path to variable, those of optimizers last.
+        variables: Path to variable; those of optimizers come last.
         optimizers: Path to optimizer.
         metrics: Name to metric.
     """
@@ -35,7 +35,7 @@ class Variables(Protocol):
 
 
 class LoopView(Protocol):
-    """What a hook sees of the loop: where it stands, what it holds, and how to steer it."""
+    """The loop as seen by hooks: its progress, its state, and methods to control the run."""
 
     @property
     def task(self) -> Any:
@@ -44,12 +44,12 @@ class LoopView(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """Where the run stands."""
+        """The progress of the run: step, epoch, batch, examples and seconds."""
         ...
 
     @property
     def history(self) -> History:
-        """All that was logged so far."""
+        """The history: everything logged so far."""
         ...
 
     @property
@@ -59,12 +59,12 @@ class LoopView(Protocol):
 
     @property
     def options(self) -> Options:
-        """How the run is executed."""
+        """The execution options of the run."""
         ...
 
     @property
     def plan(self) -> str:
-        """How steps are executed, in one line; empty before the first step."""
+        """The execution plan of the steps, in one line; empty before the first step."""
         ...
 
     @property
@@ -79,37 +79,40 @@ class LoopView(Protocol):
 
     @property
     def evaluated(self) -> tuple[int, int | None] | None:
-        """Batches that the evaluation now running has done, and how many there are if known."""
+        """Finished and total batches of the running evaluation; the total is None if unknown.
+
+        None if no evaluation is running.
+        """
         ...
 
     @property
     def costs(self) -> Costs:
-        """What the run has spent its time on beside training."""
+        """The time that the run has spent on compiling and waiting."""
         ...
 
     @property
     def epochs_planned(self) -> int | None:
-        """How many epochs this call of `fit` runs to in all, or None where it is not by epochs."""
+        """The number of epochs at which this call of `fit` ends, or None if it has no such end."""
         ...
 
     @property
     def steps_planned(self) -> int | None:
-        """The step at which this call of `fit` ends, or None where that is not known."""
+        """The step at which this call of `fit` ends, or None if unknown."""
         ...
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Batches in an epoch, or None where the source cannot say."""
+        """The number of batches in an epoch, or None if unknown."""
         ...
 
     @property
     def reason(self) -> str | None:
-        """Why the run was asked to stop, or None."""
+        """The reason given for stopping the run, or None."""
         ...
 
     @property
     def unfinished(self) -> bool:
-        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
+        """Whether the run was interrupted before its planned end, and is meant to be resumed."""
         ...
 
     @property
@@ -122,11 +125,11 @@ class LoopView(Protocol):
         ...
 
     def stop(self, why: str) -> None:
-        """End training at this boundary; `why` is told and recorded."""
+        """Stop training at this window boundary; the reason `why` is printed and recorded."""
         ...
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the user's own at this moment."""
+        """Log values at the current step."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -134,7 +137,7 @@ class LoopView(Protocol):
         ...
 
     def snapshot(self) -> Any:
-        """Return a copy of every variable's value, to be handed to `restore`."""
+        """Return a copy of every variable's value, for `restore`."""
         ...
 
     def restore(self, snapshot: Any) -> None:
@@ -142,32 +145,33 @@ class LoopView(Protocol):
         ...
 
     def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Any:
-        """Return all that the run is, as a `treadle.checkpoint.Checkpoint`.
+        """Return the complete state of the run as a `treadle.checkpoint.Checkpoint`.
 
         Args:
-            buffers: The `state` of an earlier one that nobody needs any more: it is overwritten.
-            score: How good this is, where some are kept for being the best.
+            buffers: The `state` of an earlier checkpoint that is no longer needed; it is
+                overwritten.
+            score: The value of the monitored metric, if the best checkpoints are kept.
         """
         ...
 
     def evaluate(self, source: Any) -> dict[str, float]:
-        """Run `eval_step` over a source and return its means and metrics."""
+        """Evaluate a source with `eval_step` and return the means and metrics."""
         ...
 
     def predict(self, source: Any) -> Any:
-        """Run the prediction step over a source and return all outputs as NumPy arrays."""
+        """Run `predict_step` over a source and return all outputs as NumPy arrays."""
         ...
 
     def call(self, function: Any, *inputs: Any) -> Any:
-        """Run a method compiled; state changes are discarded."""
+        """Run a function compiled and return NumPy arrays; its state changes are discarded."""
         ...
 
 
 class Hook:
-    """Something that watches a run; override what you need.
+    """Base class for hooks; override the methods that you need.
 
-    A hook may also have `when`, one `treadle.core.triggers.When` or several: windows then end at
-    these moments, so that the state it sees there is exactly of that step.
+    A hook may also have an attribute `when`, one `treadle.core.triggers.When` or several. Windows
+    then end at these steps, so that the hook sees exactly the state after that step.
 
     Example:
         >>> class Loud(Hook):
@@ -176,30 +180,30 @@ class Hook:
     """
 
     def start(self, loop: LoopView) -> None:
-        """Called before the first step of a call that trains."""
+        """Called before the first step of a call that trains, such as `fit`."""
 
     def before(self, loop: LoopView) -> None:
-        """Called before each window; the state is exactly that after `loop.progress.step`."""
+        """Called before each window; the state is that after step `loop.progress.step`."""
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Called after each window with every step's values; cheap work only."""
+        """Called after each window with the values of every step. Must be cheap."""
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Called before each validation, with None, and after it, with its results: `val_…`."""
+        """Called before each validation with None, and after it with its results (`val_…`)."""
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Called with each record: the end of an epoch, a validation, or a log of the user's."""
+        """Called with each record: the end of an epoch, a validation, or a user log."""
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Called when training ends in whatever way; `error` is what ended it, if anything."""
+        """Called when training ends, with the exception that ended it or None."""
 
     def state(self) -> dict[str, Any]:
-        """Return what must survive a restart: numbers, texts, arrays.
+        """Return the hook's state to save in checkpoints: numbers, strings and arrays.
 
-        It may be what the hook goes on changing: a checkpoint takes it as it is now. An array that
-        is read-only is not copied, so nobody may change it afterwards.
+        The hook may change the returned objects later, because a checkpoint copies them. Read-only
+        arrays are not copied and must not be changed afterwards.
         """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the hook's state from what `state` returned."""

@@ -1,6 +1,6 @@
-"""What tells one run from another: what a task is made with, the data, and the user's own code.
+"""Identity of a run: constructor arguments of the task, facts about the data, hashes of user code.
 
-Nothing here needs a framework: Keras' objects tell what they are by `get_config`.
+This module needs no framework: Keras objects are described by their `get_config`.
 """
 
 import ast
@@ -32,17 +32,17 @@ SOURCE_FACTS = (
     "seed",
 )
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
-NAMED = 5  # pieces of code in a message
-LONGEST = 100  # of a longer list, as of an array, only the size is told
+NAMED = 5  # functions and classes listed in a message
+LONGEST = 100  # longer lists are described by their length only
 
 
 @dataclass(frozen=True)
 class MadeWith:
-    """What a task was made with.
+    """The constructor arguments of a task.
 
     Attributes:
         settings: The arguments of its `__init__` by name, in JSON's types.
-        functions: Those of them that are functions.
+        functions: The arguments that are functions.
     """
 
     settings: Mapping[str, Any]
@@ -50,9 +50,9 @@ class MadeWith:
 
 
 def made_with(init: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> MadeWith:
-    """Return what `init` is called with, defaults included.
+    """Return the arguments with which `init` is called, including defaults.
 
-    Nothing where the arguments do not fit: `init` itself is about to say so.
+    Empty if the arguments do not fit, because then the call of `init` raises the error.
     """
     if init is object.__init__:
         return MadeWith({})
@@ -73,10 +73,10 @@ def made_with(init: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str
 
 
 def identity(task: Any) -> dict[str, Any]:
-    """Return what makes a run of a task another run than one of another task.
+    """Return the values that identify the runs of a task.
 
-    Its class, its settings (what it was made with, and its attributes that are numbers or texts),
-    the backend, the seed and the precision.
+    These are its class, its settings (constructor arguments, and attributes that are numbers, flags
+    or strings), the backend, the seed and the precision.
 
     Example:
         >>> import keras, treadle
@@ -86,7 +86,7 @@ def identity(task: Any) -> dict[str, Any]:
         >>> identity(Line(2))["settings"]
         {'slope': 2, 'rate': 0.1}
     """
-    # The attributes of a task that is also a layer are Keras' own bookkeeping.
+    # If the task is also a layer, its attributes include Keras' internal bookkeeping.
     attributes = {} if hasattr(task, "get_config") else vars(task)
     plain = {k: described(v) for k, v in attributes.items() if isinstance(v, PLAIN[:4])}
     made: MadeWith = getattr(task, "_made_with", MadeWith({}))
@@ -100,7 +100,7 @@ def identity(task: Any) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of what computes.
+    """Return the versions of Python, Treadle, Keras, NumPy and the installed backends.
 
     Example:
         >>> sorted(versions())[:2]
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def source_facts(source: Any) -> dict[str, Any]:
-    """Return what is known of a source without reading it.
+    """Return the facts about a source that are known without reading it, such as its length.
 
     Example:
         >>> import numpy as np, treadle
@@ -128,21 +128,22 @@ def source_facts(source: Any) -> dict[str, Any]:
 
 
 def described(value: Any, nested: bool = True) -> Any:
-    """Return a value in JSON's types, equal for equal values in another process.
+    """Describe a value in JSON's types, such that equal values are equal in another process.
 
-    Of an object of Keras its class and its configuration, without the name, which is another one
-    each time; of a model or a layer only what is plain in it; of any other object its class.
+    A Keras object is described by its class and its configuration without the name, which may
+    differ in each process; a model or layer only by the plain values of its configuration; any
+    other object by its class.
 
     Args:
-        value: Anything.
-        nested: Look into configurations within a configuration.
+        value: Any value.
+        nested: Describe configurations inside a configuration too.
 
     Example:
         >>> import keras
         >>> described((1, keras.optimizers.SGD(0.5)))[1]["learning_rate"]
         0.5
     """
-    if issubclass(type(value), ModuleType):  # a lazy one must not be asked for anything
+    if issubclass(type(value), ModuleType):  # accessing an attribute would import a lazy module
         return namespace_of(value)["__name__"]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN equals nothing
@@ -165,13 +166,13 @@ def described(value: Any, nested: bool = True) -> Any:
         return type(value).__name__ if shape is None else f"{type(value).__name__} {tuple(shape)}"
     found: dict[str, Any] = {"class": type(value).__name__}
     parts = list(getattr(value, "layers", ()))
-    if parts:  # of a model: its own configuration would be pages
+    if parts:  # of a model, whose own configuration would be very long
         layers = {str(i): described(part, nested=False) for i, part in enumerate(parts)}
         return {**found, "layers": layers}
     try:
         with without_tensorflow():
             configuration = dict(value.get_config())
-    except Exception:  # whatever a class of the user's raises: this only describes
+    except Exception:  # a user's class may raise anything, and a description must not fail
         return found
     inner = nested and not hasattr(value, "trainable_variables")
     for name, part in configuration.items():
@@ -181,12 +182,12 @@ def described(value: Any, nested: bool = True) -> Any:
 
 
 def code_of(task: Any) -> dict[str, str]:
-    """Return a short hash of every piece of the user's own code that makes a task what it is.
+    """Return short hashes of the user's code that a task consists of.
 
-    These are the methods of its class and of its bases, the functions that it was made with, and
-    the functions, classes and numbers that these use by name, all as far as they lie in the task's
-    own project (see `ownership`). Comments and blanks do not count. Code without a source, as in a
-    shell, is left out.
+    Included are the methods of its class and base classes, the functions among its constructor
+    arguments, and the functions, classes and plain values that these refer to by name, if they are
+    in the task's own project (see `ownership`). Comments and whitespace are ignored. Code without
+    an available source, for example from an interactive shell, is left out.
 
     Returns:
         Hashes by qualified name: `{"Digits.train_step": "1b4f0e9851971998"}`.
@@ -200,12 +201,12 @@ def code_of(task: Any) -> dict[str, str]:
 
 
 def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str = "this run") -> str:
-    """Return a sentence on what changed between two results of `code_of`; empty if nothing did.
+    """Return a sentence on the changes between two results of `code_of`, or an empty string.
 
     Args:
-        before: The earlier one.
-        now: The later one.
-        since: What the earlier one is of.
+        before: The earlier result.
+        now: The later result.
+        since: The time of the earlier result, for the sentence.
 
     Example:
         >>> changed_code({"M.train_step": "1b4f"}, {"M.train_step": "77c2"})[:51]
@@ -217,20 +218,20 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str =
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
         f"the code of {', '.join(names[:NAMED])}{more} changed since {since}, so its results are "
-        "those of other code: fresh=True (--fresh) trains anew"
+        "those of other code: fresh=True (--fresh) trains from scratch"
     )
 
 
 class _Code:
-    """The code of a project, followed from name to name."""
+    """Collects hashes of a project's code, following the names that it refers to."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self.found: dict[str, set[str]] = {}  # two modules may have functions of one name
+        self.found: dict[str, set[str]] = {}  # a set, since two modules may use the same name
         self._seen: set[int] = set()
 
     def take_class(self, kind: type) -> None:
-        """Take the methods and plain attributes of a class, and of its bases."""
+        """Add the methods and plain attributes of a class and of its base classes."""
         for base in kind.__mro__:
             if not self._project.owns(namespace_of_class(base)) or not self._first(base):
                 continue
@@ -241,7 +242,7 @@ class _Code:
                     self.take(member)
 
     def take(self, thing: Any) -> None:
-        """Take a function, in whatever it is wrapped, and what it uses by name."""
+        """Add a function, unwrapped if needed, and everything that it refers to by name."""
         function = _function_of(thing)
         if function is None or not self._first(function):
             return
@@ -270,7 +271,7 @@ class _Code:
                 self._take_used(name, value)
 
     def _take_used(self, name: str, value: Any) -> None:
-        kind = type(value)  # isinstance would ask a lazy object for its __class__
+        kind = type(value)  # isinstance would access `__class__` of a lazy object
         if issubclass(kind, type):
             self.take_class(value)
         elif issubclass(kind, PLAIN):
@@ -279,7 +280,7 @@ class _Code:
             self.take(value)
 
     def _take_value(self, name: str, value: Any) -> None:
-        if not name.startswith("__"):  # __file__ and the like
+        if not name.startswith("__"):  # such as __file__
             self._found(name, repr(value))
 
     def _found(self, name: str, text: str) -> None:
@@ -292,9 +293,9 @@ class _Code:
 
 
 def _function_of(thing: Any) -> FunctionType | None:
-    """Return the Python function in a method, a decorator's result, a property or a partial.
+    """Return the Python function inside a method, a decorated function, a property or a partial.
 
-    Attributes are looked up statically: a lazy object imports what it stands for when it is asked.
+    Attributes are looked up statically, because accessing one would import a lazy object.
     """
     for _ in range(10):
         kind = type(thing)
@@ -326,12 +327,12 @@ def _names(code: CodeType) -> Iterator[str]:
 def _without_comments(source: str) -> str:
     try:
         return ast.unparse(ast.parse(textwrap.dedent(source)))
-    except SyntaxError:  # a lambda is cut out of its line
+    except SyntaxError:  # the source of a lambda is only a part of a statement
         return source
 
 
 def _without_names(value: Any) -> Any:
-    """Leave the automatic names out of a configuration."""
+    """Remove the automatic names from a configuration."""
     if isinstance(value, list):
         return [_without_names(part) for part in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Pictures that a hook may return or `loop.log` may take, and grids of samples."""
+"""Images that can be logged by hooks and `loop.log`, and grids of samples."""
 
 import struct
 import warnings
@@ -10,32 +10,32 @@ import numpy as np
 from ..errors import ConfigurationError, TreadleWarning, whole_number
 
 ROUNDING: Final = 1e-3
-"""By how much a float may lie beyond 0 and 1: (tanh(x) + 1) / 2 does where it saturates."""
+"""Tolerance for floats outside of [0, 1], as (tanh(x) + 1) / 2 may be if it saturates."""
 
 CLIPPED: Final = 0.5
-"""By how much a float may lie beyond 0 and 1 to be clipped with a warning, as a decoder's output
-without a sigmoid does. What lies further out probably has another scale."""
+"""How far outside of [0, 1] floats are clipped with a warning, such as the output of a decoder
+without a sigmoid. Values further outside probably have another scale, and are an error."""
 
 COLOR_TYPES: Final = {1: 0, 3: 2}
-"""PNG's numbers for grey and for red, green and blue."""
+"""PNG's color types for grey and RGB, by the number of channels."""
 
 
 class Image:
-    """A picture, as a value of a log.
+    """An image that can be logged.
 
-    Where the run has a directory, it becomes a file there: see `treadle.hooks.Images`. A notebook
-    shows it by itself.
+    If the run has a directory, the image is saved there as a file: see `treadle.hooks.Images`. A
+    notebook displays it.
 
     Args:
-        array: Of shape (height, width), (height, width, 1) or (height, width, 3), of any library:
-            floats from 0 (black) to 1, bools, or uint8 from 0 to 255. Floats from -0.5 to 1.5 are
-            clipped, with a warning.
+        array: An array or tensor of any library, of shape (height, width), (height, width, 1) or
+            (height, width, 3): floats from 0 (black) to 1, bools, or uint8 from 0 to 255. Other
+            floats from -0.5 to 1.5 are clipped, with a warning.
 
     Attributes:
-        pixels: uint8, of shape (height, width, 1) or (height, width, 3); nobody may change them.
+        pixels: A read-only uint8 array of shape (height, width, 1) or (height, width, 3).
 
     Raises:
-        ConfigurationError: Another shape, another type, or floats that are not in [-0.5, 1.5].
+        ConfigurationError: Another shape, another dtype, or floats outside of [-0.5, 1.5].
 
     Example:
         >>> picture = Image(np.eye(28))
@@ -52,13 +52,13 @@ class Image:
         if values.ndim != 3 or values.shape[2] not in COLOR_TYPES or 0 in values.shape:
             raise ConfigurationError(
                 "an Image is of shape (height, width), (height, width, 1) or (height, width, 3), "
-                f"not {np.shape(array)}: for several pictures there is treadle.image_grid"
+                f"not {np.shape(array)}: use treadle.image_grid for several images"
             )
         self.pixels: np.ndarray[Any, np.dtype[np.uint8]] = _as_bytes(values, "an Image")
         self.pixels.flags.writeable = False
 
     def __repr__(self) -> str:
-        """Say how large it is."""
+        """Return the size and whether the image is grey or in color."""
         height, width, channels = self.shape
         return f"Image({height}x{width}, {'grey' if channels == 1 else 'color'})"
 
@@ -69,7 +69,7 @@ class Image:
         return height, width, channels
 
     def png(self) -> bytes:
-        r"""Return it as a PNG file, of 8 bits a channel (https://www.w3.org/TR/png-3/).
+        r"""Return the image as a PNG file with 8 bits per channel (https://www.w3.org/TR/png-3/).
 
         Example:
             >>> Image(np.zeros((8, 8))).png()[:4]
@@ -77,28 +77,28 @@ class Image:
         """
         height, width, channels = self.shape
         header = struct.pack(">IIBBBBB", width, height, 8, COLOR_TYPES[channels], 0, 0, 0)
-        # Each row begins with the number of its filter: 0, the bytes as they are.
+        # Each row begins with the number of its filter: 0 for no filter.
         rows = np.zeros((height, 1 + width * channels), "uint8")
         rows[:, 1:] = self.pixels.reshape(height, -1)
         parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
         return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
 
     def _repr_png_(self) -> bytes:
-        """Let a notebook show it."""
+        """Return the PNG file that IPython displays in a notebook."""
         return self.png()
 
 
 def image_grid(samples: Any, columns: int) -> Image:
-    """Return many pictures as one, row after row; what is left of the last row is black.
+    """Arrange images in a grid, row by row; the remainder of the last row is black.
 
     Args:
-        samples: Pictures of shape (n, height, width), (n, height, width, 1) or
-            (n, height, width, 3), of the types that `Image` takes.
-        columns: How many stand beside one another.
+        samples: Images of shape (n, height, width), (n, height, width, 1) or (n, height, width, 3),
+            with the dtypes and values that `Image` accepts.
+        columns: The number of images per row.
 
     Raises:
-        ConfigurationError: Another shape or type, floats that are not in [-0.5, 1.5], or columns
-            that are no whole number from 1.
+        ConfigurationError: Another shape or dtype, floats outside of [-0.5, 1.5], or `columns` is
+            not a whole number of at least 1.
 
     Example:
         >>> image_grid(np.random.default_rng(0).random((10, 28, 28)), columns=4)
@@ -124,7 +124,7 @@ def image_grid(samples: Any, columns: int) -> Image:
 
 
 def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return a NumPy array of what may be a tensor."""
+    """Convert an array or tensor of any library to a NumPy array."""
     if isinstance(value, (np.ndarray, list, tuple)):
         return np.asarray(value)
     from keras import ops  # late: importing it chooses the backend
@@ -135,7 +135,7 @@ def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
 def _as_bytes(
     values: np.ndarray[Any, np.dtype[Any]], what: str
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return pixels as uint8, in an array of their own."""
+    """Convert pixels to uint8, in a new array."""
     if values.dtype == np.uint8:
         return values.copy()
     if values.dtype.kind not in "fVb":  # V: bfloat16 and the other narrow floats
@@ -148,13 +148,13 @@ def _as_bytes(
     if not (low >= -CLIPPED and high <= 1 + CLIPPED):  # NaN is neither
         raise ConfigurationError(
             f"{what} takes floats from 0 to 1, and these are from {low:.4g} to {high:.4g}: rescale "
-            "them, as (x + 1) / 2 what comes out of a tanh"
+            "them, for example by (x + 1) / 2 after a tanh"
         )
     if low < -ROUNDING or high > 1 + ROUNDING:
-        # Without the values: Python shows a text once for each line of code that it is about.
+        # Without the values, since Python shows only equal warnings from one line of code once.
         warnings.warn(
-            f"{what} takes floats from 0 to 1, and clips others that are close: end the decoder "
-            "with a sigmoid, or rescale its output",
+            f"{what} takes floats from 0 to 1, and clipped values slightly outside: end the "
+            "decoder with a sigmoid, or rescale its output",
             TreadleWarning,
             stacklevel=3,
         )
@@ -162,6 +162,6 @@ def _as_bytes(
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    """Return a part of a PNG file: its length, its kind, its bytes, and a check of both."""
+    """Return a chunk of a PNG file: length, type, content and checksum."""
     check = zlib.crc32(kind + content)
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)

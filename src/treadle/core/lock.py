@@ -1,4 +1,4 @@
-"""A lock on a run directory: two processes must not train into one."""
+"""A lock on a run directory, so that no two processes train into the same directory."""
 
 import errno
 import json
@@ -13,17 +13,18 @@ from ..errors import DirectoryError
 
 try:
     import fcntl
-except ImportError:  # Windows has none: there, nothing is locked
+except ImportError:  # not available on Windows, where directories are not locked
     fcntl = None
 
 HOLDER = ".lock"
 
 
 class Lock:
-    """The right to write to a run directory, for one process at a time.
+    """An exclusive lock on a run directory, held by one process at a time.
 
-    What is locked is the open directory itself (flock), so the lock dies with the process. A file
-    in it only says who holds it. A forked process, as a worker that loads data, has no part in it.
+    The directory itself is locked (by flock), so the lock is released when the process ends. A file
+    in it records the process that holds the lock, for messages only. A forked process, such as a
+    data loading worker, does not hold the lock.
 
     Args:
         directory: The run directory.
@@ -39,10 +40,10 @@ class Lock:
         self._open: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock; taking it twice does nothing.
+        """Acquire the lock. Does nothing if it is already held.
 
         Raises:
-            DirectoryError: Another process has it, or another loop in this one.
+            DirectoryError: Another process, or another loop of this process, holds the lock.
         """
         if self._open is not None or fcntl is None:
             return
@@ -52,42 +53,42 @@ class Lock:
         except OSError as error:
             os.close(opened)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                return  # a file system that locks no directories
+                return  # the file system does not support locks
             raise DirectoryError(
-                f"{self._directory} is being trained into by {self._told()}: wait for it, end it, "
+                f"{self._directory} is being trained into by {self._owner()}: wait for it, end it, "
                 "or choose another directory"
             ) from error
         self._open = opened
         _held.add(self)
-        with suppress(OSError):  # it only informs: a full disk is told where something is saved
+        with suppress(OSError):  # only informative: a full disk is reported when saving fails
             self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
 
     def release(self) -> None:
-        """Let go of it, if it is held."""
+        """Release the lock if it is held."""
         opened, self._open = self._open, None
         _held.discard(self)
         if opened is not None and fcntl is not None:
             with suppress(OSError):
                 self._holder.unlink()
-            # Closing alone would not do where another process has the same open directory.
+            # Closing is not enough if a forked process shares the open directory.
             fcntl.flock(opened, fcntl.LOCK_UN)
             os.close(opened)
 
     def forget(self) -> None:
-        """Have no part in it any more, in a forked process: it stays with the one that took it."""
+        """Close the directory in a forked process without releasing the parent's lock."""
         opened, self._open = self._open, None
         if opened is not None:
             os.close(opened)
 
     def __del__(self) -> None:
-        """Let go of it with a loop that was left in the midst of its steps."""
+        """Release the lock when a loop is garbage collected before its training ended."""
         if self._open is not None:
             self.release()
 
-    def _told(self) -> str:
+    def _owner(self) -> str:
         try:
-            told: Any = json.loads(self._holder.read_text())
-            pid, host = int(told["pid"]), str(told["host"])
+            owner: Any = json.loads(self._holder.read_text())
+            pid, host = int(owner["pid"]), str(owner["host"])
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
         if pid == os.getpid() and host == socket.gethostname():

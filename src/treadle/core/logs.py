@@ -1,4 +1,4 @@
-"""What steps returned: every step's values, their weighted means, and the history of a run."""
+"""Logged values: the values of every step, their weighted means, and the history of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +14,20 @@ Plain = bool | int | float | str
 PLAIN = (bool, int, float, str)
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# What steps log beside their own values where their losses are scaled: by what, and 1.0 where the
-# step was undone.
+# Names under which steps with loss scaling log the scale, and 1.0 if the step was undone.
 LOSS_SCALE, UNDONE = "loss_scale", "undone"
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogs:
-    """What the steps of one window returned, fetched from the device in one go.
+    """The values returned by the steps of one window, fetched from the device together.
 
     Attributes:
         first_step: The number of the window's first step; the first step of a run is step 1.
-        values: Per name an array of shape (steps,).
-        weights: Per name an array of shape (steps,): by what each value counts in a mean.
-        examples: Examples in each batch of the window.
-        progress: Where the run stands after the window.
+        values: By name, an array of shape (steps,).
+        weights: By name, an array of shape (steps,): the weight of each value in a mean.
+        examples: The number of examples in each batch of the window.
+        progress: The progress of the run after the window.
     """
 
     first_step: int
@@ -51,12 +50,12 @@ class StepLogs:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of the log: what is known at one moment of the run.
+    """A log record: values logged at one step of the run.
 
     Attributes:
-        kind: `"epoch"`, `"validation"` or `"log"` (the user's own).
-        progress: Where the run stood.
-        values: Name to number, text or image.
+        kind: `"epoch"`, `"validation"` or `"log"` (logged by the user).
+        progress: The progress of the run at this step.
+        values: Name to number, string or image.
     """
 
     kind: str
@@ -65,14 +64,14 @@ class Record:
 
 
 class Logs(dict[str, float]):
-    """What a user's own `for` gets: means of what the step returned since it last looked.
+    """Logs yielded to a user's `for` loop: means of the step's values since the previous logs.
 
-    A name is NaN where no step since then counts, as where `NonFinite("skip")` undid them all.
-    Metrics are there too; they are computed when asked for, since that waits for the device.
+    A mean is NaN if no step counts, for example because `NonFinite("skip")` undid them all. Metrics
+    are included, but only computed on access, because that waits for the device.
 
     Attributes:
-        progress: Where the run stands.
-        step: The step that the state is exactly at.
+        progress: The progress of the run.
+        step: The number of the last finished step; the state is exactly that after this step.
 
     Example:
         >>> logs = Logs({"loss": 0.5}, Progress(step=3), lambda: {"accuracy": 0.9})
@@ -92,11 +91,11 @@ class Logs(dict[str, float]):
 
     @property
     def step(self) -> int:
-        """The step that the state is exactly at."""
+        """The number of the last finished step; the state is exactly that after this step."""
         return self.progress.step
 
     def __missing__(self, name: str) -> float:
-        """Compute the metrics when one of them is asked for."""
+        """Compute the metrics on the first access of one of them."""
         for key, value in self._metrics().items():
             self.setdefault(key, value)
         if name not in self:
@@ -105,10 +104,10 @@ class Logs(dict[str, float]):
 
 
 class Means:
-    """Running means of a step's values, weighted by examples unless the step says otherwise.
+    """Running means of a step's values, weighted by examples unless the step returns weights.
 
-    Sums are kept in float64 in the order of the steps, so that a mean does not depend on how many
-    steps ran in one compiled call.
+    Values are summed in float64 in the order of the steps, so that a mean does not depend on the
+    number of steps per window.
 
     Example:
         >>> means = Means()
@@ -121,28 +120,28 @@ class Means:
         self._sums: dict[str, tuple[float, float]] = {}
 
     def add(self, values: Mapping[str, Array], weights: Mapping[str, Array]) -> None:
-        """Add the values of some steps, each array of shape (steps,)."""
+        """Add the values of several steps, as arrays of shape (steps,)."""
         for name, array in values.items():
             total, weight = self._sums.get(name, (0.0, 0.0))
             for value, by in zip(array.tolist(), weights[name].tolist(), strict=True):
-                if by:  # what counts nothing may be NaN
+                if by:  # a value of weight zero may be NaN
                     total += value * by
                     weight += by
             self._sums[name] = total, weight
 
     def state(self) -> dict[str, list[float]]:
-        """Return the sums, for another process to go on with."""
+        """Return the sums and weights, to be saved in a checkpoint."""
         return {name: [total, weight] for name, (total, weight) in self._sums.items()}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take back what `state` returned."""
+        """Restore the sums and weights from what `state` returned."""
         self._sums = {name: (total, weight) for name, (total, weight) in state.items()}
 
     def result(self, empty: float | None = None) -> dict[str, float]:
         """Return the means so far.
 
         Args:
-            empty: The mean of a name whose weights are all zero; None leaves the name out.
+            empty: The mean to return for a name whose weights are all zero; None leaves it out.
         """
         means = {
             n: total / weight if weight else empty for n, (total, weight) in self._sums.items()
@@ -152,7 +151,7 @@ class Means:
 
 @dataclass(repr=False)
 class History:
-    """All that a run has logged.
+    """The history of a run: everything that it logged.
 
     Attributes:
         records: The records of epochs, validations and user logs, in order.
@@ -168,7 +167,7 @@ class History:
     _chunks: list[StepLogs] = field(default_factory=lambda: list[StepLogs](), repr=False)
 
     def __repr__(self) -> str:
-        """Say how much is here, and under which names."""
+        """Return the numbers of steps and epochs, and all names."""
         names = list(dict.fromkeys([*self.step_names, *self.names()]))
         steps = sum(chunk.steps for chunk in self._chunks)
         epochs = len(self.epochs)
@@ -180,16 +179,16 @@ class History:
         self.records.append(record)
 
     def add_steps(self, logs: StepLogs) -> None:
-        """Append every step's values of a window."""
+        """Append the values of every step of a window."""
         self._chunks.append(logs)
-        if len(self._chunks) >= 512:  # merged now and then: a long run is some arrays, not a list
+        if len(self._chunks) >= 512:  # merged regularly, so that a long run is a few large arrays
             self._merge()
 
     def __getitem__(self, name: str) -> list[Any]:
-        """Return the values that records hold under `name`, in order.
+        """Return the values of `name` in all records, in order.
 
         Raises:
-            KeyError: No record holds this name; the message lists those that exist.
+            KeyError: No record has this name; the message lists the names that exist.
         """
         found = [record.values[name] for record in self.records if name in record.values]
         if not found:
@@ -199,7 +198,7 @@ class History:
         return found
 
     def names(self) -> list[str]:
-        """Return every name that some record holds, in order of appearance."""
+        """Return the names in all records, in order of appearance."""
         return list(dict.fromkeys(name for record in self.records for name in record.values))
 
     @property
@@ -209,17 +208,17 @@ class History:
 
     @property
     def first_step(self) -> int | None:
-        """The number of the first step whose values are here, or None before one."""
+        """The number of the first step whose values are stored, or None if there is none."""
         return self._chunks[0].first_step if self._chunks else None
 
     @property
     def step_names(self) -> list[str]:
-        """The names of what the step returned."""
+        """The names of the values that the step returned."""
         return list(dict.fromkeys(name for chunk in self._chunks for name in chunk.values))
 
     @property
     def last(self) -> dict[str, Any]:
-        """The newest number under every name that was ever recorded; no texts, no images."""
+        """The latest number of every name in the records; strings and images are left out."""
         return {
             name: value
             for record in self.records
@@ -228,11 +227,11 @@ class History:
         }
 
     def steps(self, name: str) -> Array:
-        """Return every step's value of what it returned as `name`: an array of shape (steps,).
+        """Return the value of `name` at every step: an array of shape (steps,).
 
         Raises:
-            KeyError: The step returned nothing of this name. Metrics have one value per epoch,
-                which `history[name]` returns.
+            KeyError: The step did not return this name. Metrics have one value per epoch, which
+                `history[name]` returns.
         """
         self._merge()
         if name not in self.step_names:
@@ -240,8 +239,8 @@ class History:
             message = f"the step returned no {name!r}; it returned: {known}"
             if name in self.names():
                 message += (
-                    f". {name!r} has one value for each epoch, validation or log, and none for a "
-                    f"single step, as every metric: use history[{name!r}]"
+                    f". {name!r} has one value for each epoch, validation or log, and none for "
+                    f"single steps, like every metric: use history[{name!r}]"
                 )
             raise KeyError(message)
         return self._chunks[0].values[name]
@@ -275,7 +274,7 @@ class History:
 
 
 def plain(value: Any) -> Plain | None:
-    """Return a scalar of any library as Python's own; None for what is no number and no text.
+    """Convert a scalar of any library to a Python value; None if it is no number and no string.
 
     Example:
         >>> plain(np.float32(0.5)), plain("a text"), plain(np.zeros((8, 8)))
@@ -298,15 +297,15 @@ def plain(value: Any) -> Plain | None:
 
 
 def loggable(values: Mapping[str, Any], who: str) -> dict[str, Plain | Image]:
-    """Return what is to be logged as plain Python values, tensors as numbers, pictures as they are.
+    """Convert values to be logged: scalars and tensors to Python values; images stay as they are.
 
     Args:
-        values: Name to a scalar of any library (a tensor, also one that requires a gradient), a
-            text or an `Image`.
-        who: Who logs it, for the message.
+        values: Name to a scalar of any library (including tensors that require gradients), a
+            string or an `Image`.
+        who: The name of the hook or function that logs the values, for the message.
 
     Raises:
-        ConfigurationError: A value is neither a scalar nor a text nor an image.
+        ConfigurationError: A value is neither a scalar nor a string nor an image.
 
     Example:
         >>> loggable({"rate": np.float32(0.5), "note": "halved"}, "halve")
@@ -331,7 +330,7 @@ def loggable(values: Mapping[str, Any], who: str) -> dict[str, Plain | Image]:
 
 
 def _scalar(value: Any) -> Plain | None:
-    """Return a tensor without dimensions as a number, and None for everything else."""
+    """Convert a tensor without dimensions to a number; None for everything else."""
     if getattr(value, "shape", None) is None or len(value.shape) != 0:
         return None
     from keras import ops  # late: importing it chooses the backend

@@ -1,4 +1,4 @@
-"""What is chosen before a run: `setup` for what layers need to know, `Options` for execution."""
+"""Settings of a run: `setup` for seed, precision and backend, `Options` for execution."""
 
 import random
 import sys
@@ -17,29 +17,31 @@ PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How steps are executed; frozen, and recorded with the run.
+    """Execution options of the steps; immutable, and recorded with the run.
 
     Attributes:
-        execution: `"auto"`: compiled wherever the backend can; `"compiled"`: an error where it
-            cannot; `"eager"`: the readable reference, slow; `"measure"`: run all that could be
-            chosen for a moment, take the fastest, and tell what to write here to keep it.
-        window: The most steps that run as one compiled call; None lets the plan decide. Results do
-            not depend on it.
-        fused: Several steps are one call (True), or each is one (False); None means the plan's
-            rule.
-        jit: Compile with XLA where that is a choice (TensorFlow); None means the plan's rule.
-        data_on_device: Put the arrays of `treadle.data.from_arrays` on the device as a whole, and
-            gather batches there; None means the plan's rule: up to 2 GiB. Results do not depend on
-            it.
-        preflight: Look for mistakes before the first step: variables that no attribute reaches,
-            losses that reach nothing, steps that return nothing.
-        checked: Check what each phase owns; costs a copy of what it does not.
-        skip_nonfinite: Undo a training step after which a value or a variable is NaN or infinite,
-            within the compiled step; costs a copy of what it changes. Set by
+        execution: `"auto"`: compile if the backend can, else run as Python. `"compiled"`: compile,
+            and raise an error if the backend cannot. `"eager"`: run as Python, which is slow but
+            easy to debug. `"measure"`: time all possible plans briefly, use the fastest, and report
+            the options that select it directly.
+        window: The largest number of steps per window; None lets the plan decide. Results do not
+            depend on it.
+        fused: True to run the steps of a window as one compiled call, False to run each step as its
+            own call; None lets the plan decide.
+        jit: Compile with XLA if the backend has a choice (TensorFlow); None lets the plan decide.
+        data_on_device: Copy the arrays of `treadle.data.from_arrays` to the device as a whole, and
+            gather batches there; None does so up to 2 GiB. Results do not depend on it.
+        preflight: Check for mistakes before the first step: variables that are not reachable from
+            the task's attributes, losses that do not depend on any variable, steps that return
+            nothing.
+        checked: Check that each phase changes only what it owns; costs a copy of all other
+            variables.
+        skip_nonfinite: Undo, within the compiled step, a training step after which a value or a
+            variable is NaN or infinite; costs a copy of the variables it changes. Set by
             `NonFinite(action="skip")`.
 
     Raises:
-        ConfigurationError: A value that is not known.
+        ConfigurationError: A value is unknown or invalid.
 
     Example:
         >>> Options(window=8).window
@@ -56,7 +58,7 @@ class Options:
     skip_nonfinite: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check the options."""
         if self.execution not in EXECUTIONS:
             raise ConfigurationError(
                 f"unknown execution {self.execution!r}.{did_you_mean(self.execution, EXECUTIONS)}"
@@ -72,26 +74,26 @@ def setup(
     backend: str | None = None,
     devices: Any = None,
 ) -> None:
-    """Say what must be known before layers exist.
+    """Set seed, precision, backend and devices, before any layer is created.
 
-    Thin over Keras' own settings (`keras.utils.set_random_seed`, `keras.config.set_dtype_policy`,
-    `KERAS_BACKEND`, `keras.distribution`), which work too. In a file that `treadle run` runs, what
-    the command says with `--seed`, `--precision` and `--backend` takes the place of what stands
-    here.
+    This is a thin wrapper of Keras' own settings (`keras.utils.set_random_seed`,
+    `keras.config.set_dtype_policy`, `KERAS_BACKEND`, `keras.distribution`), which can also be used
+    directly. In a file run by `treadle run`, the command's `--seed`, `--precision` and `--backend`
+    override the arguments given here.
 
     Args:
-        seed: Seeds initial weights, dropout, the order of the data, and Python's and NumPy's own
-            generators; a whole number from 0.
+        seed: Seeds initial weights, dropout, the order of the data, and the global generators of
+            Python and NumPy; a whole number of at least 0.
         precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
-            compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (losses are then
-            scaled; see `LossScale`).
+            compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (the same in float16,
+            with loss scaling; see `LossScale`).
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
             `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
-        devices: A `keras.distribution` object, set for all layers made afterwards.
+        devices: A `keras.distribution` object, set for all layers created afterwards.
 
     Raises:
         BackendError: The backend is unknown, not installed, or Keras already runs on another one.
-        ConfigurationError: Layers exist already and would not notice, or a value is not known.
+        ConfigurationError: Layers exist already and would not be affected, or a value is unknown.
 
     Example:
         >>> import treadle
@@ -117,18 +119,18 @@ def setup(
         choose_default_backend()
     import keras
 
-    built = _names_of_what_exists()
+    built = _existing_layer()
     for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
         if value is not None and built:
             raise ConfigurationError(
                 f"setup({name}=…) must come before anything is built: {built} exists already and "
-                f"would not notice. Move treadle.setup to the top of the script, or call "
+                f"would not be affected. Move treadle.setup to the top of the script, or call "
                 f"keras.backend.clear_session() first"
             )
     if seed is not None:
         _seed_everything(seed)
     if precision is not None:
-        _refuse_other_precision(precision)
+        _check_precision(precision)
         keras.config.set_dtype_policy(precision)
     if devices is not None:
         keras.distribution.set_distribution(devices)
@@ -141,12 +143,12 @@ _overriding: dict[str, Any] = {}
 def overriding(
     seed: int | None = None, precision: str | None = None, backend: str | None = None
 ) -> Generator[None]:
-    """Let `setup` take these values in place of what it is told, for as long as this is open.
+    """Override the arguments of `setup`, as a context manager.
 
-    The command line's win over those of the file that it runs.
+    The command line uses this for a file that it runs.
 
     Raises:
-        ConfigurationError: At the end, where Keras' own functions have set something else.
+        ConfigurationError: At the end: the file set another value with Keras' own functions.
 
     Example:
         >>> import treadle
@@ -178,29 +180,29 @@ def backend_name() -> str:
 
 
 def precision_name() -> str:
-    """Return the dtype policy of layers that are made now: what `setup(precision=…)` sets."""
+    """Return the name of Keras' global dtype policy, which `setup(precision=…)` sets."""
     import keras
 
     return keras.config.dtype_policy().name
 
 
 def run_seed() -> int:
-    """Return the seed from which data orders derive: what Keras was seeded with, else 0."""
+    """Return the seed of the run, which determines the order of the data: Keras' seed, else 0."""
     return global_random_seed() or 0
 
 
-def _refuse_other_precision(precision: str) -> None:
-    """Refuse a type that the backend would quietly replace by a smaller one (JAX and float64).
+def _check_precision(precision: str) -> None:
+    """Check that the backend supports a precision; JAX may silently replace float64 by float32.
 
     Raises:
-        ConfigurationError: It would.
+        ConfigurationError: The backend would compute with another dtype.
     """
     from keras import ops
     from keras.backend import standardize_dtype
 
     wanted = precision.removeprefix("mixed_")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX tells what the error below tells
+        warnings.simplefilter("ignore")  # JAX warns of what the error below reports
         found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
     if found != wanted:
         raise ConfigurationError(
@@ -210,9 +212,10 @@ def _refuse_other_precision(precision: str) -> None:
 
 
 def _seed_everything(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does, without importing TensorFlow for it.
+    """Do what `keras.utils.set_random_seed` does, without importing TensorFlow.
 
-    Keras seeds TensorFlow on every backend, and imports it where it is installed: 2 to 3 seconds.
+    Keras seeds TensorFlow on every backend. If TensorFlow is installed, importing it takes 2 to 3
+    seconds.
     """
     import keras
     import numpy as np
@@ -232,7 +235,7 @@ def _seed_everything(seed: int) -> None:
 
 
 def global_random_seed() -> int | None:
-    """Return what `keras.utils.set_random_seed` was told, or None."""
+    """Return the seed passed to `keras.utils.set_random_seed`, or None."""
     from keras.src.utils.rng_utils import get_random_seed
 
     return get_random_seed()
@@ -240,10 +243,11 @@ def global_random_seed() -> int | None:
 
 @contextmanager
 def without_tensorflow() -> Generator[None]:
-    """Keep Keras from importing TensorFlow where it serializes something on another backend.
+    """Keep Keras from importing TensorFlow for serialization on another backend.
 
-    It would, where it is installed, to ask of each part whether it is of a type of TensorFlow's:
-    some 4 seconds, and lines of TensorFlow's own. Where it is not imported, nothing is.
+    If TensorFlow is installed, Keras imports it to check objects against TensorFlow's types. That
+    takes about 4 seconds and prints TensorFlow's log lines. As long as TensorFlow is not imported,
+    no object can be of its types.
     """
     from keras.src.utils.module_utils import tensorflow
 
@@ -258,8 +262,8 @@ def without_tensorflow() -> Generator[None]:
         known["_available"] = before
 
 
-def _names_of_what_exists() -> str:
-    """Return the name of some layer that was made already, or an empty text."""
+def _existing_layer() -> str:
+    """Return the name of a layer that exists already, or an empty string."""
     from keras.src.backend.common import global_state
 
     counters = global_state.get_global_attribute("object_name_uids", {}) or {}
@@ -267,5 +271,5 @@ def _names_of_what_exists() -> str:
     return f"'{made[0]}'" if made else ""
 
 
-# What Keras itself makes on import or for `keras.random`: no layer has drawn its weights yet.
+# Keras itself creates these, on import or for `keras.random`. They do not show that a layer exists.
 NOT_BUILT = ("seed_generator", "variable")

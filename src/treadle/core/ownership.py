@@ -1,10 +1,10 @@
-"""Which code is the user's own, decided by what belongs to the task, wherever libraries lie.
+"""Ownership of code: which modules belong to the user's project, and which to libraries.
 
-A task's own code is what lies in the project folders of its class, of the bases of its class, and
-of the functions that it was made with. Python's own modules, installed distributions, and what
-Treadle itself is built on never are, also where they lie inside a project folder. Modules are
-known here by their namespaces (their `__dict__`): attributes of a lazy module are never asked for,
-since that would import something.
+A task's own code is in the project folders of its class, of its base classes, and of the functions
+among its constructor arguments. Modules of Python itself, of installed distributions and of the
+libraries that Treadle is built on are never the user's own, even inside a project folder. Modules
+are represented by their namespaces (their `__dict__`), because accessing an attribute of a lazy
+module would import it.
 """
 
 import os
@@ -16,21 +16,21 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 LIBRARIES: Final = ("treadle", "keras", "tensorflow", "jax", "jaxlib", "torch", "numpy")
-"""What Treadle is built on, by name: a copy of Keras may lie in the project folder."""
+"""Treadle and its libraries, by name, since a copy of Keras may be in the project folder."""
 
 MARKERS: Final = (".git", "pyproject.toml")
-"""The nearest folder above a task's code that holds one of these is its project folder."""
+"""The project folder is the nearest folder above a task's code that contains one of these."""
 
 STANDARD_LIBRARY: Final = Path(os.__file__).parent
 INSTALLED_INTO: Final = frozenset(("site-packages", "dist-packages"))
-"""Python's own names of folders for distributions."""
+"""Names of the folders into which Python installs distributions."""
 
 
 class Project:
     """The code that belongs to a task.
 
     Args:
-        roots: What the task is made of: its class, and the functions that it was made with.
+        roots: The task's class, and the functions among its constructor arguments.
 
     Attributes:
         folders: The project folders.
@@ -51,12 +51,12 @@ class Project:
 
 
 def namespace_of(module: ModuleType) -> dict[str, Any]:
-    """Return a module's `__dict__` without importing what a lazy module stands for."""
+    """Return a module's `__dict__` without triggering the import of a lazy module."""
     return object.__getattribute__(module, "__dict__")
 
 
 def namespace_of_class(kind: type) -> Mapping[str, Any]:
-    """Return the namespace of the module that defines a class; empty where it is not known."""
+    """Return the namespace of the module that defines a class, or an empty one if unknown."""
     module = sys.modules.get(kind.__module__)
     if module is not None:
         return namespace_of(module)
@@ -65,7 +65,7 @@ def namespace_of_class(kind: type) -> Mapping[str, Any]:
 
 
 def is_library(namespace: Mapping[str, Any]) -> bool:
-    """Return whether a module is Python's own, of an installed distribution, or built in."""
+    """Return whether a module belongs to Python itself or to an installed distribution."""
     return namespace.get("__name__") != "__main__" and import_root(namespace) is None
 
 
@@ -83,7 +83,7 @@ def import_root(namespace: Mapping[str, Any]) -> Path | None:
         return None
     file = namespace.get("__file__") or getattr(spec, "origin", None)
     if not isinstance(file, str) or not file.endswith((".py", ".pyc")):
-        # A notebook has no file. Its own modules lie in the folder that it runs in.
+        # A notebook has no file. The modules next to it are in the folder in which it runs.
         return Path.cwd() if name == "__main__" and file is None else None
     code = Path(file).absolute()
     path = code.parent if code.stem == "__init__" else code.with_suffix("")
@@ -104,9 +104,9 @@ def import_root(namespace: Mapping[str, Any]) -> Path | None:
 
 @cache
 def _installed_into(folder: Path) -> frozenset[str]:
-    """Return the names of the files and folders that installers put into a folder.
+    """Return the names of the files and folders in a folder that were installed by pip.
 
-    `pip install --target` makes such folders anywhere, also out of a project folder.
+    `pip install --target` can install into any folder, including a project folder.
     """
     records = folder.glob("*.dist-info/RECORD")
     lines = (line for record in records for line in record.read_text("utf-8").splitlines())
@@ -115,7 +115,7 @@ def _installed_into(folder: Path) -> frozenset[str]:
 
 @cache
 def _project_folder(root: Path) -> Path:
-    """Return the project that a folder of imports is part of, or the folder itself."""
+    """Return the project folder that contains an import root, or the root itself."""
     for folder in (root, *root.parents):
         if any((folder / marker).exists() for marker in MARKERS):
             return folder
@@ -123,7 +123,7 @@ def _project_folder(root: Path) -> Path:
 
 
 def _namespaces_of(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the namespaces of the modules in which a class and its bases, or a function, stand."""
+    """Yield the namespaces of the modules that define a class and its bases, or a function."""
     if isinstance(root, type):
         yield from map(namespace_of_class, root.__mro__)
     elif isinstance(root, FunctionType):

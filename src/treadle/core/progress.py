@@ -1,19 +1,20 @@
-"""Where a run stands, and what it cost: small frozen values that everything else reads."""
+"""Progress and costs of a run, as small immutable values."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        step: Calls of `train_step` so far.
-        epoch: The epoch being run, from 0. While hooks run at the end of an epoch it is still that
-            epoch's number.
-        batch: Batches of this epoch trained on so far.
-        examples: Examples trained on so far, by the first leaf's leading dimension.
-        seconds: Seconds spent inside the loop so far, validation and hooks included.
+        step: The number of calls of `train_step` so far.
+        epoch: The number of the current epoch, from 0. While hooks run at the end of an epoch, it
+            is still the number of that epoch.
+        batch: The number of batches of this epoch trained on so far.
+        examples: The number of examples trained on so far. The leading dimension of the first array
+            of a batch counts its examples.
+        seconds: Seconds spent inside the loop so far, including validation and hooks.
 
     Example:
         >>> Progress(step=3).advanced(steps=2, examples=128).step
@@ -27,7 +28,7 @@ class Progress:
     seconds: float = 0.0
 
     def advanced(self, steps: int, examples: int) -> "Progress":
-        """Return the progress after `steps` more steps on `examples` more examples in all."""
+        """Return the progress after `steps` more steps, with `examples` more examples in total."""
         return Progress(
             self.step + steps,
             self.epoch,
@@ -45,9 +46,9 @@ class Progress:
         return Progress(self.step, self.epoch, self.batch, self.examples, seconds)
 
     def __str__(self) -> str:
-        """Say what is done, as messages do behind "after": `step 12, epoch 1, batch 4`.
+        """Describe what is done, as messages do after "after": `step 12, epoch 1, batch 4`.
 
-        All count from 1. Where an epoch has not begun: `step 12 and 1 epoch`.
+        All numbers count from 1. Between two epochs: `step 12 and 1 epoch`.
         """
         if self.batch:
             return f"step {self.step}, epoch {self.epoch + 1}, batch {self.batch}"
@@ -55,7 +56,7 @@ class Progress:
         return f"step {self.step}{f' and {epochs}' if self.epoch else ''}"
 
     def following(self, count: int = 1) -> str:
-        """Say which steps come next: `step 13 (epoch 1, batch 5)`.
+        """Describe the steps that come next: `step 13 (epoch 1, batch 5)`.
 
         Example:
             >>> Progress(step=12, batch=4).following(3)
@@ -70,10 +71,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a run spent its time on beside training.
+    """The time that a run spent on other things than training.
 
     Attributes:
-        programs: How many programs were compiled.
+        programs: The number of compiled programs.
         compiling: Seconds spent tracing and compiling them.
         waiting: Seconds spent waiting for data.
     """

@@ -1,7 +1,7 @@
-"""The random states that belong to no variable: of Python's, NumPy's and PyTorch's own generators.
+"""States of the global random generators of Python, NumPy and PyTorch.
 
-Hooks, sources and native steps draw from them, and PyTorch's dropout does; so a run that goes on
-takes them up as they were. Keras' and Treadle's own seeds are variables, and part of `State`.
+Hooks, sources, native steps and PyTorch's dropout draw from these generators, so a resumed run
+restores their states. The seeds of Keras and Treadle are variables, and part of `State`.
 """
 
 import random
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all generators in use: numbers and arrays.
+    """Return the states of all global generators in use, as numbers and arrays.
 
     Example:
         >>> state = random_states()
@@ -27,7 +27,7 @@ def random_states() -> dict[str, Any]:
         "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
         "numpy": _numpy_state(),
     }
-    torch = sys.modules.get("torch")  # nobody draws from it otherwise
+    torch = sys.modules.get("torch")  # if it is not imported, its generator is not used
     if torch is not None:
         found["torch"] = {"cpu": torch.get_rng_state().numpy().copy()}
         if torch.cuda.is_initialized():
@@ -37,9 +37,9 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the generators to what `random_states` returned; those it does not name stay.
+    """Restore the states returned by `random_states`; other generators are not changed.
 
-    States of GPUs that are not there any more are left out.
+    States of GPUs that are not available any more are ignored.
     """
     python = states["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
@@ -47,7 +47,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in states:
         torch.set_rng_state(torch.from_numpy(np.array(states["torch"]["cpu"])))
-        # There may be fewer GPUs than there were, or none.
+        # This machine may have fewer GPUs than the one that saved the states.
         cuda = list(states["torch"].get("cuda", ()))[: torch.cuda.device_count()]
         if cuda:
             torch.cuda.set_rng_state_all([torch.from_numpy(x) for x in cuda])

@@ -1,7 +1,8 @@
-"""What a setting may be when the best one is searched for: `Range` and `Choice`.
+"""Search spaces of hyperparameters: `Range` and `Choice`.
 
-They stand in a task's signature, as `units: Annotated[int, treadle.Range(64, 512, log=True)] = 64`.
-They say what `treadle tune` tries; `treadle run` takes any other value too.
+They are annotations of a task's parameters, such as
+`units: Annotated[int, treadle.Range(64, 512, log=True)] = 64`. `treadle tune` tries values from
+these spaces; `treadle run` accepts any other value too.
 """
 
 import math
@@ -16,19 +17,19 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from one to another, both included.
+    """A range of numbers, including both bounds.
 
-    Whole ones where both bounds are whole; for a parameter that is a `float`, any.
+    It contains only whole numbers if both bounds are whole, unless the parameter is a `float`.
 
     Args:
-        low: The least.
-        high: The greatest.
-        log: Look for the order of magnitude: 0.001 to 0.01 counts as much as 0.01 to 0.1.
-        step: Only `low`, `low + step`, and so on; None means any.
+        low: The lower bound.
+        high: The upper bound.
+        log: Sample on a logarithmic scale: 0.001 to 0.01 is as likely as 0.01 to 0.1.
+        step: Only `low`, `low + step`, `low + 2 * step`, …; None for any number.
 
     Raises:
-        ConfigurationError: Bounds that are no finite numbers or not in order; a `log` from 0 or
-            less, or with a step; a step that is not positive.
+        ConfigurationError: The bounds are not finite numbers or not in increasing order; `log` is
+            combined with a lower bound of 0 or less, or with a step; the step is not positive.
 
     Example:
         >>> str(Range(64, 512, log=True))
@@ -41,10 +42,10 @@ class Range:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check the arguments."""
         for number in (self.low, self.high, 1 if self.step is None else self.step):
             if type(number) not in (int, float) or not math.isfinite(number):
-                raise ConfigurationError(f"{self!r}: {number!r} is no finite number")
+                raise ConfigurationError(f"{self!r}: {number!r} is not a finite number")
         if self.low >= self.high:
             raise ConfigurationError(
                 f"{self!r}: the first bound must be less than the second, and {self.low!r} is not "
@@ -60,12 +61,12 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether the range contains only whole numbers."""
         return all(isinstance(number, int) for number in (self.low, self.high, self.step or 1))
 
     @property
     def last(self) -> float:
-        """The greatest that is meant: with a step, the last that it comes to.
+        """The greatest number in the range: with a step, the last multiple up to `high`.
 
         Example:
             >>> Range(0.0, 1.0, step=0.3).last
@@ -73,32 +74,32 @@ class Range:
         """
         if self.step is None:
             return self.high
-        last = Decimal(str(self.high)) - _over(self.high, self.low, self.step)
+        last = Decimal(str(self.high)) - _above_step(self.high, self.low, self.step)
         return int(last) if self.whole else float(last)
 
     def __contains__(self, value: object) -> bool:
-        """Say whether a value is one of those that are meant."""
+        """Return whether a value is in the range."""
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return False
-        on_grid = self.step is None or not _over(value, self.low, self.step)
+        on_grid = self.step is None or not _above_step(value, self.low, self.step)
         return self.low <= value <= self.high and on_grid
 
     def __str__(self) -> str:
-        """Say it as on the command line."""
+        """Return the range in the command line's notation."""
         more = " log" if self.log else "" if self.step is None else f" step {self.step!r}"
         return f"{self.low!r}..{self.high!r}{more}"
 
 
 @dataclass(frozen=True, init=False)
 class Choice:
-    """One of several values, in no order.
+    """A choice between several values without an order.
 
     Args:
-        *values: Numbers, texts, True, False or None; at least two.
+        *values: Numbers, strings, True, False or None; at least two.
 
     Raises:
-        ConfigurationError: Fewer than two, equal ones (as 1, 1.0 and True are), or something else
-            among them.
+        ConfigurationError: There are fewer than two values, some are equal (as 1, 1.0 and True
+            are), or of another type.
 
     Example:
         >>> str(Choice("relu", "gelu"))
@@ -114,41 +115,41 @@ class Choice:
                 raise ConfigurationError(
                     f"{self!r}: {value!r} is neither a number nor a text, nor True, False or None"
                 )
-        if len(values) < 2 or len(set(values)) < len(values):  # Optuna tells them by `==`
+        if len(values) < 2 or len(set(values)) < len(values):  # Optuna compares them by `==`
             raise ConfigurationError(f"{self!r}: a choice is between two or more different values")
 
     def __repr__(self) -> str:
-        """Show it as it is written."""
+        """Return the choice as Python code."""
         return f"Choice({', '.join(map(repr, self.values))})"
 
     def __contains__(self, value: object) -> bool:
-        """Say whether this is one of the values."""
+        """Return whether a value is one of the values, with the same type."""
         return any(type(value) is type(known) and value == known for known in self.values)
 
     def __str__(self) -> str:
-        """Say it as on the command line."""
+        """Return the choice in the command line's notation."""
         return ",".join(map(str, self.values))
 
 
 Space = Range | Choice
 
 
-def _over(value: float, low: float, step: float) -> Decimal:
-    """Return by how much a value lies above the last step; as it is written, not in binary."""
+def _above_step(value: float, low: float, step: float) -> Decimal:
+    """Return the distance of a value from the step below it, in exact decimal arithmetic."""
     return (Decimal(str(value)) - Decimal(str(low))) % Decimal(str(step))
 
 
 def fitted(name: str, space: Space, accepts: tuple[object, ...], kind: str) -> Space:
-    """Return a space as it is for a parameter of these types: of a float, a range of floats.
+    """Adapt a search space to the type of a parameter: for a float, return a range of floats.
 
     Args:
         name: The parameter's name, for messages.
-        space: What it may be.
-        accepts: The types that the parameter takes; nothing where that is not known.
-        kind: They as they are written.
+        space: The search space.
+        accepts: The types that the parameter accepts; empty if unknown.
+        kind: The types as written in the annotation, for messages.
 
     Raises:
-        ConfigurationError: The parameter does not take what is in the space.
+        ConfigurationError: The parameter does not accept values of the space.
 
     Example:
         >>> fitted("rate", Range(1, 2), (float,), "float")

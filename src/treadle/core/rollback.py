@@ -1,16 +1,16 @@
-"""The exception that asks the loop to roll back to a checkpoint."""
+"""The internal exception that makes the loop roll back to a checkpoint."""
 
 from ..errors import NonFiniteError
 from .progress import Progress
 
 
 class RolledBack(NonFiniteError):
-    """A call of the loop goes back to a checkpoint, and on from there; users never see it.
+    """Makes the loop roll back to a checkpoint and continue from there. Users never see it.
 
     Args:
         why: What was not finite.
-        passed: Where the run stood before the batch that is to be passed over; None where the step
-            that did it is still to be found.
+        passed: The progress before the batch that must be skipped; None if the step that caused
+            the non-finite value is not known yet.
     """
 
     def __init__(self, why: str, passed: Progress | None = None) -> None:

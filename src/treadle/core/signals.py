@@ -1,7 +1,7 @@
-"""Signals that ask a run to end: noted when they come, obeyed where nothing is lost.
+"""Shutdown requests by SIGINT and SIGTERM, recorded by a handler and handled between windows.
 
-A signal handler may run between any two instructions, so it does nothing but take a note; the loop
-looks at it after each window, saves, and leaves. A second signal does not wait.
+A signal handler may run between any two instructions, so it only records the signal. The loop
+checks for it after each window, saves a checkpoint and exits. A second signal ends the run at once.
 """
 
 import signal
@@ -16,11 +16,11 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Asked:
-    """What signals have asked for.
+    """The shutdown request of a run.
 
     Attributes:
-        signal: The first one that came, or None.
-        over: Nobody looks at it any more.
+        signal: The first signal received, or None.
+        over: Whether the run has ended, so that the request is not checked any more.
     """
 
     def __init__(self) -> None:
@@ -28,38 +28,40 @@ class Asked:
         self.over = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Take a note of the first signal; leave at the second.
+        """Handle a signal: record the first one, and raise an exception for the second.
 
         Raises:
-            KeyboardInterrupt, Terminated: It is the second one, or the run is over: of two loops
-                that rest in turns, the one that began first may leave the other one's handlers.
+            KeyboardInterrupt, Terminated: It is the second signal, or the run is over. The latter
+                happens if two loops run alternately and the first to start is the first to end:
+                then the handlers of an ended loop may still be installed.
         """
         if self.signal is not None or self.over:
             raise self.error(signal.Signals(number))
         self.signal = signal.Signals(number)
 
     def error(self, number: signal.Signals | None = None) -> BaseException:
-        """Return what the first signal, or another one, would have raised."""
+        """Return the exception for a signal; default: the first signal received."""
         number = number or self.signal
         return KeyboardInterrupt() if number == signal.SIGINT else Terminated()
 
 
 def deaf() -> str:
-    """Say that signals are not noted here, if so."""
+    """Return a warning if signal handlers cannot be installed, else an empty string."""
     if threading.current_thread() is threading.main_thread():
         return ""
     return (
-        "the loop runs outside the main thread, where Python hears no signals: SIGINT and SIGTERM "
-        "end the process without a checkpoint of that moment, and a resume begins at the newest one"
+        "the loop runs outside the main thread, where Python cannot handle signals: SIGINT and "
+        "SIGTERM end the process without saving a checkpoint, so a resumed run starts from the "
+        "newest existing one"
     )
 
 
 @contextmanager
 def noted() -> Generator[Asked]:
-    """Note SIGINT and SIGTERM for as long as this is open, and put their handlers back afterwards.
+    """Install handlers for SIGINT and SIGTERM, and restore the previous handlers afterwards.
 
-    Only the main thread may set handlers: elsewhere nothing is noted, and signals do what they did
-    before. The same holds for a signal that the program ignores, as under `nohup`.
+    Only the main thread can install handlers: in other threads, signals have their usual effect.
+    The same holds for a signal that the program ignores, for example under `nohup`.
     """
     asked = Asked()
     before = {}

@@ -1,4 +1,4 @@
-"""Text on a terminal: lines broken between words, and a line that says what takes long."""
+"""Terminal output: wrapped text, and a status line for activities that take long."""
 
 import textwrap
 import threading
@@ -7,17 +7,17 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # importing it takes a tenth of a second
+if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-PER_SECOND = 4  # drawings on a terminal
-PLAIN_INTERVAL = 30.0  # seconds between two lines elsewhere
+PER_SECOND = 4  # updates of the line on a terminal
+PLAIN_INTERVAL = 30.0  # seconds between two lines if the output is not a terminal
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text with lines broken between words; a longer word, as a path, stays whole.
+    """Wrap the lines of a text between words; longer words, such as paths, are not broken.
 
     Example:
         >>> print(wrapped("saved in runs/one", 10))
@@ -36,14 +36,17 @@ def wrapped(text: str, width: int) -> str:
 
 
 class Waiting:
-    """Shows an activity and its seconds, on a terminal over itself, elsewhere as plain lines.
+    """Shows an activity and its elapsed seconds, as a context manager.
+
+    On a terminal, the line is updated in place; elsewhere, plain lines are printed.
 
     Args:
-        text: What is shown, or a function that returns it.
-        to: Where; rich's own console, on the standard output, if not given.
+        text: The text to show, or a function that returns it.
+        to: The console; default: rich's global console, on the standard output.
         quiet: Show nothing.
-        at_once: Elsewhere than on a terminal, print a line at the start, not only after 30 seconds.
-        prints: Show above the line what is printed meanwhile.
+        at_once: If the output is not a terminal, print a line at the start, not only after 30
+            seconds.
+        prints: Show standard output of the activity above the line.
 
     Example:
         >>> with Waiting("importing jax", quiet=True):

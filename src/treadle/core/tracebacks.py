@@ -1,4 +1,4 @@
-"""Tracebacks without Treadle's own frames: the user's lines, and what the libraries did below."""
+"""Shortened tracebacks, without Treadle's own frames."""
 
 import os
 from pathlib import Path
@@ -8,20 +8,20 @@ from ..errors import TreadleError
 from .backend_choice import BACKENDS
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
-RECIPES = PACKAGE + "recipes" + os.sep  # steps, as users write them
+RECIPES = PACKAGE + "recipes" + os.sep  # these contain steps like those of users
 SETTING = "TREADLE_TRACEBACK"
-# What may stand between two frames of Treadle without a line of the user's: tracing and threads.
+# Modules whose frames may be between two frames of Treadle without any user code: tracing, threads.
 MACHINERY = frozenset({"keras", "contextlib", "concurrent", "threading", *BACKENDS})
 
 
 class shortened:
-    """A context that takes Treadle's frames out of the traceback of what passes through it.
+    """A context manager that removes Treadle's frames from the tracebacks of exceptions.
 
-    Frames of the user's and of libraries stay, as do notes; the environment variable
-    `TREADLE_TRACEBACK=full` keeps everything. An exception that Treadle did not mean to raise keeps
-    all its frames where they end in Treadle, and otherwise the last one of Treadle's before the
-    library that it comes from. Frames can only be taken away on the way out: the context belongs
-    around the body of each public method.
+    Frames of user code and of libraries are kept, and so are notes. The environment variable
+    `TREADLE_TRACEBACK=full` keeps everything. An exception that is not a `TreadleError` keeps all
+    its frames if it was raised in Treadle's code; otherwise it keeps the last frame of Treadle
+    before the library that raised it. Frames can only be removed while an exception leaves a
+    function, so the context must enclose the body of each public method.
 
     Example:
         >>> with shortened():
@@ -32,7 +32,7 @@ class shortened:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Shorten the tracebacks of an exception and of those behind it."""
+        """Shorten the tracebacks of an exception, its causes and its contexts."""
         if not isinstance(error, Exception) or os.environ.get(SETTING) == "full":
             return
         seen: set[int] = set()
@@ -46,7 +46,12 @@ class shortened:
 
 
 def _cut(trace: TracebackType | None, meant: bool) -> TracebackType | None:
-    """Return a traceback without Treadle's frames; `meant`: it is one of Treadle's errors."""
+    """Return a traceback without Treadle's frames.
+
+    Args:
+        trace: The traceback.
+        meant: Whether the exception is a `TreadleError`.
+    """
     entries: list[TracebackType] = []
     while trace is not None:
         entries.append(trace)
@@ -57,7 +62,7 @@ def _cut(trace: TracebackType | None, meant: bool) -> TracebackType | None:
     if own[-1] and not meant:
         return entries[0]
     kept: list[TracebackType] = []
-    waiting: list[TracebackType] = []  # machinery behind a frame of Treadle's
+    waiting: list[TracebackType] = []  # frames of tracing or threads after a frame of Treadle
     last_own: TracebackType | None = None
     for entry, is_own in zip(entries, own, strict=True):
         if is_own:

@@ -1,7 +1,7 @@
-"""When something happens: `every("200 steps", …)`, `at("3 epochs", …)`, `after("10 min", …)`.
+"""Triggers: `every("200 steps", …)`, `at("3 epochs", …)`, `after("10 min", …)`.
 
-Units are always spelled out, because "every 100" means steps to one reader and epochs to the next.
-"steps" are calls of `train_step`, whatever runs inside one compiled call.
+Units are required, because "every 100" could mean steps or epochs. A step is one call of
+`train_step`, even if several steps run as one compiled call.
 """
 
 import re
@@ -20,7 +20,7 @@ UNITS = ("steps", "epochs", "examples", "s", "min", "h")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An amount and what it counts: `"step"`, `"epoch"`, `"examples"` or `"seconds"`.
+    """An amount with a unit: `"step"`, `"epoch"`, `"examples"` or `"seconds"`.
 
     Example:
         >>> Span.parse("30 min")
@@ -32,10 +32,10 @@ class Span:
 
     @classmethod
     def parse(cls, text: "str | Span") -> "Span":
-        """Read `"200 steps"`, `"1 epoch"`, `"50_000 examples"`, `"30 s"`, `"10 min"`, `"2 h"`.
+        """Parse `"200 steps"`, `"1 epoch"`, `"50_000 examples"`, `"30 s"`, `"10 min"`, `"2 h"`.
 
         Raises:
-            ConfigurationError: The text has no number, no unit, or one that is not known.
+            ConfigurationError: The text has no number or no unit, or either of them is invalid.
         """
         if isinstance(text, Span):
             return text
@@ -58,27 +58,31 @@ class Span:
         raise ConfigurationError(f"unknown unit {unit!r} in {text!r}.{did_you_mean(unit, UNITS)}")
 
     def of_progress(self, progress: Progress) -> float:
-        """Return what this span counts, as it stands at a batch (epochs: the finished ones)."""
+        """Return the progress in this span's unit (for epochs, the number of finished ones)."""
         return float(getattr(progress, self.of))
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A rule for the moments at which something is due.
+    """A trigger: when an event is due.
+
+    An event counted in steps is due exactly at its step. An event counted in examples or seconds is
+    due at the first window boundary at or after this amount.
 
     Attributes:
-        span: What it counts, and how much.
-        repeat: Due at each multiple (`every`), or only once (`at`, `after`).
-
-    An event counted in steps is due exactly at its step; one counted in examples or seconds at the
-    first window boundary at or after it.
+        span: The amount and its unit.
+        repeat: Whether the event is due at each multiple of the span (`every`) or only once (`at`,
+            `after`).
     """
 
     span: Span
     repeat: bool = True
 
     def steps_until(self, progress: Progress, examples_per_batch: int) -> int | None:
-        """Return after how many steps it is due next; None where steps cannot tell."""
+        """Return the number of steps until the event is due, or None if steps do not determine it.
+
+        That is the case for epochs and seconds, and after an event that does not repeat.
+        """
         if self.span.of not in ("step", "examples"):
             return None
         now, amount = int(self.span.of_progress(progress)), int(self.span.amount)
@@ -90,7 +94,7 @@ class When:
         return max(1, ceil((target - now) / max(1, examples_per_batch)))
 
     def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
-        """Say whether it became due between two moments of a run."""
+        """Return whether the event became due between two points of a run."""
         old, new = self.span.of_progress(before), self.span.of_progress(after)
         if self.span.of == "epoch":  # an epoch counts once it has ended
             if not epoch_ended:
@@ -103,21 +107,21 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A hook function and when it runs; made by `every`, `at` and `after`."""
+    """A hook function with its trigger; made by `every`, `at` and `after`."""
 
     when: When
     function: Callable[[Any], Any]
 
 
 def every(span: str, function: Callable[[Any], Any]) -> Scheduled:
-    """Run `function(loop)` every so often: `every("200 steps", show)`.
+    """Run `function(loop)` repeatedly, once per span: `every("200 steps", show)`.
 
     Args:
-        span: A count with its unit: steps, epochs, examples, s, min or h.
-        function: Called with the loop; a dict that it returns is logged.
+        span: A number with a unit: steps, epochs, examples, s, min or h.
+        function: Called with the loop; if it returns a dict, the dict is logged.
 
     Raises:
-        ConfigurationError: The span cannot be read.
+        ConfigurationError: The span is invalid.
 
     Example:
         >>> every("2 epochs", print).when.span.amount
@@ -127,14 +131,14 @@ def every(span: str, function: Callable[[Any], Any]) -> Scheduled:
 
 
 def at(span: str, function: Callable[[Any], Any]) -> Scheduled:
-    """Run `function(loop)` once, at exactly this step or the end of this epoch.
+    """Run `function(loop)` once, exactly at a step or at the end of an epoch.
 
     Args:
-        span: A count with its unit: steps, epochs or examples.
-        function: Called with the loop; a dict that it returns is logged.
+        span: A number with a unit: steps, epochs or examples.
+        function: Called with the loop; if it returns a dict, the dict is logged.
 
     Raises:
-        ConfigurationError: The span cannot be read, or counts time, which has no exact moment.
+        ConfigurationError: The span is invalid, or is a time, which does not determine a step.
 
     Example:
         >>> at("1000 steps", print).when.repeat
@@ -142,19 +146,21 @@ def at(span: str, function: Callable[[Any], Any]) -> Scheduled:
     """
     parsed = Span.parse(span)
     if parsed.of == "seconds":
-        raise ConfigurationError(f"at({span!r}) names no exact moment: use after({span!r}, …)")
+        raise ConfigurationError(
+            f"at({span!r}) is a time, not an exact step: use after({span!r}, …)"
+        )
     return Scheduled(When(parsed, repeat=False), function)
 
 
 def after(span: str, function: Callable[[Any], Any]) -> Scheduled:
-    """Run `function(loop)` once, at the first window boundary after this much.
+    """Run `function(loop)` once, at the first window boundary after a span.
 
     Args:
-        span: A count or a time with its unit.
-        function: Called with the loop; a dict that it returns is logged.
+        span: A number with a unit: steps, epochs, examples, s, min or h.
+        function: Called with the loop; if it returns a dict, the dict is logged.
 
     Raises:
-        ConfigurationError: The span cannot be read.
+        ConfigurationError: The span is invalid.
 
     Example:
         >>> after("30 min", print).when.span.of

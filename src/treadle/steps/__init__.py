@@ -1,1 +1,1 @@
-"""What a `Task` and its steps are made of: gradients, state, loss scale, and the compiled step."""
+"""`Task` and its steps: gradients, state, loss scaling, and compilation."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradients of several batches, one update, as of one large batch."""
+"""Gradient accumulation: one optimizer update for the gradients of several batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,28 +12,29 @@ from .gradients import cond
 
 
 class Accumulator:
-    """Adds up gradients, and hands their mean to one update when there are enough of them.
+    """Accumulates gradients over several batches and applies their mean in one update.
 
-    The mean is weighted by examples, and all that belongs to an update happens in it and nowhere
-    else: clipping, weight decay, the schedule, averages of weights. So four batches of 16 do what
-    one of 64 does, as long as no layer looks at a batch as a whole (BatchNormalization does).
-    `treadle.step()` counts batches, the optimizer's `iterations` count updates.
+    The mean is weighted by the number of examples. Everything that belongs to an update (clipping,
+    weight decay, learning rate schedule, averages of weights) happens once per update. So four
+    batches of 16 have the same effect as one batch of 64, unless a layer computes statistics over
+    the batch, as BatchNormalization does. `treadle.step()` counts batches, the optimizer's
+    `iterations` count updates.
 
-    A task holds one for each optimizer that accumulates. What waits for its update is part of the
-    state: it is saved and restored, and goes on from one epoch to the next.
+    Keep one accumulator in the task for each optimizer that accumulates. Accumulated gradients are
+    part of the state: they are saved and restored, and carry over from one epoch to the next.
 
     Args:
-        steps: How many calls of `add` make an update.
+        steps: The number of calls of `add` per update.
 
     Attributes:
-        steps: How many calls of `add` make an update.
-        filled: How many of them wait for it, an int32 variable.
-        weight: What they weigh together, a float32 variable.
-        sums: Their gradients times their weights, a variable for each gradient, of 32 bits at
-            least; made by the first call of `add`.
+        steps: The number of calls of `add` per update.
+        filled: The number of calls since the last update, an int32 variable.
+        weight: The sum of their weights, a float32 variable.
+        sums: The weighted sums of their gradients, one variable for each gradient, with at least 32
+            bits; created by the first call of `add`.
 
     Raises:
-        ConfigurationError: `steps` is no whole number from 1.
+        ConfigurationError: `steps` is not a whole number of at least 1.
 
     Example:
         >>> import keras, treadle
@@ -59,27 +60,29 @@ class Accumulator:
 
     @property
     def variables(self) -> list[Variable]:
-        """All variables, for `treadle.phase`."""
+        """All variables of the accumulator, for `treadle.phase`."""
         return [self.filled, self.weight, *self.sums]
 
     def add(
         self, grads: Any, update: Callable[[Any], Any], weight: float | Tensor | None = None
     ) -> Tensor:
-        """Add gradients; if they were the last that an update waits for, update.
+        """Add the gradients of one batch, and call `update` if it is the last one of an update.
 
         Args:
-            grads: What `treadle.gradients` returned, of the mean over the batch: a list of tensors,
-                or a dict of such lists.
-            update: Called with their weighted mean, in the same structure and dtypes; it may do all
-                that a branch of `treadle.cond` may. What it returns is dropped.
-            weight: What the gradients count by: how many examples, or tokens, their loss is the
-                mean of. By default the examples in the batch of the running step; outside of one 1.
+            grads: The gradients of a mean over the batch, as returned by `treadle.gradients`: a
+                list of tensors, or a dict of such lists.
+            update: Called with the weighted mean of the gradients, in the same structure and
+                dtypes. It may do everything that a branch of `treadle.cond` may. Its return value
+                is ignored.
+            weight: The weight of the gradients in the mean: the number of examples, or tokens, over
+                which their loss is averaged. Default: the number of examples in the batch of the
+                running step, or 1 outside of a step.
 
         Returns:
-            Whether it updated, a boolean scalar tensor.
+            Whether `update` was called, a boolean scalar tensor.
 
         Raises:
-            StepError: The gradients are of other shapes than before.
+            StepError: The shapes of the gradients differ from those of earlier calls.
         """
         found = [ops.convert_to_tensor(g) for g in keras.tree.flatten(grads)]
         self._build(found)
@@ -109,10 +112,10 @@ class Accumulator:
         return full
 
     def _build(self, grads: Sequence[Tensor]) -> None:
-        """Make the sums; in a dry run, again if there are more gradients now.
+        """Create the sums; in a dry run, create them again if the gradients have changed.
 
         Raises:
-            StepError: The sums are of other shapes, and steps already add to them.
+            StepError: The existing sums have other shapes, and compiled steps already use them.
         """
         given, held = [tuple(g.shape) for g in grads], [tuple(s.shape) for s in self.sums]
         if given == held:
@@ -123,7 +126,7 @@ class Accumulator:
                 f"an Accumulator began with {len(held)} gradients of shapes {held}, and was now "
                 f"given {len(given)} of shapes {given}: use one for each list of variables"
             )
-        if self.sums:  # what was added to them belongs to another update
+        if self.sums:  # the counts belong to the discarded sums
             self.filled, self.weight = (
                 _zeros((), "int32", "filled"),
                 _zeros((), "float32", "weight"),
@@ -132,7 +135,7 @@ class Accumulator:
 
 
 def _wide(tensor: Tensor) -> str:
-    """Return a dtype in which many tensors like this one can be added up."""
+    """Return a dtype with enough precision to sum many tensors like this one."""
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 

@@ -1,4 +1,4 @@
-"""Averages of weights that optimizers keep (`use_ema=True`), with which training ends."""
+"""Averages of weights kept by optimizers (`use_ema=True`), assigned when training ends."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -8,41 +8,41 @@ import keras
 from ..backends.base import active
 from .state import State
 
-SLOT = "/model_variables_moving_average/"  # in paths of the averages, before the weight's own path
+SLOT = "/model_variables_moving_average/"  # between the optimizer's and the weight's path
 
 
 class Averages:
-    """Sets weights to their averages when training ends, as `fit` of Keras does.
+    """Sets weights to their averages when training ends, like Keras' `fit`.
 
-    Only optimizers that updated weights since training began count: the averages of another one
-    are out of date.
+    Only optimizers that updated weights since training began are used, because the averages of the
+    others are out of date.
 
     Attributes:
-        begun: How many updates each averaging optimizer had made when training began, by path. It
-            is part of checkpoints, so that a resumed run ends with the same weights.
+        begun: The number of updates of each averaging optimizer when training began, by path. It is
+            saved in checkpoints, so that a resumed run ends with the same weights.
     """
 
     def __init__(self) -> None:
         self.begun: dict[str, int] = {}
 
     def begin(self, state: State) -> None:
-        """Count the updates that optimizers made before training."""
+        """Record how many updates each optimizer made before training."""
         self.begun = {path: _updates(optimizer) for path, optimizer, _ in _averaging(state)}
 
     def restore(self, begun: Mapping[str, int]) -> None:
-        """Restore the counts of the process in which training began."""
+        """Restore the counts of a checkpoint."""
         self.begun = dict(begun)
 
     def finish(self, state: State, swapped: Collection[Any] = ()) -> list[str]:
-        """Set weights to their averages; do nothing without an optimizer that averages.
+        """Set weights to their averages. Does nothing if no optimizer averages weights.
 
         Args:
             state: The variables of the task.
-            swapped: Optimizers whose averages are in the weights already, and whose slots hold the
-                raw weights: a callback has swapped them. Their slots are set to the weights.
+            swapped: Optimizers for which a callback has swapped averages and weights, so that the
+                weights are the averages already. Their slots are set to the weights.
 
         Returns:
-            What to warn of: variables that several optimizers average.
+            Warnings about variables that several optimizers average.
         """
         backend = active()
         owners: dict[str, str] = {}
@@ -64,13 +64,15 @@ class Averages:
                     )
                 owners[name] = path
                 source, target = (variable, average) if done else (average, variable)
-                # A copy: two variables with one buffer cannot be donated, as `fit` does on JAX.
+                # A copy, since `fit` on JAX donates buffers, which variables must not share.
                 backend.write(target, keras.ops.copy(backend.keep(source)))
         return warnings
 
 
 def averaged(arrays: Mapping[str, Any], begun: Mapping[str, int]) -> dict[str, Any]:
-    """Return the variables of a run's last checkpoint as they are when training ends.
+    """Return the variables of a run's last checkpoint with averages in place of weights.
+
+    This is what `Averages.finish` does to the variables when training ends.
 
     Args:
         arrays: All variables by path.
@@ -91,9 +93,10 @@ def averaged(arrays: Mapping[str, Any], begun: Mapping[str, int]) -> dict[str, A
 
 
 def _averaging(state: State) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each built optimizer that averages: its path, itself, and the one that it is part of.
+    """Yield the path, the optimizer and the outer optimizer of all built ones that average.
 
-    A `keras.optimizers.MultiOptimizer` consists of several.
+    The outer optimizer is the `keras.optimizers.MultiOptimizer` that contains the optimizer, or
+    the optimizer itself.
     """
     for path, outer in state.optimizers.items():
         parts = getattr(outer, "_inner_optimizers", None)

@@ -1,4 +1,4 @@
-"""Forms of batches (structure, shapes and dtypes) as values that a checkpoint can hold."""
+"""Forms of batches (structure, shapes and dtypes) as values that a checkpoint can store."""
 
 from typing import Any
 
@@ -8,7 +8,9 @@ from ..checkpoint.arrays import dtype_named, name_of
 
 
 def described(batch: Any) -> Any:
-    """Return the form of a batch as lists, texts and numbers; None if it has other containers.
+    """Return the form of a batch as nested lists of strings and numbers.
+
+    Returns None if the batch has parts other than dicts, lists, tuples, arrays and None.
 
     Example:
         >>> described({"x": np.zeros((8, 3), "float32"), "mask": None})
@@ -35,7 +37,7 @@ def zeros(description: Any) -> Any:
     """Return a batch of zeros of the form that `described` returned.
 
     Raises:
-        ValueError: It is no description of a form.
+        ValueError: `description` is not a description of a form.
     """
     match description:
         case ["none"]:

@@ -1,4 +1,4 @@
-"""Running a step abstractly before its first compilation, and looking for mistakes in it."""
+"""Abstract runs of a step before its first compilation, which build variables and find mistakes."""
 
 import pickle
 import random
@@ -25,29 +25,32 @@ def build(
     check: bool = True,
     settled: frozenset[int] = frozenset(),
 ) -> tuple[State, Build]:
-    """Run a step abstractly until no new variable appears; its updates are discarded.
+    """Run a step abstractly until it creates no new variables; its updates are discarded.
 
-    Optimizers are built with the variables that their `apply` was given. On return the state holds
-    all that the step reads or changes.
+    Optimizers are built with the variables passed to their `apply`. The returned state contains
+    all variables that the step reads or changes.
 
     Args:
-        task: What holds the state.
+        task: The task, whose attributes hold the state.
         function: The step, a function of a batch.
-        batch: A real batch, of NumPy arrays.
+        batch: A real batch of NumPy arrays.
         name: The step's name, for messages.
-        check: Refuse variables and optimizers that no attribute reaches, and random numbers that
-            are not Keras' own.
+        check: Reject variables and optimizers that are not reachable from the task's attributes,
+            and random numbers that are not drawn by `keras.random`.
         settled: Ids of the variables that the step already uses for batches of another form.
 
+    Returns:
+        The state, and what the last run recorded.
+
     Raises:
-        StateError: The step uses a variable or an optimizer that no attribute of the task reaches,
-            or makes new variables every time.
+        StateError: The step uses a variable or an optimizer that is not reachable from the task's
+            attributes, or creates new variables in each run.
     """
     backend = active()
     for run in range(MAX_BUILD_RUNS):
         state = State.discover(task)
         if run == 0:
-            _refuse_distribution(state)
+            _reject_distribution(state)
         found = Build(settled=settled)
         step = StepContext(
             build=found,
@@ -55,13 +58,13 @@ def build(
             variables=state.variables,
             path_of=state.path_of,
         )
-        drawn = _positions(task)
+        drawn = _random_states(task)
         try:
-            with _apply_builds(found):
+            with _recorded_apply(found):
                 scope = backend.abstract_run(function, batch, step)
         except Exception:
-            # A native step may stumble over variables that it has only just made: once they exist
-            # it gets another run.
+            # A native step may fail because of variables that it has just created. Now that they
+            # exist, it is run again.
             if not _differ(state, State.discover(task)):
                 raise
             continue
@@ -78,7 +81,7 @@ def build(
         _check_gradients(after, found, name)
         if check:
             _check_variables(after, found, name)
-            _check_random(drawn, _positions(task), name)
+            _check_random(drawn, _random_states(task), name)
         return after, found
     raise StateError(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
@@ -86,11 +89,11 @@ def build(
     )
 
 
-def _refuse_distribution(state: State) -> None:
-    """Refuse variables, or a context, that distribute training over several devices.
+def _reject_distribution(state: State) -> None:
+    """Reject variables, or a context, that distribute training over several devices.
 
     Raises:
-        ConfigurationError: The backend found some.
+        ConfigurationError: The backend found a distribution.
     """
     found = active().distribution(list(state.variables.values()))
     if found is not None:
@@ -102,7 +105,7 @@ def _refuse_distribution(state: State) -> None:
 
 
 def _differ(before: State, after: State) -> bool:
-    """Return whether a run of the step has made variables or layers."""
+    """Return whether a run of the step has created variables or layers."""
     return [id(v) for v in before.variables.values()] != [
         id(v) for v in after.variables.values()
     ] or len(before.layers) != len(after.layers)
@@ -132,7 +135,10 @@ def _check_variables(state: State, found: Build, name: str) -> None:
 
 
 def _check_gradients(state: State, found: Build, name: str) -> None:
-    """Refuse gradients that are not one for each variable, which Keras pairs as far as they go."""
+    """Reject a call of `apply` with fewer or more gradients than variables.
+
+    Keras would pair them without an error until one of the two lists ends.
+    """
     names = {id(optimizer): path for path, optimizer in state.optimizers.items()}
     for optimizer, variables, gradients in found.applied:
         if variables and gradients != len(variables):
@@ -140,13 +146,13 @@ def _check_gradients(state: State, found: Build, name: str) -> None:
             raise StepError(
                 f"{name} applies {gradients} gradients to {len(variables)} variables by "
                 f"{names.get(id(optimizer), optimizer.name)} ({type(optimizer).__name__})"
-                f"{f', so that none is left for {paths}' if paths else ''}: pass one gradient for "
+                f"{f', so there is none for {paths}' if paths else ''}: pass one gradient for "
                 "each variable, in the same order"
             )
 
 
-def _positions(task: Any) -> dict[str, bytes]:
-    """Return where the random streams of Python and NumPy stand, with those of the task's own."""
+def _random_states(task: Any) -> dict[str, bytes]:
+    """Return the states of Python's and NumPy's global generators, and of those of the task."""
     states: dict[str, Any] = {
         "Python's random": random.getstate(),
         "numpy.random": np.random.get_state(legacy=False),
@@ -162,7 +168,7 @@ def _positions(task: Any) -> dict[str, bytes]:
 
 
 def _check_random(before: dict[str, bytes], after: dict[str, bytes], name: str) -> None:
-    """Refuse random numbers that a compiled step would draw once, while it is traced."""
+    """Reject random numbers that a compiled step would draw only once, while it is traced."""
     drawn = [which for which in after if before.get(which) != after[which]]
     if drawn:
         raise StepError(
@@ -173,8 +179,11 @@ def _check_random(before: dict[str, bytes], after: dict[str, bytes], name: str) 
 
 
 @contextmanager
-def _apply_builds(found: Build) -> Generator[None]:
-    """Let `optimizer.apply` only take note of its variables: nothing is known of gradients yet."""
+def _recorded_apply(found: Build) -> Generator[None]:
+    """Replace `apply` of all optimizers by a function that only records its arguments.
+
+    In an abstract run, there are no gradients to apply yet.
+    """
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         given = list(trainable_variables) if trainable_variables is not None else []
@@ -183,7 +192,7 @@ def _apply_builds(found: Build) -> Generator[None]:
         found.applied.append((self, given, len(list(grads))))
 
     base: Any = keras.optimizers.Optimizer
-    own = {kind: kind.__dict__.get("apply") for kind in _kinds_of(base)}
+    own = {kind: kind.__dict__.get("apply") for kind in _all_subclasses(base)}
     for kind, original in own.items():
         if original is not None or kind is base:
             kind.apply = apply
@@ -197,6 +206,6 @@ def _apply_builds(found: Build) -> Generator[None]:
                 del kind.apply
 
 
-def _kinds_of(base: Any) -> set[Any]:
-    """Return a class and all that were derived from it."""
-    return {base}.union(*(_kinds_of(kind) for kind in base.__subclasses__()))
+def _all_subclasses(base: Any) -> set[Any]:
+    """Return a class and all its subclasses."""
+    return {base}.union(*(_all_subclasses(kind) for kind in base.__subclasses__()))

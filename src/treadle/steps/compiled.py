@@ -1,4 +1,4 @@
-"""A task's step made ready to run: built, checked, and handed to the backend."""
+"""Compiled steps: building, checking, planning and running a task's step on the backend."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -33,32 +33,32 @@ from .task import step_outputs
 
 
 class Prepared:
-    """A step over a state, ready to run.
+    """A task's step with its state, built, checked and ready to run.
 
-    The step is built, checked and compiled for each form of batch (structure, shapes and dtypes) by
-    itself: for batches of another form it may use, change and make other variables.
+    The step is built, checked and compiled separately for each form of batch (structure, shapes and
+    dtypes), since it may use, change and create other variables for batches of another form.
 
     Attributes:
-        state: All that the task reaches, after building.
-        plan: How it runs; None before the first window.
-        compile_seconds: What tracing and compiling took so far.
-        compiling: It is compiling now; read by the thread that shows progress.
-        written: Paths of the variables that the step may change: all, where it runs as Python.
-        assigned: Paths of the variables that its dry runs assigned, or an optimizer updates.
+        state: The variables reachable from the task, after building.
+        plan: How the step is executed; None before the first window.
+        compile_seconds: Seconds spent on tracing and compiling so far.
+        compiling: Whether the step is compiling now; read by the thread that shows progress.
+        written: Paths of the variables that the step may change: all if it runs as Python.
+        assigned: Paths of the variables that its dry runs assigned, or that an optimizer updates.
         applied: Ids of the optimizers that it applies.
         metrics: Names of the metrics that the step updates.
-        differentiates: Whether the step computes gradients by Treadle.
+        differentiates: Whether the step computes gradients with Treadle's functions.
         returns: Names of the values that the step returns.
-        forms: Descriptions of the first form and of those that made variables, in order.
-        initial: The first values of the variables that later forms made, by path.
+        forms: Descriptions of the first form and of the forms that created variables, in order.
+        initial: The initial values of the variables that later forms created, by path.
 
     Args:
-        task: What holds the state.
+        task: The task, whose attributes hold the state.
         step: A function of a batch.
         batch: A batch of the first form, of NumPy arrays.
-        options: How to execute.
+        options: Execution options.
         name: The step's name, for messages.
-        late: Treat the first form as a later one, since another step of the task has run before.
+        late: Treat the first form as a later one, because another step of the task ran before.
     """
 
     def __init__(
@@ -95,22 +95,23 @@ class Prepared:
         return self._names[0] if self._names else []
 
     def knows(self, window: Window) -> bool:
-        """Say whether the step is ready for batches of this form."""
+        """Return whether the step is built for batches of this form."""
         made = self._programs.get(window.form)
         return made is not None and made.is_current()
 
     def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
-        """Return what the step may change for batches of this form, which is compiled.
+        """Return what the step may change for batches of this form, which must be compiled.
 
         Returns:
             The paths of the variables, and the names of the metrics.
         """
         made = self._programs[window.form]
-        python = not made.executor.plan.compiler  # which may look at values, and then change any
+        # As Python, the step can branch on values, and so change any variable.
+        python = not made.executor.plan.compiler
         return list(self.state.variables) if python else made.written, made.metrics
 
     def prepare(self, batch: Any) -> None:
-        """Build and check the step for batches of the form of this one, unless that was done."""
+        """Build and check the step for the form of this batch, unless that is already done."""
         form = form_of(batch)
         made = self._programs.get(form)
         if made is not None and made.is_current():
@@ -119,7 +120,7 @@ class Prepared:
         settled = frozenset(map(id, self.state.variables.values()) if self._programs else ())
         preflight = self._options.preflight
         state, found = build(self._task, self._function, batch, self._name, preflight, settled)
-        _same_names(self._names, found.names, self._name)
+        _check_same_names(self._names, found.names, self._name)
         self.state, self._constants, self._settled = state, state.constants(), False
         self.changes_something |= bool(found.written or found.applied)
         self.differentiates |= found.differentiated
@@ -137,7 +138,7 @@ class Prepared:
         self.add_metrics(metrics)
         native = not found.differentiated
         if state.loss_scale is not None:
-            _refuse_unscaled(state, native and bool(found.applied), self._name)
+            _reject_unscaled(state, native and bool(found.applied), self._name)
             if not native:
                 written += [state.path_of(v) for v in state.loss_scale.variables]
         if made is not None:
@@ -154,15 +155,15 @@ class Prepared:
         self._add_written(state.variables if eager else written)
 
     def _program(self, written: Sequence[str], native: bool, eager: bool) -> Program:
-        """Return the program of a step that undoes what must not stay.
+        """Return the program of the step, wrapped so that non-finite updates are undone if needed.
 
         Args:
-            written: The paths of the variables that the step changes, as its dry run shows.
-            native: It differentiates by itself.
-            eager: It runs as Python, which may look at values and then change any variable.
+            written: The paths of the variables that the step changes, according to its dry run.
+            native: Whether the step differentiates without Treadle's functions.
+            eager: Whether it runs as Python, where it can branch on values and change any variable.
         """
         state = self.state
-        seeds = {id(v) for v in state.seeds}  # an undone step's random numbers are used up
+        seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
         scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
         changed = [state.variables[path] for path in (state.variables if eager else written)]
         changed = [v for v in changed if id(v) not in seeds | scale]
@@ -186,12 +187,12 @@ class Prepared:
         self.written = [path for path in self.state.variables if path in known]
 
     def add_metrics(self, names: Iterable[str]) -> None:
-        """Count these among the metrics that the step updates."""
+        """Add names to the metrics that the step updates."""
         known = {*self.metrics, *names}
         self.metrics = [name for name in self.state.metrics if name in known]
 
     def start_over(self) -> None:
-        """Drop all programs, since Python values that they took as constants have changed."""
+        """Discard all programs, because Python values that are constants in them have changed."""
         self._dropped = self.programs
         self._programs.clear()
         self._names.clear()
@@ -201,8 +202,8 @@ class Prepared:
         values, weights = step_outputs(self._step(batch), self._name)
         found = context().build
         if found is None:
-            _same_names(self._names, list(values), self._name)
-        else:  # while variables are still being made, a name may be another one each time
+            _check_same_names(self._names, list(values), self._name)
+        else:  # while variables are still being created, names may differ between runs
             found.names = list(values)
         return values, weights
 
@@ -235,7 +236,7 @@ class Prepared:
                 facts = facts.without(plan.compiler, str(refusal))
 
     def _run_as_python(self, made: "_FormProgram") -> None:
-        """Make the program for Python, which a step that nothing compiles is run by."""
+        """Replace the program by one that runs as Python, since no compiler accepts the step."""
         if self._options.execution == "eager":
             return
         plan = made.executor.plan
@@ -246,27 +247,30 @@ class Prepared:
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled."""
+        """The number of programs compiled so far."""
         return self._dropped + sum(made.executor.programs for made in self._programs.values())
 
     @property
     def largest(self) -> int:
-        """The most steps that may run as one call."""
+        """The largest number of steps per window."""
         return self.plan.largest if self.plan else 1
 
     def is_whole(self, window: Window) -> bool:
-        """Say whether a window like this, if it fails, has changed nothing."""
+        """Return whether a failing window of this form leaves all variables unchanged."""
         made = self._programs.get(window.form)
         return made is not None and made.executor.whole
 
     def told_plan(self) -> str:
-        """Return how it runs, and where the data lies, in one line."""
+        """Describe in one line how the step is executed and where the data is stored."""
         if self.plan is None or not self.plan.compiler:
             return str(self.plan or "")
         return f"{self.plan}, data {'on the device' if self._on_device else 'streamed'}"
 
     def placed(self, window: Window) -> Window:
-        """Return a window as it is best run: rows of what is on the device, or gathered here."""
+        """Return a window with its data where it runs fastest.
+
+        That is either row indices into data on the device, or batches gathered in main memory.
+        """
         if window.rows is None:
             return window
         made = self._programs.get(window.form)
@@ -277,12 +281,12 @@ class Prepared:
         return window.streamed()
 
     def run(self, window: Window, first_step: int) -> Outputs:
-        """Begin to run a window, which is `placed`; the first of its form is compiled before."""
+        """Start to run a window, which must be `placed`; compile it if its form is new."""
         self.compile(window)
         return self._programs[window.form].executor.run(window, first_step)
 
     def compile(self, window: Window) -> bool:
-        """Make the program for windows like this; returns whether the form of batch is new."""
+        """Compile the program for windows of this form; return whether the form is new."""
         self.compiling = True
         try:
             return self._compile(window)
@@ -307,10 +311,10 @@ class Prepared:
         return new
 
     def require_results(self) -> None:
-        """Refuse a step of which nothing would be known.
+        """Check that the step returns a value or updates a metric, so that there is a result.
 
         Raises:
-            StepError: It returned nothing and updated no metric, or a name is both.
+            StepError: It does neither, or a value has the same name as a metric.
         """
         if not self.returns and not self.metrics:
             raise StepError(
@@ -320,7 +324,7 @@ class Prepared:
         joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
 
     def changed_constants(self) -> list[str]:
-        """Return which Python values of the task changed since the step was built, and how."""
+        """Describe which Python values of the task changed since the step was built."""
         return [told(path, old, new) for path, (old, new) in self._changed().items()]
 
     def _changed(self) -> dict[str, tuple[Any, Any]]:
@@ -328,10 +332,10 @@ class Prepared:
         return {p: (old, now[p]) for p, old in self._constants.items() if now[p] != old}
 
     def refuse_moving_constants(self) -> None:
-        """Refuse, after its first run, a step that changes Python values itself.
+        """Check, after its first run, that the step does not change Python values itself.
 
         Raises:
-            StepError: It does: a compiled step would do so once and never again.
+            StepError: It changes some: a compiled step would do so only while it is traced.
         """
         if self._settled:
             return
@@ -340,14 +344,14 @@ class Prepared:
         for path, (_, new) in changed.items():
             if tensor_kept(new):
                 raise StepError(
-                    f"a tensor of {self._name} was kept in {path}, where it means nothing once the "
-                    "step is compiled: return it from the step, which logs it, or assign it to a "
-                    "keras.Variable that the task holds"
+                    f"a tensor of {self._name} was stored in {path}, but it has no value outside "
+                    "of a compiled step: return it from the step, which logs it, or assign it to a "
+                    "keras.Variable that is an attribute of the task"
                 )
         if changed:
             raise StepError(
                 f"{self._name} changes Python values ({'; '.join(self.changed_constants())}), "
-                "which a compiled step does only while it is traced: keep what changes in a "
+                "which a compiled step does only while it is traced: store changing values in a "
                 "keras.Variable"
             )
 
@@ -357,12 +361,12 @@ class _FormProgram:
     """The program of a step for batches of one form.
 
     Attributes:
-        program: The step over the state as it was when the form came.
-        executor: What runs it.
-        written: The paths of the variables that the step changes, as its dry run shows.
+        program: The step over the state at the time when the program was built.
+        executor: The backend's executor that runs the program.
+        written: The paths of the variables that the step changes, according to its dry run.
         metrics: The names of the metrics that the step updates.
-        optimizers: Those that the step applies, with the number of their variables, by id.
-        chosen: Whether the executor's plan was chosen.
+        optimizers: The optimizers that the step applies, with the number of their variables, by id.
+        chosen: Whether the executor's plan is chosen already.
     """
 
     program: Program
@@ -373,9 +377,9 @@ class _FormProgram:
     chosen: bool = False
 
     def is_current(self) -> bool:
-        """Say whether its optimizers have the variables that it was made with.
+        """Return whether its optimizers still have the variables for which it was built.
 
-        An optimizer that is built again, because a later form brings it variables, has others.
+        An optimizer is built again if a batch of a later form adds variables to it.
         """
         return all(len(o.variables) == count for o, count in self.optimizers.values())
 
@@ -385,7 +389,7 @@ def _written(state: State, found: Build) -> list[str]:
     changed = set(found.written)
     for optimizer, variables, _ in found.applied:
         changed |= {id(v) for v in [*variables, *optimizer.variables]}
-    native_variable = active().is_native_variable  # whose changes nobody sees
+    native_variable = active().is_native_variable  # changes of these cannot be tracked
     return [p for p, v in state.variables.items() if id(v) in changed or native_variable(v)]
 
 
@@ -399,7 +403,7 @@ def _updated(state: State, found: Build) -> list[str]:
 
 
 def _summary(first: Plan | None, plan: Plan) -> Plan:
-    """Return the plan of the first form of batch, with how other forms run if that differs."""
+    """Return the plan of the first form of batch, with a remark if other forms run differently."""
     if first is None:
         return plan
     if (plan.compiler, plan.fused) == (first.compiler, first.fused):
@@ -411,8 +415,8 @@ def _summary(first: Plan | None, plan: Plan) -> Plan:
     return replace(first, why=f"{first.why}; {remark}" if first.why else remark)
 
 
-def _refuse_unscaled(state: State, unscaled: bool, name: str) -> None:
-    """Refuse what loss scaling cannot save: weights in float16, and losses that it never sees.
+def _reject_unscaled(state: State, unscaled: bool, name: str) -> None:
+    """Reject what loss scaling cannot handle: weights in float16, and losses it cannot scale.
 
     Raises:
         ConfigurationError: A layer trains weights in float16, or a step that differentiates by
@@ -434,10 +438,10 @@ def _refuse_unscaled(state: State, unscaled: bool, name: str) -> None:
 
 
 def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) -> dict[str, float]:
-    """Return both under their names.
+    """Merge a step's means and its metrics into one dict.
 
     Raises:
-        StepError: A name stands for two things.
+        StepError: A value and a metric have the same name.
     """
     both = sorted(set(means) & set(metrics))
     if both:
@@ -451,10 +455,10 @@ def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) 
 def program_of(
     state: State, function: Callable[..., Any], options: Options, name: str, native: bool
 ) -> Program:
-    """Return a function over a state as what backends compile."""
+    """Return the `Program` of a function over a state, which a backend compiles."""
     variables = list(state.variables.values())
     scale = state.loss_scale
-    nobodys = frozenset(
+    unowned = frozenset(
         id(v)
         for v in [
             *state.seeds,
@@ -471,18 +475,18 @@ def program_of(
             variables=paths,
             path_of=state.path_of,
             checked=options.checked,
-            owned_by_nobody=nobodys,
+            owned_by_nobody=unowned,
             loss_scale=scale,
         )
 
     return Program(function, variables, state.seeds, new_context, name, native)
 
 
-def _same_names(seen: list[list[str]], names: list[str], step: str) -> None:
-    """Hold a step to the names that it returned first.
+def _check_same_names(seen: list[list[str]], names: list[str], step: str) -> None:
+    """Check that a step returns the same names in every call.
 
     Raises:
-        StepError: It returned others.
+        StepError: It returned other names than in its first call.
     """
     if not seen:
         seen.append(names)

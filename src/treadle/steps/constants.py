@@ -1,4 +1,4 @@
-"""What a compiled step takes as constant: how each Python value is told from what it was."""
+"""Python values that are constants of a compiled step: fingerprints that detect their changes."""
 
 import dataclasses
 import zlib
@@ -14,11 +14,11 @@ SHOWN = 5  # keys of a dict that a message lists
 
 
 class Constant(NamedTuple):
-    """Where a Python value of a task is.
+    """Read and write access to a Python value of a task.
 
     Attributes:
-        read: Returns the value as it is now; None where it is gone.
-        write: Sets it. Raises what Python or the owner's class raises where that is not possible.
+        read: Returns the current value, or None if it no longer exists.
+        write: Sets the value. Raises the error of Python or of the owner's class if it cannot.
     """
 
     read: Callable[[], Any]
@@ -26,7 +26,7 @@ class Constant(NamedTuple):
 
 
 class This:
-    """An object as a constant: equal to itself alone.
+    """Fingerprint of an object, compared by identity.
 
     Attributes:
         thing: The object.
@@ -46,12 +46,12 @@ class This:
 
 
 class Items:
-    """A list, tuple or dict as a constant: as many items, under the same keys.
+    """Fingerprint of a list, tuple or dict: its type, and its length or keys.
 
-    The items are constants of their own.
+    The items have fingerprints of their own.
 
     Attributes:
-        last: The item at the end, or None.
+        last: The last item, or None.
     """
 
     def __init__(self, container: Any) -> None:
@@ -74,11 +74,11 @@ class Items:
 
 
 def mark(value: Any) -> Any:
-    """Return what changes when a value does; large arrays are known by identity alone."""
+    """Return the fingerprint of a value; large arrays are compared by identity only."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        return value if value == value else "nan"  # which is not equal to itself
+        return value if value == value else "nan"  # NaN is not equal to itself
     if isinstance(value, (bool, int, str, NoneType)):
         return value
     if isinstance(value, (list, tuple, dict)):
@@ -89,7 +89,7 @@ def mark(value: Any) -> Any:
 
 
 def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
-    """Return what reads one part of a container again, or None where it is gone."""
+    """Return a function that reads one item of a container, or None if it no longer exists."""
 
     def read() -> Any:
         try:
@@ -101,7 +101,7 @@ def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
 
 
 def set_part(whole: Constant, key: Any, value: Any) -> None:
-    """Set one item of a list or dict; a tuple is replaced by another one."""
+    """Set one item of a list or dict; a tuple is replaced by a new one."""
     container = whole.read()
     if isinstance(container, tuple):
         parts: list[Any] = list(container)  # type: ignore[reportUnknownArgumentType]
@@ -112,13 +112,13 @@ def set_part(whole: Constant, key: Any, value: Any) -> None:
 
 
 def tuple_like(like: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
-    """Return a tuple of the same class, which may be a named one."""
+    """Return a tuple of the same class, which may be a named tuple."""
     make: Callable[[list[Any]], Any] = getattr(like, "_make", type(like))
     return make(parts)
 
 
 def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) -> None:
-    """Set an attribute; a frozen dataclass is replaced in its owner by another one."""
+    """Set an attribute; a frozen dataclass is replaced in its owner by a new one."""
     parameters: Any = getattr(holder, "__dataclass_params__", None)
     if owner is not None and parameters is not None and parameters.frozen:
         owner.write(dataclasses.replace(owner.read(), **{name: value}))
@@ -127,7 +127,7 @@ def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) ->
 
 
 def told(path: str, old: Any, new: Any) -> str:
-    """Say how a constant changed from one mark to another.
+    """Describe how a constant changed, given its old and its new fingerprint.
 
     Example:
         >>> told("losses", mark([]), mark([0.5]))
@@ -138,6 +138,6 @@ def told(path: str, old: Any, new: Any) -> str:
 
 
 def tensor_kept(new: Any) -> bool:
-    """Say whether a constant's mark is that of a tensor, or of a container that ends with one."""
+    """Return whether a fingerprint is of a tensor, or of a container whose last item is one."""
     thing = new.thing if isinstance(new, This) else new.last if isinstance(new, Items) else None
     return bool(keras.ops.is_tensor(thing))

@@ -1,4 +1,4 @@
-"""What a step calls: gradients and what goes with them, meaning the same thing on every backend."""
+"""Gradients, rematerialization and control flow for steps, portable across backends."""
 
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,7 +24,7 @@ from ..errors import GradientError, StepError
 from .loss_scale import scaled, unscaled
 
 Variables = Any  # a list of variables, or a model, layer or metric that has some
-ONLY = ""  # the name under which a single loss travels
+ONLY = ""  # the internal name of a single, unnamed loss
 
 
 def gradients(
@@ -32,26 +32,28 @@ def gradients(
     variables: Variables | Mapping[str, Variables],
     unreached: Literal["error", "zeros"] = "error",
 ) -> tuple[Any, Any]:
-    """Run `objective` once and differentiate what it returns.
+    """Compute a loss and its gradients with respect to variables.
 
-    Everything that the objective changes on its way survives: BatchNorm statistics, seeds, metrics
-    and `add_loss` losses. What it returns beside the loss is a constant outside of it.
+    `objective` runs once. All its state changes are kept: BatchNorm statistics, seeds, metrics and
+    `add_loss` losses. No gradients flow through the other values that it returns.
 
     Args:
-        objective: Returns the loss, a scalar of a float type, or `(loss, anything)`. With a dict of
-            variables: a dict of losses with the same names, or that and anything.
-        variables: A list of variables (or a model: its trainable ones), or `{name: variables}` to
-            differentiate several losses of one forward pass, each for its own.
-        unreached: What to do with a variable that the loss does not depend on: an error that names
-            it, or a gradient of zeros.
+        objective: Returns the loss, a scalar of a float dtype, or `(loss, aux)`, where `aux` is any
+            structure. With a dict of variables: a dict of losses with the same names, or
+            `(losses, aux)`.
+        variables: A list of variables, a model (its trainable variables), or `{name: variables}` to
+            differentiate several losses of one forward pass, each with respect to its own
+            variables.
+        unreached: What to do if the loss does not depend on a variable: `"error"` raises an error
+            that names the variable, `"zeros"` returns a gradient of zeros.
 
     Returns:
         `(what the objective returned, gradients)`: dense tensors of the variables' shapes and
         dtypes, as a list in the order of `variables`, or a dict of such lists.
 
     Raises:
-        GradientError: There are no variables; the loss is no scalar or not of a float type; the
-            names of losses and variables differ; or a variable is unreached.
+        GradientError: There are no variables; the loss is not a scalar or not of a float dtype; the
+            names of losses and variables differ; or the loss does not depend on a variable.
 
     Example:
         >>> import keras, treadle
@@ -112,21 +114,23 @@ def gradients(
 
 
 def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, list[Tensor]]:
-    """Differentiate a function with respect to its inputs.
+    """Compute a function and its gradients with respect to its inputs.
 
-    Inside an objective the result can be differentiated again (gradient penalties).
+    Inside an objective, the gradients can be differentiated again (for gradient penalties).
 
     Args:
-        function: Takes the inputs; returns a scalar, or `(scalar, anything)`.
+        function: Takes the inputs; returns a scalar, or `(scalar, aux)`, where `aux` is any
+            structure.
         inputs: Float tensors of any shape.
 
     Returns:
-        `(what the function returned, one gradient per input)`, each of its input's shape and
-        dtype; for a float16 input a float32 one, since float16 has no room for small gradients.
+        `(what the function returned, one gradient per input)`. Each gradient has the shape and
+        dtype of its input, except that it is float32 for a float16 input, since small gradients
+        underflow in float16.
 
     Raises:
-        GradientError: No inputs, an input that is not of a float type, a result that is no scalar,
-            or an input that the result does not depend on.
+        GradientError: There are no inputs, an input is not of a float dtype, the result is not a
+            scalar, or it does not depend on an input.
 
     Example:
         >>> import treadle
@@ -166,18 +170,18 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
 
 
 def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
-    """Differentiate an objective and apply the gradients: `gradients` + `optimizer.apply`.
+    """Compute the gradients of a loss and apply them: `gradients` and `optimizer.apply` in one.
 
     Args:
-        objective: As for `gradients`.
-        of: A model, a list of variables, or a dict of them.
-        optimizer: A Keras optimizer; with a dict, a dict of optimizers of the same names.
+        objective: Returns the loss, as for `gradients`.
+        of: The variables to update: a model, a list of variables, or a dict of these.
+        optimizer: A Keras optimizer; if `of` is a dict, a dict of optimizers with the same names.
 
     Returns:
         What the objective returned.
 
     Raises:
-        GradientError: As for `gradients`, or the names of the two dicts differ.
+        GradientError: As for `gradients`, or the names in the two dicts differ.
 
     Example:
         >>> import keras, treadle
@@ -206,18 +210,20 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
 
 @contextmanager
 def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[None]:
-    """Let models compute with these values, and `gradients` differentiate at them.
+    """Temporarily replace the values of variables, as a context manager.
 
-    Assignments to other variables (BatchNorm statistics, seeds, metrics) survive; the substituted
-    ones have their own values back afterwards. Differentiable in the values, which is what
-    meta-learning does (MAML, https://arxiv.org/abs/1703.03400).
+    Inside the context, models compute with `values`, and `gradients` differentiates at them.
+    Afterwards the variables have their own values again. Assignments to other variables (BatchNorm
+    statistics, seeds, metrics) are kept. Results are differentiable with respect to `values`, as
+    meta-learning needs (MAML, https://arxiv.org/abs/1703.03400).
 
     Args:
-        variables: A list of variables, or a model: its trainable ones.
-        values: A tensor for each, of the same shape; of a variable, what it holds now.
+        variables: A list of variables, or a model: its trainable variables.
+        values: One tensor of the same shape per variable. If a value is itself a variable, its
+            current value is used.
 
     Raises:
-        StepError: As many values as variables, and of their shapes, are needed.
+        StepError: The numbers or the shapes of variables and values differ.
 
     Example:
         >>> import keras, treadle
@@ -236,7 +242,8 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
     path_of = context().path_of
     pairs: list[tuple[Variable, Tensor]] = []
     for variable, value in zip(chosen, values, strict=True):
-        if isinstance(value, keras.Variable):  # which may stand in for itself, and be assigned then
+        # A variable may be substituted for itself and assigned inside the context: copy its value.
+        if isinstance(value, keras.Variable):
             value = ops.copy(value)
         tensor = ops.convert_to_tensor(value, dtype=variable.dtype)
         if tuple(tensor.shape) != tuple(variable.shape):
@@ -252,23 +259,24 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the backward pass compute a function again, instead of keeping what lies within.
+    """Recompute a function in the backward pass instead of storing its intermediate activations.
 
-    Gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174): less memory for
-    more arithmetic. Unlike with `keras.remat` the function may hold a Dropout or a
-    BatchNormalization: it is computed again with the numbers that it drew, and changes variables
-    once. Meanwhile the objective leaves alone what the function reads.
+    This is gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174). It saves
+    memory and costs additional computation. Unlike with `keras.remat`, the function may contain
+    Dropout or BatchNormalization layers: the recomputation uses the same random numbers, and
+    variables are updated only once. The objective must not assign variables that the function
+    reads.
 
     Args:
-        function: A layer, or a function of tensors, which is differentiated by these and by
-            variables; on TensorFlow not by other tensors of the step, which is an error in graphs.
-            Returns a structure of tensors.
+        function: A layer, or a function of tensors that returns a structure of tensors. It is
+            differentiated with respect to its arguments and to variables. On TensorFlow it is not
+            differentiated with respect to other tensors of the step, which is an error in graphs.
 
     Returns:
-        The same function; arguments passed by name are not differentiated.
+        A function with the same signature; keyword arguments are not differentiated.
 
     Raises:
-        StepError: When it is called: a layer within calls `add_loss`.
+        StepError: When it is called, if a layer in it calls `add_loss`.
 
     Example:
         >>> import keras, treadle
@@ -292,12 +300,13 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Run one of two branches, either of which may assign variables and apply optimizers.
+    """Run one of two branches; both may assign variables and apply optimizers.
 
     Args:
         predicate: A scalar boolean tensor, or a Python bool.
-        then: Runs where it is true; takes nothing, returns a structure of tensors or None.
-        otherwise: Runs where it is false; returns the same structure, shapes and dtypes.
+        then: Called if `predicate` is true; takes no arguments, returns a structure of tensors or
+            None.
+        otherwise: Called if `predicate` is false; returns the same structure, shapes and dtypes.
 
     Returns:
         What the branch returned.
@@ -309,7 +318,7 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
         1.0
     """
     then, otherwise = _inner(then), _inner(otherwise)
-    if context().build is not None:  # both branches may make variables
+    if context().build is not None:  # both branches may create variables
         result = then()
         otherwise()
         return result
@@ -320,17 +329,18 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
-    """Map a function over the first axis, one row after another; it may differentiate and assign.
+    """Map a function over the first axis, one row after another.
 
-    State changes (seeds, statistics) carry over from row to row. Slower than
-    `keras.ops.vectorized_map` where that works, and right where it does not.
+    The function may compute gradients and assign variables. State changes (seeds, statistics) carry
+    over from row to row. Use `keras.ops.vectorized_map`, which is faster, if it supports the
+    function.
 
     Args:
         function: Takes one row of `inputs`, returns a structure of tensors.
-        inputs: A tensor, or a structure of tensors that agree in their first dimension (n, …).
+        inputs: A tensor, or a structure of tensors with the same first dimension: (n, …).
 
     Returns:
-        What the function returned, stacked: (n, …).
+        The results, stacked: (n, …).
 
     Example:
         >>> import treadle
@@ -347,7 +357,7 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         )
 
     def one(row: Any) -> Any:
-        # A copy, since it may return a variable's own value, which the next row would change.
+        # Copied, since the function may return a variable's buffer, which the next row overwrites.
         return keras.tree.map_structure(ops.copy, function(row))
 
     with unrecorded():
@@ -355,7 +365,7 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
 
 
 def listed(variables: Variables) -> list[Variable]:
-    """Return a list of variables from a list of them, or the trainable ones of a model."""
+    """Return the given variables as a list; of a model, its trainable variables."""
     if hasattr(variables, "trainable_variables"):
         return list(variables.trainable_variables)
     if isinstance(variables, (list, tuple)):
@@ -364,7 +374,10 @@ def listed(variables: Variables) -> list[Variable]:
 
 
 def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the step know that it is inside an objective, a branch or a mapped function."""
+    """Wrap a function so that `context().inside` is above zero while it runs.
+
+    Used for objectives, branches and mapped functions.
+    """
 
     def inner(*arguments: Any) -> Any:
         step = context()
@@ -378,14 +391,17 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(result: Any) -> Any:
-    """Return what an objective returned as it is outside of it: no longer differentiated."""
+    """Stop gradients through everything that an objective returned."""
     return keras.tree.map_structure(
         lambda x: ops.stop_gradient(x) if ops.is_tensor(x) else x, result
     )
 
 
 def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """Make tensors of all that a branch returns: a variable or a number must not be a constant."""
+    """Wrap a branch so that it returns only tensors.
+
+    A returned variable or number would be a constant of the compiled branch.
+    """
 
     def tensors() -> Any:
         return keras.tree.map_structure(
@@ -396,7 +412,7 @@ def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _losses(result: Any, names: list[str] | None) -> Losses:
-    """Find the loss or losses in what an objective returned, and check them."""
+    """Extract the loss or losses from an objective's return value and check them."""
     if names is None:
         loss = result[0] if isinstance(result, tuple) and result else result
         swapped = isinstance(result, tuple) and any(_is_scalar(x) for x in result[1:])
@@ -443,7 +459,7 @@ def _differentiate(
     inputs: Sequence[Tensor],
     groups: Mapping[str, Sequence[int]],
 ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-    """Run a function and differentiate its losses, scaled meanwhile where the step scales them."""
+    """Run a function and differentiate its losses, with loss scaling if the step uses it."""
     step = context()
     scale = step.loss_scale
     factor = None if scale is None else scale.factor(nested=step.depth > 0)
@@ -488,11 +504,11 @@ def _reached(gradient: Tensor | None, variable: Variable, name: str, unreached: 
     path = context().path_of(variable)
     loss = f"the loss {name!r}" if name else "the loss"
     raise GradientError(
-        f"no gradient for {path}: {loss} does not reach it. Leave it out of the variables, or pass "
-        "unreached='zeros' if that is meant"
+        f"no gradient for {path}: {loss} does not depend on it. Leave it out of the variables, or "
+        "pass unreached='zeros' for a gradient of zeros"
     )
 
 
 def _no_gradients(variables: Sequence[Variable]) -> list[Tensor]:
-    """Stand in for the gradients of a model that the objective has just built."""
+    """Return placeholder gradients for a model that the objective has just built."""
     return [ops.zeros(v.shape, v.dtype) for v in variables]

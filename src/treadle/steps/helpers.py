@@ -1,4 +1,4 @@
-"""The rest of what a step calls: its number, weighted values, phases, and weights that follow."""
+"""Helpers for steps: the step number, weighted values, phases, blending, frozen copies."""
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from .gradients import listed
 def step() -> Tensor:
     """Return the running step's number, an int32 scalar tensor: 0 in the first step of a run.
 
-    For schedules of anything: `keras.schedules`-like objects take it as it is.
+    Pass it to schedules, for example those in `keras.optimizers.schedules`.
 
     Example:
         >>> import treadle
@@ -29,18 +29,18 @@ def step() -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A scalar and what it counts by in a mean; made by `weighted`."""
+    """A scalar and its weight in the mean over steps; made by `weighted`."""
 
     value: Tensor
     weight: Tensor
 
 
 def weighted(value: Tensor, weight: Tensor) -> Weighted:
-    """Return a scalar from a step whose mean is weighted by something else than examples.
+    """Attach a weight to a scalar that a step returns, in place of the number of examples.
 
     Args:
-        value: A scalar: the mean over what `weight` counts, a loss per token for example.
-        weight: A scalar: how many there were.
+        value: A scalar: the mean over the items that `weight` counts, for example a loss per token.
+        weight: A scalar: the number of items.
 
     Example:
         >>> import treadle
@@ -52,19 +52,19 @@ def weighted(value: Tensor, weight: Tensor) -> Weighted:
 
 @contextmanager
 def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
-    """Promise that a part of a step changes only what it owns.
+    """Declare which variables a part of a step may change, as a context manager.
 
-    With `Options(checked=True)` a change of anything else is an error that names the phase and the
-    variable; otherwise the promise costs nothing. Metrics and the states of seed generators belong
-    to nobody and may always change.
+    With `Options(checked=True)`, a change of any other variable is an error that names the phase
+    and the variable. Otherwise the declaration is not checked and costs nothing. Metrics and the
+    states of seed generators are unowned and may always change.
 
     Args:
-        name: For the message.
+        name: The phase's name, for the message.
         owns: Models, layers, optimizers or variables.
 
     Raises:
-        OwnershipError: When the step has run: a variable not owned has changed.
-        StepError: It stands inside an objective, `cond` or `for_each`.
+        OwnershipError: After the step: a variable that the phase does not own has changed.
+        StepError: The phase is inside an objective, `cond` or `for_each`.
 
     Example:
         >>> import keras, treadle
@@ -75,21 +75,21 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
     step = context()
     if step.inside:
         raise StepError(
-            f"phase {name!r} stands inside an objective, a branch or a mapped function, where it "
-            "cannot see what else changes: put it around the whole gradients, minimize, cond or "
-            "for_each"
+            f"phase {name!r} is inside an objective, a branch or a mapped function, where changes "
+            "of other variables cannot be detected: put it around the whole call of gradients, "
+            "minimize, cond or for_each"
         )
     if not step.checked or step.build is not None:
         yield
         return
     owned = {id(v) for thing in owns for v in _all_variables(thing)} | step.owned_by_nobody
     watched = [(path, v) for path, v in step.variables.items() if id(v) not in owned]
-    # `* 1` would round nothing but costs a copy, which a variable changed in place needs.
+    # Copies, since variables may be changed in place.
     before = [ops.copy(ops.convert_to_tensor(v)) for _, v in watched]
     yield
     for (path, variable), old in zip(watched, before, strict=True):
         new = ops.convert_to_tensor(variable)
-        # What is NaN and stays so has not changed.
+        # NaN before and after counts as unchanged.
         numbers = ops.logical_or(ops.equal(new, new), ops.equal(old, old))
         changed = ops.any(ops.logical_and(ops.not_equal(new, old), numbers))
         message = f"phase {name!r} changed {path}, which it does not own"
@@ -97,10 +97,10 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
 
 
 def raise_violations(messages: Sequence[str]) -> None:
-    """Raise what `phase` found.
+    """Raise an error for the violations that `phase` found.
 
     Raises:
-        OwnershipError: There is a message.
+        OwnershipError: There is at least one message.
     """
     if messages:
         raise OwnershipError(
@@ -110,18 +110,18 @@ def raise_violations(messages: Sequence[str]) -> None:
 
 
 def blend(target: Any, source: Any, amount: float | Tensor) -> None:
-    """Move a model's variables towards another's: `target += amount * (source - target)`.
+    """Move a model's weights towards those of another: `target += amount * (source - target)`.
 
-    For momentum encoders, target networks and averages of weights (Polyak averaging). Variables of
-    whole numbers are copied.
+    For momentum encoders, target networks and averages of weights (Polyak averaging). Integer and
+    boolean variables are copied.
 
     Args:
-        target: A model or a list of variables, changed.
+        target: A model or a list of variables; it is updated.
         source: A model or a list of variables of the same shapes.
-        amount: From 0 (nothing) to 1 (a copy).
+        amount: From 0 (no change) to 1 (a copy).
 
     Raises:
-        StepError: The two have other variables.
+        StepError: The numbers or the shapes of their variables differ.
 
     Example:
         >>> import keras, treadle
@@ -148,9 +148,9 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
 
 
 def frozen_copy(model: Any) -> Any:
-    """Return a copy of a built model with the same weights that is not trainable.
+    """Return a non-trainable copy of a built model with the same weights.
 
-    For target networks, momentum encoders and teachers; `blend` moves it.
+    For target networks, momentum encoders and teachers. Update the copy with `blend`.
 
     Args:
         model: A built Keras model or layer.
@@ -188,7 +188,7 @@ def _weights(thing: Any) -> list[Variable]:
 
 
 def _all_variables(thing: Any) -> list[Variable]:
-    """Return every variable of a model, layer, optimizer, metric, list, or the variable itself."""
+    """Return all variables of a model, layer, optimizer, metric, list or single variable."""
     if isinstance(thing, (list, tuple)):
         return [v for part in thing for v in _all_variables(part)]
     if isinstance(thing, keras.Variable) or not hasattr(thing, "variables"):

@@ -1,9 +1,9 @@
-"""Loss scaling: what keeps small gradients alive where layers compute in float16.
+"""Loss scaling, which keeps small gradients from underflowing if layers compute in float16.
 
-float16 has nothing between 0 and 6e-8, and many gradients lie there. So every loss is multiplied by
-a scale before it is differentiated, and its gradients are divided by that scale, in float32,
-afterwards (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740). Where the scale is too
-large, gradients overflow; the step is then undone, and the scale halved.
+float16 cannot represent numbers between 0 and 6e-8, and many gradients lie there. So every loss is
+multiplied by a scale before it is differentiated, and its gradients are divided by that scale
+afterwards, in float32 (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740). If the scale is
+too large, gradients overflow: then the step is undone and the scale halved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,23 +19,23 @@ from .skipping import Step, counted_unless
 
 
 class LossScale:
-    """The factor by which losses are multiplied while they are differentiated.
+    """A dynamic loss scale: the factor by which losses are multiplied before differentiation.
 
-    A task whose layers compute in float16 gets one by itself, as its attribute `loss_scale`. Give
-    it one of your own to begin elsewhere.
+    A task whose layers compute in float16 gets one automatically, as its attribute `loss_scale`. To
+    start with another scale, assign your own `LossScale` to this attribute.
 
     Args:
-        initial: The first scale. One that is too large costs a few undone steps; one that is too
-            small is found out slowly.
-        growth_steps: The scale is doubled after so many steps in a row with finite gradients.
+        initial: The initial scale. If it is too large, a few steps are undone; if it is too small,
+            it takes many steps to grow.
+        growth_steps: The scale is doubled after this many consecutive steps with finite gradients.
 
     Attributes:
         scale: The scale, a float32 variable.
-        finite_steps: Steps in a row with finite gradients, an int32 variable; -1 within a step that
-            has others.
+        finite_steps: The number of consecutive steps with finite gradients, an int32 variable; -1
+            within a step that has non-finite gradients.
 
     Raises:
-        ConfigurationError: A scale or a number of steps that is not positive.
+        ConfigurationError: The scale or the number of steps is not positive.
 
     Example:
         >>> import treadle
@@ -59,14 +59,14 @@ class LossScale:
 
     @classmethod
     def of(cls, task: Any) -> "LossScale":
-        """Return a task's scale; one is made, and kept as its attribute, where it has none.
+        """Return a task's loss scale; create it, as the task's attribute, if there is none.
 
         Raises:
-            StateError: The attribute is something else.
+            StateError: The attribute is not a `LossScale`.
         """
         found = vars(task).get(LOSS_SCALE)
         if found is None:
-            # A frozen dataclass would refuse setattr.
+            # Not by setattr, which a frozen dataclass rejects.
             found = vars(task)[LOSS_SCALE] = cls()
         if not isinstance(found, cls):
             raise StateError(
@@ -77,32 +77,33 @@ class LossScale:
 
     @property
     def variables(self) -> list[Variable]:
-        """Both variables."""
+        """The variables `scale` and `finite_steps`."""
         return [self.scale, self.finite_steps]
 
     def factor(self, nested: bool) -> Tensor:
-        """Return by what to multiply a loss.
+        """Return the factor by which to multiply a loss.
 
-        Within another objective it is the root of the scale: what flows back through an inner
-        gradient was multiplied by the scale and divided by the root, so both are lifted alike.
+        Within another objective it is the square root of the scale: what flows back through an
+        inner gradient is multiplied by the scale and divided by the root, so the inner and the
+        outer gradients are scaled by the same factor.
         """
         scale = ops.convert_to_tensor(self.scale)
         return ops.sqrt(scale) if nested else scale
 
     def look(self, gradients: Sequence[Tensor]) -> None:
-        """Take note of gradients: of one that is not finite, until the step ends."""
+        """Set `finite_steps` to -1 if any gradient is not finite."""
         if gradients:
-            # A sum is finite unless a term is not (or it is beyond float32, which is as bad): one
-            # pass over each gradient.
+            # A sum is finite only if all terms are (an overflow of float32 is treated the same), so
+            # one pass over each gradient is enough.
             sums = [ops.cast(ops.sum(_wide(g)), "float32") for g in gradients]
             finite = ops.isfinite(ops.sum(ops.stack(sums)))
-            # A variable, since gradients may be inside a branch, a mapped function or an objective.
+            # In a variable, since this may run inside a branch, a mapped function or an objective.
             self.finite_steps.assign(
                 ops.where(finite, ops.convert_to_tensor(self.finite_steps), -1)
             )
 
     def end_step(self) -> Tensor:
-        """Adapt the scale to what was seen in a step; tells whether the step must be undone."""
+        """Update the scale after a step and return whether the step must be undone."""
         before = ops.convert_to_tensor(self.finite_steps)
         scale = ops.convert_to_tensor(self.scale)
         undone = ops.less(before, 0)
@@ -114,27 +115,29 @@ class LossScale:
 
 
 def scaled(loss: Tensor, factor: Tensor) -> Tensor:
-    """Return a loss to differentiate, of 32 bits at least: a scaled one soon overflows 16."""
+    """Return the scaled loss, with at least 32 bits: scaled losses easily overflow float16."""
     loss = _wide(loss)
     return loss * ops.cast(factor, loss.dtype)
 
 
 def unscaled(gradient: Tensor, factor: Tensor, dtype: Any) -> Tensor:
-    """Return the true gradient, of this dtype."""
+    """Return the unscaled gradient, cast to `dtype`."""
     gradient = _wide(gradient)
-    # Divided, not multiplied by the inverse, which could be too small to be a number.
+    # Not multiplied by the inverse, which could underflow.
     return ops.cast(gradient / ops.cast(factor, gradient.dtype), dtype)
 
 
 def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str) -> Step:
-    """Return a step that is undone whole where some gradient in it was not finite.
+    """Wrap a step so that all its updates are undone if any of its gradients is not finite.
 
-    An undone step leaves behind a smaller scale and what it returned, which then counts in no mean.
+    An undone step only reduces the scale. Its values are returned, but with weight zero, so they do
+    not count in any mean.
 
     Args:
         step: A function of a batch that returns values and weights.
-        scale: The scale of its task.
-        changed: What it may change, states of seed generators apart: these go on.
+        scale: The loss scale of its task.
+        changed: The variables that the step may change, except the states of seed generators, which
+            are not undone.
         name: The step's name, for messages.
     """
 
@@ -142,8 +145,8 @@ def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str
         before = [ops.copy(ops.convert_to_tensor(variable)) for variable in changed]
         used = ops.copy(ops.convert_to_tensor(scale.scale))
         values, weights = step(batch)
-        _refuse_own_names(values, name)
-        # It may have returned a variable's own value, which is about to change.
+        _reject_reserved_names(values, name)
+        # Copied, since the step may have returned a variable's buffer, which is about to change.
         values = {key: ops.copy(value) for key, value in values.items()}
         undone = scale.end_step()
         for variable, old in zip(changed, before, strict=True):
@@ -159,10 +162,10 @@ def _wide(tensor: Tensor) -> Tensor:
     return ops.cast(tensor, "float32") if narrow else tensor
 
 
-def _refuse_own_names(values: Mapping[str, Any], name: str) -> None:
+def _reject_reserved_names(values: Mapping[str, Any], name: str) -> None:
     for own in (LOSS_SCALE, UNDONE):
         if own in values:
             raise StepError(
-                f"{name} returned {own!r}, which is what loss scaling logs under this name: rename "
-                "it"
+                f"{name} returned {own!r}, but loss scaling logs a value of its own under this "
+                "name: rename yours"
             )

@@ -1,4 +1,4 @@
-"""`Options(execution="measure")`: every plan that a step could have, timed on the step itself."""
+"""`Options(execution="measure")`: time a step with every possible plan and choose the fastest."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,23 +11,23 @@ from .planning import candidates
 from .state import State
 
 ROUNDS = 5
-ROUND_SECONDS = 0.15  # of each plan; five plans take about four seconds
+ROUND_SECONDS = 0.15  # per plan and round; five plans take about four seconds
 LONGEST = 64  # steps of a timed window
 
 
 def fastest(
     make: Callable[[bool], Executor], first: Executor, window: Window, state: State
 ) -> Executor:
-    """Run a step by every plan in turn, and return what ran it fastest; the state stays as it was.
+    """Run a step with every possible plan in turn, and return the fastest executor.
 
     Args:
-        make: Makes an executor; told whether it is to run the step as Python.
-        first: The executor that knows the step's facts.
+        make: Makes an executor. Its argument is whether the executor runs the step as Python.
+        first: An executor of the step, from which its facts are read.
         window: A window whose first batch is used.
-        state: What is put back.
+        state: The state, which is restored afterwards.
 
     Returns:
-        The executor, its plan saying what was measured and what pins it.
+        The fastest executor. Its plan describes the times and the options that choose it directly.
     """
     facts = first.facts(window)
     executors: list[Executor] = []
@@ -51,19 +51,18 @@ def fastest(
                     outputs.fetch()
                     found.append(outputs.seconds / length)
                     state.put_back(kept)
-    finally:  # an error leaves it as it was too
+    finally:  # restore the state after an error too
         state.put_back(kept)
     order = sorted(range(len(executors)), key=lambda i: median(times[i]))
     best = executors[order[0]]
-    told = ", ".join(f"{executors[i].plan} {median(times[i]) * 1e6:,.0f} µs" for i in order)
-    best.plan = replace(
-        best.plan, why=f"measured, a step: {told}; keep it with {_pin(best.plan, facts.compilers)}"
-    )
+    timings = ", ".join(f"{executors[i].plan} {median(times[i]) * 1e6:,.0f} µs" for i in order)
+    pin = _pin(best.plan, facts.compilers)
+    best.plan = replace(best.plan, why=f"measured, per step: {timings}; keep it with {pin}")
     return best
 
 
 def _length(executor: Executor, one: Window) -> int:
-    """Compile, and return of how many steps a timed window is made."""
+    """Compile the step and return the number of steps of a timed window."""
     executor.compile(one)
     executor.run(one, 0).fetch()
     outputs = executor.run(one, 0)

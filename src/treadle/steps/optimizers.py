@@ -14,12 +14,12 @@ from .state import State
 
 @dataclass(frozen=True)
 class _Built:
-    """What `build` did to the attributes of an optimizer.
+    """The changes that `build` made to the attributes of an optimizer.
 
     Attributes:
-        replaced: The old values of attributes that it replaced.
-        made: Names of the attributes that it made.
-        items: Per list or dict the items or keys that it added.
+        replaced: The old values of the attributes that it replaced.
+        made: The names of the attributes that it created.
+        items: The items or keys that it added, by the name of the list or dict.
     """
 
     replaced: dict[str, Any]
@@ -28,7 +28,7 @@ class _Built:
 
 
 _built: WeakKeyDictionary[Any, _Built] = WeakKeyDictionary()
-"""The optimizers that were built here."""
+"""The optimizers that were built by Treadle."""
 
 
 def build_optimizers(
@@ -36,9 +36,9 @@ def build_optimizers(
 ) -> bool:
     """Build each optimizer with all variables that it is applied to.
 
-    If an optimizer was built here with fewer variables, it is built again with all of them. Its
-    iterations and the slots of the variables that it had keep their values, so it ends as if it had
-    been built with all variables from the start.
+    If Treadle built an optimizer with fewer variables before, it is built again with all of them.
+    Its iterations and existing slots keep their values, so the result is the same as if it had been
+    built with all variables from the start.
 
     Args:
         task: The task that holds the optimizers.
@@ -50,7 +50,7 @@ def build_optimizers(
         Whether any optimizer was built.
 
     Raises:
-        StateError: An optimizer was built elsewhere, and without some of the variables.
+        StateError: An optimizer was not built by Treadle, and lacks some of the variables.
     """
     optimizers: dict[int, Any] = {}
     wanted: dict[int, dict[int, Variable]] = {}
@@ -72,7 +72,7 @@ def build_optimizers(
 
 
 def _build(optimizer: Any, variables: list[Variable]) -> None:
-    """Build an optimizer, and keep what that did to it."""
+    """Build an optimizer, and record the changes so that `_unbuild` can undo them."""
     before = {
         name: list(value) if isinstance(value, (list, dict)) else value
         for name, value in _attributes(optimizer).items()
@@ -92,7 +92,7 @@ def _build(optimizer: Any, variables: list[Variable]) -> None:
 
 
 def _unbuild(optimizer: Any) -> None:
-    """Undo what `_build` did; what else has changed since, such as `clipnorm`, stays."""
+    """Undo what `_build` did; later changes of other attributes, such as `clipnorm`, are kept."""
     done = _built[optimizer]
     for name in done.made:
         delattr(optimizer, name)
@@ -104,22 +104,23 @@ def _unbuild(optimizer: Any) -> None:
         if isinstance(attributes[name], dict):
             for key in [key for key in attributes[name] if id(key) in added]:
                 del attributes[name][key]
-        else:  # in place: Keras' tracker appends to this very list
+        else:  # in place, because Keras' tracker holds a reference to the list
             attributes[name][:] = [x for x in attributes[name] if id(x) not in added]
 
 
 def _attributes(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's attributes without TensorFlow's own, which follow by themselves."""
+    """Return an optimizer's attributes without TensorFlow's tracking, which updates itself."""
     return {k: v for k, v in vars(optimizer).items() if not k.startswith("_self_")}
 
 
 def _extend(
     task: Any, optimizer: Any, known: list[Variable], new: list[Variable], step_name: str
 ) -> None:
-    """Build a built optimizer again with more variables; the slots that it has keep their values.
+    """Build an optimizer again with more variables; its existing slots keep their values.
 
     Raises:
-        StateError: It was not built here, or its slots cannot be told apart.
+        StateError: The optimizer was not built by Treadle, or its slots cannot be matched to
+            variables.
     """
     state, backend = State.discover(task), active()
     path = next((p for p, x in state.optimizers.items() if x is optimizer), "")
@@ -141,7 +142,7 @@ def _extend(
     after = State.discover(task)
     for slot, value in before.items():
         backend.write(after.variables[slot], value)
-    if optimizer.use_ema:  # the average of a variable that no step has changed is its value
+    if optimizer.use_ema:  # the average of a variable that was not updated yet is its value
         averages = optimizer._model_variables_moving_average[len(known) :]
         for variable, average in zip(new, averages, strict=True):
             if average is not None:

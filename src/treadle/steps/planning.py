@@ -1,11 +1,11 @@
-"""How a step runs, and how many steps run as one compiled call: never across an event.
+"""Execution plans: how a step is compiled, and how many steps run as one window.
 
-Which kind of program runs is decided by a rule (`choose`), not by a race: equal seeds must give
-equal runs, and programs of different kinds round differently. How many steps a window has, and
-where the data lies, change no bit: all windows of one plan agree, so these may follow the clock.
+A fixed rule (`choose`) selects the kind of program, without timing: equal seeds must give equal
+runs, and different kinds of programs round differently. The number of steps in a window and the
+location of the data do not change any result, so these may depend on measured times.
 
-A window ends where somebody looks at the state: at an event that is due, at the end of a call, and
-at the end of an epoch (there the source ends it).
+A window ends wherever the state may be read: at a scheduled event, at the end of a call, and at the
+end of an epoch (where the source ends it).
 """
 
 from collections.abc import Iterable
@@ -17,36 +17,38 @@ from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError, StepError
 
-# What surrounds a window (reading, logs, hooks) takes about as long as 3 of the fastest steps.
+# The overhead of a window (reading, logs, hooks) is about as long as 3 of the fastest steps.
 LARGEST_WINDOW = 256
-# Python runs these steps one by one: waiting for each would only hinder the device.
+# As Python, steps run one by one. A window avoids waiting for the device after each of them.
 LARGEST_EAGER_WINDOW = 16
-# A window takes about this long at most, so that progress is seen and timed events are in time.
+# The target duration of a window, so that progress is updated and timed events are on time.
 WINDOW_SECONDS = 0.5
-# A window of streamed batches is stacked in memory: this bounds it. Larger ones, which do not fit
-# into the processor's cache, are no faster.
+# A window of streamed batches is stacked in memory, up to this size. Larger windows do not fit into
+# the processor's cache and are not faster.
 STREAMED_BYTES = 16 * 2**20
-# Data sets up to this size are put on the device as a whole.
+# Data sets up to this size are copied to the device as a whole.
 DEVICE_BYTES = 2 * 2**30
 
 
 def choose(facts: Facts, options: Options, name: str = "train_step", some: bool = False) -> Plan:
-    """Return the plan for a step: the written rule.
+    """Choose the plan for a step by a fixed rule.
 
-    Steps are fused to windows and compiled by XLA, except:
+    Steps are fused into windows and compiled by XLA, with these exceptions:
 
-    - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and those inside a loop 4
-      times slower than outside of one: graphs where there is a choice, else single steps.
-    - A step that XLA refuses is a graph; one that nothing compiles runs as Python.
+    - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and 4 times slower inside a
+      loop than outside. Steps with convolutions run as graphs if the backend has them, else as
+      single steps.
+    - A step that XLA cannot compile runs as a graph; a step that no compiler accepts runs as
+      Python.
 
-    Options that say otherwise win, and `Options(execution="measure")` times all that could have
-    been chosen on the step itself.
+    Options override the rule, and `Options(execution="measure")` times all possible plans on the
+    step itself.
 
     Args:
-        facts: What is known of the step.
-        options: What was asked for.
+        facts: The facts about the step.
+        options: The execution options.
         name: The step's name, for messages.
-        some: Other batches have a plan already, and these are of another form.
+        some: Whether batches of another form have a plan already.
 
     Raises:
         StepError: The options ask for a compiled step, and it cannot be compiled.
@@ -80,7 +82,7 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
 
 
 def candidates(facts: Facts) -> list[Plan]:
-    """Return every plan that a step could have, the rule's choice or not.
+    """Return all possible plans for a step.
 
     Example:
         >>> for plan in candidates(Facts("cpu", ("XLA", "graph"))):
@@ -100,15 +102,15 @@ def candidates(facts: Facts) -> list[Plan]:
 
 
 def places(nbytes: int, options: Options) -> bool:
-    """Say whether a data set of this size is put on the device as a whole."""
+    """Return whether a data set of this size is copied to the device as a whole."""
     return nbytes <= DEVICE_BYTES if options.data_on_device is None else options.data_on_device
 
 
 class Pace:
-    """How many steps a window has for its time and memory; begins with one step, then grows.
+    """Adapts the number of steps per window to its time and memory, starting with one step.
 
     Args:
-        fixed: The size that the user asked for, or None.
+        fixed: The size from `Options(window=…)`, or None.
 
     Example:
         >>> import numpy as np
@@ -124,13 +126,13 @@ class Pace:
         self.size = fixed or 1
 
     def ran(self, window: Window, seconds: float, largest: int) -> None:
-        """Take note of how long a window took."""
+        """Update the size after a window that took this many seconds."""
         if self._fixed:
             return
         share = window.count * WINDOW_SECONDS / max(seconds, 1e-9)
         if window.stacked_bytes:
             share = min(share, window.count * STREAMED_BYTES / window.stacked_bytes)
-            # Programs of fixed lengths are filled where that is possible, and not padded.
+            # Programs have fixed lengths: choose one that is filled without padding.
             share = max((size for size in CAPACITIES if size <= share < largest), default=share)
         self.size = max(1, min(largest, int(share), 4 * self.size))
 
@@ -142,14 +144,14 @@ def window_size(
     last_step: int | None,
     examples: int,
 ) -> int:
-    """Return how many steps the next window may have.
+    """Return the number of steps of the next window.
 
     Args:
-        most: The most that are useful.
-        progress: Where the run stands.
-        events: What state is looked at by.
+        most: The largest useful number.
+        progress: The progress of the run.
+        events: The schedules of all hooks that read the state.
         last_step: The step at which the call ends, or None.
-        examples: Examples in a batch.
+        examples: The number of examples in a batch.
 
     Example:
         >>> window_size(64, Progress(step=190), [When(Span.parse("200 steps"))], None, 32)
@@ -166,10 +168,10 @@ def window_size(
 
 
 def check_end(epochs: int | None, steps: int | None, until: str | None) -> None:
-    """Refuse a call that would never end, or not begin.
+    """Check that a call of `fit` has an end, and that the end is valid.
 
     Raises:
-        ConfigurationError: No end is given, or one that is not positive.
+        ConfigurationError: No end is given, or it is not positive.
     """
     if epochs is None and steps is None and until is None:
         raise ConfigurationError("fit needs an end: epochs=…, steps=… or until='30 min'")

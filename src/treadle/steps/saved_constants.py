@@ -1,13 +1,13 @@
-"""Python values of a task in checkpoints: what changed since the run began, and putting it back.
+"""Saving changed Python values of a task in checkpoints, and restoring them.
 
-A compiled step takes Python values as constants (see `constants`), and a hook may change them. A
-script that runs again makes the task with the values of its first line, so a checkpoint records
-every value that changed, with the value that the run began with.
+A compiled step takes Python values as constants (see `constants`), and a hook may change them. When
+a script runs again, it creates the task with the original values. So a checkpoint records every
+value that changed, and the value it had when the run began.
 
-Numbers, texts, flags, None, members of enums, small arrays, and lists, tuples, dicts and
-dataclasses of these are put back. Of any other object only its class is recorded: a checkpoint
-never says which code to run. Only attributes and items that the task has are set, to values of
-these kinds.
+Numbers, strings, flags, None, members of enums, small arrays, and lists, tuples, dicts and
+dataclasses of these are restored. For any other object only the class is recorded, so that a
+checkpoint never determines which code runs. Restoring sets only attributes and items that the task
+already has, to values of these kinds.
 """
 
 import dataclasses
@@ -28,9 +28,11 @@ from .state import State
 
 MOST_CHANGED = 10_000  # recorded values, and items of a recorded list
 LONGEST_TEXT = 65_536  # characters of a recorded text
-NAMED = 5  # values in a message
+NAMED = 5  # values listed in a message
 KEPT = 4  # checkpoints of this process whose objects are remembered
-_MOST_PASSES = 8  # `trainable` of a layer sets that of its parts; a list makes room for its items
+# Setting a value may change others: `trainable` of a layer sets that of its sublayers, and setting
+# a list creates items. So values are set repeatedly, at most this often.
+_MOST_PASSES = 8
 
 Kind = Literal["plain", "enum", "array", "list", "tuple", "dict", "fields", "object"]
 CONTAINERS: tuple[Kind, ...] = ("list", "tuple", "dict")
@@ -38,15 +40,15 @@ CONTAINERS: tuple[Kind, ...] = ("list", "tuple", "dict")
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A Python value, apart from what holds it.
+    """A Python value without its parts, in a form that a checkpoint can store.
 
     Attributes:
-        kind: `fields` is a dataclass or a schedule, whose attributes are values of their own;
-            `object` is all that cannot be recorded.
+        kind: The kind of value. `fields` is a dataclass or a schedule, whose attributes are
+            separate values; `object` is any value that cannot be recorded.
         content: The value, the name of an enum's member, the length of a list or tuple, or the keys
             of a dict.
         type: The name of its class.
-        thing: The object itself, where this process has it.
+        thing: The object itself, if it exists in this process.
     """
 
     kind: Kind
@@ -56,7 +58,7 @@ class Value:
 
     @classmethod
     def of(cls, value: Any) -> "Value":
-        """Return what a value is now."""
+        """Return the `Value` of a Python object in its current state."""
         name = type(value).__qualname__
         if isinstance(value, enum.Enum):
             return cls("enum", value.name, name, value)
@@ -80,7 +82,7 @@ class Value:
         return cls("object", None, name, value)
 
     def is_like(self, other: "Value | None") -> bool:
-        """Say whether another value is the same, as far as a step can tell."""
+        """Return whether another value is equal: objects by identity, everything else by value."""
         if other is None or (self.kind, self.type) != (other.kind, other.type):
             return False
         if self.kind == "array":
@@ -104,7 +106,7 @@ class Value:
         return f"one {self.type}"
 
     def encoded(self) -> dict[str, Any]:
-        """Return what a checkpoint can hold of it."""
+        """Return the value in the form stored in a checkpoint."""
         content, kind = self.content, self.kind
         if kind == "dict":
             content = list(content)
@@ -114,16 +116,16 @@ class Value:
 
     @classmethod
     def decoded(cls, found: Any) -> "Value":
-        """Return what `encoded` was called on.
+        """Return the value from the result of `encoded`.
 
         Raises:
-            ValueError: `encoded` did not make this.
+            ValueError: `found` is not a result of `encoded`.
         """
         if not isinstance(found, Mapping) or set(found) != {"kind", "type", "content"}:  # type: ignore[reportUnknownArgumentType]
-            raise ValueError("a value lacks its kind, type or content")
+            raise ValueError("a value has no kind, type or content")
         kind, name, content = found["kind"], found["type"], found["content"]  # type: ignore[reportUnknownVariableType]
         if not isinstance(kind, str) or not isinstance(name, str) or not _fits(kind, content):
-            raise ValueError(f"a value is of the kind {kind!a:.40} and holds something else")
+            raise ValueError(f"a value of the kind {kind!a:.40} has invalid content")
         if kind == "dict":
             content = tuple(content)  # type: ignore[reportUnknownArgumentType]
         return cls(kind, content, name)  # type: ignore[arg-type]
@@ -149,44 +151,47 @@ Values = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Change:
-    """How a Python value differs from that of the beginning.
+    """A change of a Python value since the run began.
 
     Attributes:
-        was: What the run began with; None where there was no such attribute or item.
-        now: What it is; None where it is gone.
+        was: The value when the run began; None if the attribute or item did not exist.
+        now: The current value; None if the attribute or item no longer exists.
     """
 
     was: Value | None
     now: Value | None
 
 
-class _CannotError(Exception):
-    """A value cannot be made from what a checkpoint holds."""
+class _NotRestorableError(Exception):
+    """A value cannot be created from the data in a checkpoint."""
 
 
 class SavedConstants:
-    """The Python values of a task in the checkpoints of a run.
+    """Saves and restores the changed Python values of a task in a run's checkpoints.
 
     Args:
-        task: The task, with the values that the run begins with.
+        task: The task, with its values at the beginning of the run.
     """
 
     def __init__(self, task: Any) -> None:
         self._task = task
         self._first: dict[str, Value] = {}
-        with suppress(StateError):  # an optimizer that is refused, which building the step reports
+        with suppress(StateError):  # an invalid optimizer: building the step reports it
             self._first = self.values()
         self._made = dict(self._first)  # before anything was built
         self._touched: set[str] = set()
         self._saved: dict[int, dict[str, Change]] = {}
 
     def values(self) -> dict[str, Value]:
-        """Return all Python values as they are now, by path."""
+        """Return the current Python values, by path."""
         return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
 
     @contextmanager
     def building(self) -> Generator[None]:
-        """Count what building a step changes as part of the beginning: layers make attributes."""
+        """Treat changes made while a step is built as initial values, as a context manager.
+
+        Building layers creates attributes.
+        """
         before = self.values()
         yield
         after = self.values()
@@ -197,17 +202,17 @@ class SavedConstants:
                 self._first[path] = after[path]
 
     def changes(self, values: Values | None = None) -> dict[str, Change]:
-        """Return what is not, or at some moment was not, as in the beginning.
+        """Return the values that differ from the beginning, or differed at some time before.
 
         Args:
-            values: All values, if not those of now.
+            values: All values by path; default: the current ones.
         """
         now = self.values() if values is None else values
         found: dict[str, Change] = {}
         for path in {**now, **self._first}:
             change = Change(self._first.get(path), now.get(path))
             if change.now is None:
-                differs = not is_within(path, found)  # what a list or an object held went with it
+                differs = not is_within(path, found)  # else its container is gone or replaced too
             else:
                 differs = not change.now.is_like(change.was)
             if differs or (path in self._touched and path in now):
@@ -216,12 +221,12 @@ class SavedConstants:
         return found
 
     def capture(self, step: int, values: Values | None = None) -> dict[str, Any]:
-        """Return what the checkpoint of a step holds of the task's Python values."""
+        """Return the changed Python values in the form stored in the checkpoint of a step."""
         changes = self.changes(values)
         self._saved[step] = changes
         for old in list(self._saved)[:-KEPT]:
             del self._saved[old]
-        if len(changes) > MOST_CHANGED:  # nothing of it can be put back
+        if len(changes) > MOST_CHANGED:  # too many to record: none of them can be restored
             many = Value("object", None, f"set of {len(changes):,} changed values")
             changes = {"": Change(Value("object", None, "set of values"), many)}
         return {
@@ -230,10 +235,10 @@ class SavedConstants:
         }
 
     def read(self, found: Any) -> dict[str, Change]:
-        """Return what `capture` returned in another process.
+        """Read the changed values from a checkpoint, as returned by `capture`.
 
         Raises:
-            CheckpointError: It did not return this.
+            CheckpointError: `found` is not a result of `capture`.
         """
         try:
             if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
@@ -241,7 +246,7 @@ class SavedConstants:
             changes: dict[str, Change] = {}
             for path, change in found.items():  # type: ignore[reportUnknownVariableType]
                 if not isinstance(change, Mapping) or set(change) != {"was", "now"}:  # type: ignore[reportUnknownArgumentType]
-                    raise ValueError(f"{path!a:.80} lacks what it was or is")
+                    raise ValueError(f"{path!a:.80} has no 'was' or no 'now'")
                 was, now = change["was"], change["now"]  # type: ignore[reportUnknownVariableType]
                 changes[str(path)] = Change(  # type: ignore[reportUnknownArgumentType]
                     None if was is None else Value.decoded(was),
@@ -255,31 +260,39 @@ class SavedConstants:
         return changes
 
     def saved(self, step: int) -> dict[str, Change] | None:
-        """Return what this process saved at a step, objects included; None where it did not."""
+        """Return what this process saved at a step, including objects; None if it saved nothing."""
         return self._saved.get(step)
 
     def edited(self, changes: Mapping[str, Change]) -> dict[str, tuple[str, str]]:
-        """Return which of these values the script now begins with otherwise: before, and now."""
+        """Return the values that the script now sets differently at its beginning.
+
+        Args:
+            changes: The changes recorded in a checkpoint.
+
+        Returns:
+            The earlier and the present initial value, by path, as strings.
+        """
         found: dict[str, tuple[str, str]] = {}
         for path, change in changes.items():
             first = self._first.get(path)
             if change.was is None or first is None:
                 continue
             opaque = change.was.kind == first.kind == "object"
-            # Building may have changed it in this process, and not yet when the run began.
+            # Building may have changed it in this process, but not when the run began.
             same = change.was.is_like(first) or change.was.is_like(self._made.get(path))
             if not (opaque or same):
                 found[path] = str(change.was), str(first)
         return found
 
     def restore(self, changes: Mapping[str, Change], everything: bool = False) -> None:
-        """Set values to what they were at a checkpoint, as far as they can be set.
+        """Set values to those of a checkpoint, if possible.
 
         Args:
-            changes: What the checkpoint holds.
-            everything: Also set what it does not hold, to what the run began with.
+            changes: The changes recorded in the checkpoint.
+            everything: Also reset values that the checkpoint does not record to the values at the
+                beginning of the run.
         """
-        # What is not set stays: the `trainable` of a layer sets that of its parts.
+        # All other values are targets too, since `trainable` of a layer sets that of its sublayers.
         target = {**self.values(), **(self._first if everything else {})}
         for path, change in changes.items():
             if change.now is None:
@@ -289,17 +302,18 @@ class SavedConstants:
         self.put_back(target)
 
     def put_back(self, target: Values) -> None:
-        """Set values, as far as that is possible."""
+        """Set values by path, if possible; repeat, since setting one value may change others."""
         before: list[str] = []
         for _ in range(_MOST_PASSES):
             wrong: list[str] = []
             constants = State.constants_of(self._task)
             for path, constant in constants.items():
                 wanted = target.get(path)
-                if wanted is None or not _is_other(wanted, constant.read()):
+                if wanted is None or not _must_be_set(wanted, constant.read()):
                     continue
                 wrong.append(path)
-                # Whatever a property or a class of the user's raises: what is left is reported.
+                # User code (a property or a class) may raise anything. Values that could not be set
+                # are reported by `missing`.
                 with suppress(Exception):
                     _set(path, constant, wanted, target)
             if not wrong or wrong == before:
@@ -307,10 +321,10 @@ class SavedConstants:
             before = wrong
 
     def missing(self, changes: Mapping[str, Change]) -> dict[str, Change]:
-        """Return what is not as a checkpoint holds it.
+        """Return the changes of a checkpoint that the task does not have.
 
-        An object of which only the class is known counts as there where one of this class has come
-        in place of what the script began with.
+        If only the class of an object is known, any object of this class counts as restored, unless
+        it is the one that the script created at the beginning.
         """
         now = self.values()
         found: dict[str, Change] = {}
@@ -333,7 +347,7 @@ class SavedConstants:
 
 
 def described(changes: Mapping[str, Change]) -> str:
-    """Describe how values changed; of an object that was replaced not what it holds."""
+    """Describe how values changed; for an object that was replaced, without its contents."""
     opaque = {path: c for path, c in changes.items() if c.now and c.now.kind not in CONTAINERS}
     old = {p: c for p, c in changes.items() if c.was or (c.now and c.now.kind == "object")}
     shown = [
@@ -346,26 +360,26 @@ def described(changes: Mapping[str, Change]) -> str:
 
 
 def is_within(path: str, found: Mapping[str, object]) -> bool:
-    """Return whether a path lies below one of these."""
+    """Return whether a path is below one of the given paths."""
     parts = path.split("/")
     return any("/".join(parts[:i]) in found for i in range(1, len(parts)))
 
 
-def _is_other(wanted: Value, now: Any) -> bool:
-    """Say whether a value is to be set: it differs, and may be replaced by one of this kind."""
+def _must_be_set(wanted: Value, now: Any) -> bool:
+    """Return whether a value must be set: it differs, and may be replaced by this kind of value."""
     found = Value.of(now)
     if wanted.is_like(found):
         return False
     if wanted.kind in ("object", "fields") and wanted.thing is None:
         return False
-    # From a file, no object gives way to anything but None.
+    # A value read from a file may replace an object only if it is None.
     own = wanted.thing is not None or (wanted.kind == "plain" and wanted.content is None)
     return own or found.kind not in ("object", "fields")
 
 
 def _set(path: str, constant: Constant, wanted: Value, target: Values) -> None:
     now = constant.read()
-    value = _made(path, wanted, now, target)
+    value = _rebuild(path, wanted, now, target)
     if wanted.kind == "list" and type(now).__qualname__ == wanted.type:
         now[:] = value  # another attribute may hold the same list
     elif wanted.kind == "dict" and type(now).__qualname__ == wanted.type:
@@ -375,11 +389,11 @@ def _set(path: str, constant: Constant, wanted: Value, target: Values) -> None:
         constant.write(value)
 
 
-def _made(path: str, wanted: Value, now: Any, target: Values) -> Any:
-    """Return a value as it was.
+def _rebuild(path: str, wanted: Value, now: Any, target: Values) -> Any:
+    """Create a Python object from a `Value`, with the parts in `target`.
 
     Raises:
-        _CannotError: A part of it is an object that this process does not have.
+        _NotRestorableError: A part of it is an object that does not exist in this process.
     """
     if wanted.kind == "plain":
         return wanted.content
@@ -390,26 +404,26 @@ def _made(path: str, wanted: Value, now: Any, target: Values) -> Any:
         if wanted.thing is not None:
             return wanted.thing
         if not isinstance(now, enum.Enum) or type(now).__qualname__ != wanted.type:
-            raise _CannotError
+            raise _NotRestorableError
         return type(now)[wanted.content]
     if wanted.kind not in CONTAINERS:
         if wanted.thing is None:
-            raise _CannotError
+            raise _NotRestorableError
         return wanted.thing
     like = now if type(now).__qualname__ == wanted.type else wanted.thing
-    if like is None and wanted.type != wanted.kind:  # a class of its own
-        raise _CannotError
+    if like is None and wanted.type != wanted.kind:  # a subclass, of which there is no instance
+        raise _NotRestorableError
     keys: Sequence[Any] = wanted.content if wanted.kind == "dict" else range(wanted.content)
     held = dict(now) if isinstance(now, dict) else dict(enumerate(now)) if _is_row(now) else {}  # type: ignore[reportUnknownArgumentType]
     parts: dict[Any, Any] = {}
     for key in keys:
         inner = target.get(f"{path}/{key}")
         if inner is not None and not (key in held and inner.is_like(Value.of(held[key]))):
-            with suppress(_CannotError):
-                parts[key] = _made(f"{path}/{key}", inner, held.get(key), target)
+            with suppress(_NotRestorableError):
+                parts[key] = _rebuild(f"{path}/{key}", inner, held.get(key), target)
         if key not in parts:
             if key not in held:
-                raise _CannotError
+                raise _NotRestorableError
             parts[key] = held[key]
     if wanted.kind == "dict":
         return parts

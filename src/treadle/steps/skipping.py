@@ -1,4 +1,4 @@
-"""Undoing, inside the compiled step, a step whose outcome is not a number."""
+"""Undoing steps with non-finite results, inside the compiled step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,14 +17,15 @@ Step = Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]
 def skipping(
     step: Step, changed: Sequence[Variable], watched: Sequence[Variable], name: str
 ) -> Step:
-    """Return a step that is undone whole where a value or a variable is not finite after it.
+    """Wrap a step so that all its updates are undone if a value or a variable is not finite.
 
-    What it returned is logged all the same, beside `undone`, and counts in no mean.
+    The values of an undone step are logged, in addition to `undone`, but do not count in any mean.
 
     Args:
         step: A function of a batch that returns values and weights.
-        changed: What it may change, states of seed generators apart: these go on.
-        watched: Those of them that must stay finite.
+        changed: The variables that the step may change, except the states of seed generators, which
+            are not undone.
+        watched: The variables among them that must be finite.
         name: The step's name, for messages.
     """
 
@@ -33,13 +34,13 @@ def skipping(
         values, weights = step(batch)
         if UNDONE in values:
             raise StepError(
-                f"{name} returned {UNDONE!r}, which is what skipped steps log under this name: "
-                "rename it"
+                f"{name} returned {UNDONE!r}, but skipping steps logs a value of its own under "
+                "this name: rename yours"
             )
-        # It may have returned a variable's own value, which is about to change.
+        # Copied, since the step may have returned a variable's buffer, which is about to change.
         values = {key: ops.copy(value) for key, value in values.items()}
-        looked_at = [*values.values(), *(ops.convert_to_tensor(v) for v in watched)]
-        undone = ops.logical_not(_all_finite(looked_at))
+        checked = [*values.values(), *(ops.convert_to_tensor(v) for v in watched)]
+        undone = ops.logical_not(_all_finite(checked))
         for variable, old in zip(changed, before, strict=True):
             variable.assign(ops.where(undone, old, ops.convert_to_tensor(variable)))
         return counted_unless(undone, values, weights, batch)
@@ -50,7 +51,7 @@ def skipping(
 def counted_unless(
     undone: Tensor, values: Mapping[str, Tensor], weights: Mapping[str, Tensor], batch: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return values and `undone`, and weights with which undone values count in no mean."""
+    """Add `undone` to the values, and return weights that are zero if the step was undone."""
     examples = ops.cast(examples_of(batch), "float32")
     return (
         {**values, UNDONE: ops.cast(undone, "float32")},
@@ -63,7 +64,8 @@ def counted_unless(
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
     floats = [x for x in tensors if "float" in standardize_dtype(x.dtype)]
-    # A sum is finite unless a term is not (or it is beyond float32, which is as bad): one pass.
+    # A sum is finite only if all terms are (an overflow of float32 is treated the same), so one
+    # pass is enough.
     sums = [ops.sum(ops.cast(ops.sum(x), "float32")) for x in floats]
     return ops.isfinite(ops.sum(ops.stack(sums))) if sums else ops.convert_to_tensor(True)
 

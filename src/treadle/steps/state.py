@@ -1,4 +1,4 @@
-"""Every variable of a task, found by walking its attributes, named by path, ordered, once each."""
+"""The state of a task: all variables reachable from its attributes, each once, named by path."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from ..errors import StateError
 from .constants import Constant, mark, part_of, set_attribute, set_part
 from .loss_scale import LossScale
 
-# Bookkeeping of Keras' own: what it lists is found under the attribute that the user wrote.
+# Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
 BOOKKEEPING = frozenset(
     """
     _layers _metrics _trainable_variables _non_trainable_variables _seed_generators _functional
@@ -29,18 +29,18 @@ PLAIN = (bool, int, float, str, NoneType)
 
 
 class State:
-    """The variables that a task reaches.
+    """The variables, layers, optimizers and metrics reachable from a task's attributes.
 
     Attributes:
-        variables: Path to variable, in the order of the attributes; optimizers come last.
-        layers: All layers met on the way.
-        layer_paths: Their paths, by id.
+        variables: Path to variable, in the order of the attributes; those of optimizers come last.
+        layers: All layers.
+        layer_paths: The paths of the layers, by id.
         optimizers: Path to optimizer.
         accumulators: Path to `treadle.Accumulator`.
-        metrics: Name to metric: the last name of its path, or the whole path where that is a
-            position in a list, or another metric has it.
-        seeds: The states of seed generators, Keras' global one included.
-        loss_scale: What losses are multiplied by, where some layer computes in float16; else None.
+        metrics: Name to metric. The name is the last part of the path, or the whole path if that
+            part is a position in a list or the name of another metric.
+        seeds: The states of seed generators, including Keras' global one.
+        loss_scale: The loss scale if any layer computes in float16, else None.
 
     Example:
         >>> import keras
@@ -68,11 +68,11 @@ class State:
 
     @classmethod
     def discover(cls, task: Any) -> "State":
-        """Walk a task.
+        """Find the state of a task by walking its attributes.
 
         Raises:
             StateError: An optimizer scales its own loss, which `gradients` would not know of; or a
-                layer computes in float16, and the attribute `loss_scale` is something else.
+                layer computes in float16, and the attribute `loss_scale` is not a `LossScale`.
         """
         state = cls()
         state._walk_attributes(task, "", None)
@@ -81,7 +81,7 @@ class State:
             state._walk(state.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
         for path, optimizer in state.optimizers.items():
             state._add_optimizer(path, optimizer)
-        # `keras.random` without a seed draws from here.
+        # `keras.random` functions use this generator if no seed is given.
         generator = keras.src.random.seed_generator.global_seed_generator()
         state._add("random/keras", generator.state)
         state.seeds.append(generator.state)
@@ -89,9 +89,10 @@ class State:
 
     @classmethod
     def constants_of(cls, task: Any) -> dict[str, Constant]:
-        """Return where the Python values of a task are, by path, without changing anything.
+        """Return the Python values of a task, by path, as readable and writable constants.
 
-        A layer comes before its parts, since its `trainable` sets theirs.
+        A layer precedes its sublayers, because setting its `trainable` sets theirs. Nothing is
+        changed.
         """
         state = cls()
         state._walk_attributes(task, "", None)
@@ -100,11 +101,11 @@ class State:
         return state._constants
 
     def path_of(self, variable: Variable) -> str:
-        """Return a variable's path; for one that is not part of the state, Keras' own name."""
+        """Return a variable's path, or Keras' path of it if it is not part of the state."""
         return self._paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
 
     def __contains__(self, variable: Variable) -> bool:
-        """Say whether a variable is part of the state."""
+        """Return whether a variable is part of the state."""
         return id(variable) in self._paths
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -115,20 +116,21 @@ class State:
         """Return every value as a NumPy array that later steps do not change.
 
         Args:
-            buffers: What an earlier call returned and nobody needs any more: it is overwritten.
+            buffers: The result of an earlier call that is no longer needed; it is overwritten.
         """
         return {p: self._backend.stage(v, buffers.get(p)) for p, v in self.variables.items()}
 
     def assign(self, arrays: Mapping[str, Any], among: Sequence[str] | None = None) -> None:
-        """Set every variable; nothing is assigned before everything has been checked.
+        """Set every variable, after checking that all values fit.
 
         Args:
             arrays: Values by path.
-            among: The paths of the variables to be set, if not all.
+            among: The paths of the variables to set; default: all.
 
         Raises:
-            StateError: Values are missing, left over, of another shape or kind of dtype (floats,
-                integers, booleans; their sizes differ between backends); all are listed.
+            StateError: Values are missing, have unknown paths, or have another shape or kind of
+                dtype (float, integer or bool; the sizes differ between backends). The message lists
+                all of them, and nothing is assigned.
         """
         chosen = self.variables if among is None else {p: self.variables[p] for p in among}
         faults = [f"{path} has no value" for path in chosen if path not in arrays]
@@ -150,7 +152,7 @@ class State:
             self._backend.write(variable, arrays[path])
 
     def keep(self, paths: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return copies of values, on the device where that is cheap, for `put_back`."""
+        """Return copies of values, on the device if that is cheap, for `put_back`."""
         chosen = self.variables if paths is None else paths
         return {path: self._backend.keep(self.variables[path]) for path in chosen}
 
@@ -160,30 +162,34 @@ class State:
             self._backend.write(self.variables[path], value)
 
     def constants(self) -> dict[str, Any]:
-        """Return the Python values that a compiled step takes as they are now, by path."""
+        """Return the fingerprints of the Python values, by path.
+
+        A compiled step takes Python values as constants, with their values at the time of tracing.
+        """
         return {path: mark(constant.read()) for path, constant in self._constants.items()}
 
-    def _walk(self, thing: Any, path: str, again: Constant | None = None) -> None:
-        """Take in one value: a variable, something that holds some, or a Python constant.
+    def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
+        """Add one value to the state: a variable, a container of variables, or a Python constant.
 
-        `again` reads and sets it later, where the Python values among its parts are constants.
+        `constant` reads and sets the value later; it is None if the Python values of this part of
+        the state are not constants.
         """
         if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
             self._add(path, thing)
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             if self._first_visit(thing):
-                if again is not None:
-                    self._constants[path] = again
+                if constant is not None:
+                    self._constants[path] = constant
                 for key, part in list(pairs):
-                    self._walk(part, f"{path}/{key}", again and _part(again, key))
+                    self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
                 self._add(f"{path}/state", thing.state)
                 self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
             if self._first_visit(thing):
-                if again is not None:  # else `compile` gave it to a model, which may not matter
+                if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
                     refuse_scaling(path, thing)
                 self.optimizers[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
@@ -200,23 +206,23 @@ class State:
             if self._first_visit(thing):
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
-                self._walk_attributes(thing, path, again)
+                self._walk_attributes(thing, path, constant)
         elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
-        if again is not None and not isinstance(thing, (list, tuple, dict)):
-            # A plain value is a constant; anything else is one in that it is this very object.
-            self._constants.setdefault(path, again)
+        if constant is not None and not isinstance(thing, (list, tuple, dict)):
+            # A plain value is a constant by value, any other object by identity.
+            self._constants.setdefault(path, constant)
 
     def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
-        """Take in the attributes of a task, or of what one holds; `owner` is where that is."""
+        """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
         for name, value in list(vars(holder).items()):
             inner = f"{path}/{name}" if path else name
-            again = _attribute(holder, name, owner)
+            constant = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
-                self._constants[inner] = again
+                self._constants[inner] = constant
             else:
-                self._walk(value, inner, again)
+                self._walk(value, inner, constant)
 
     def _add(self, path: str, variable: Variable) -> None:
         if id(variable) in self._paths:
@@ -247,17 +253,17 @@ class State:
             for i, part in enumerate(layer.layers):
                 self._walk(part, f"{path}/layers/{i}")
         for name, value in attributes.items():
-            if not isinstance(value, PLAIN):  # as most are: the walk is taken once an epoch
+            if not isinstance(value, PLAIN):  # skips most attributes: this runs once per epoch
                 self._walk(value, f"{path}/{name}")
-        for kind in ("_layers", "_metrics", "_seed_generators"):  # whatever has no attribute
+        for kind in ("_layers", "_metrics", "_seed_generators"):  # those without an attribute
             for i, part in enumerate(getattr(layer, kind)):
                 self._walk(part, f"{path}/{kind.strip('_')}/{i}")
-        for i, variable in enumerate(listed):  # without a name Keras gives an automatic one
+        for i, variable in enumerate(listed):  # unnamed variables have Keras' automatic names
             automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
             self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
 
     def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
-        """Take note of the numbers, flags and texts that a layer or an optimizer goes by."""
+        """Add the numbers, flags and strings of a layer or an optimizer to the constants."""
         for name in names:
             plain = isinstance(getattr(thing, name, ()), PLAIN)
             if plain and not name.startswith("_") and name not in ("name", "built"):
@@ -273,7 +279,7 @@ class State:
                 self._walk(value, f"{path}/{attribute}")
 
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
-        """Add an optimizer's variables; a slot is named by the variable that it belongs to."""
+        """Add an optimizer's variables; slots are named after the variables they belong to."""
         self._add_constants_of_optimizer(path, optimizer)
         owners = [self.path_of(v) for v in optimizer._trainable_variables]
         for name, value in list(vars(optimizer).items()):
@@ -290,19 +296,19 @@ class State:
             self._add(f"{path}/variables/{i}", variable)
 
     def _add_constants_of_optimizer(self, path: str, optimizer: Any) -> None:
-        """Take note of an optimizer's numbers, and of its learning rate: a variable or a schedule.
+        """Add an optimizer's numbers and its learning rate (a variable or a schedule) to constants.
 
-        A compiled step goes by the one that was there when it was compiled.
+        A compiled step uses the learning rate object that was set when the step was compiled.
         """
         self._add_plain(path, optimizer, vars(optimizer))
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is not None:
             reads = partial(getattr, optimizer, "_learning_rate", None)
-            again = Constant(reads, partial(_set_learning_rate, optimizer))
+            constant = Constant(reads, partial(_set_learning_rate, optimizer))
             if isinstance(rate, keras.Variable):
-                self._constants.setdefault(f"{path}/learning_rate", again)
+                self._constants.setdefault(f"{path}/learning_rate", constant)
             else:
-                self._walk(rate, f"{path}/learning_rate", again)
+                self._walk(rate, f"{path}/learning_rate", constant)
         for name, value in list(vars(optimizer).items()):  # those of a MultiOptimizer
             for i, part in enumerate(value if isinstance(value, list) else ()):
                 if isinstance(part, keras.optimizers.Optimizer):
@@ -321,7 +327,10 @@ def _part(whole: Constant, key: Any) -> Constant:
 
 
 def _set_learning_rate(optimizer: Any, rate: Any) -> None:
-    """Set what gives an optimizer's learning rate; Keras' own setter takes back no variable."""
+    """Set an optimizer's learning rate to a schedule or a variable.
+
+    Keras' setter does not accept the variable that was the learning rate before.
+    """
     if not isinstance(rate, keras.Variable):
         optimizer.learning_rate = rate
     elif optimizer._learning_rate is not rate:
@@ -333,10 +342,10 @@ def _set_learning_rate(optimizer: Any, rate: Any) -> None:
 
 
 def refuse_scaling(path: str, optimizer: Any) -> None:
-    """Refuse an optimizer that divides gradients by a scale of its own.
+    """Reject an optimizer that divides gradients by a loss scale of its own.
 
     Raises:
-        StateError: It does.
+        StateError: The optimizer does.
     """
     scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaling or optimizer.loss_scale_factor is not None:
@@ -348,20 +357,21 @@ def refuse_scaling(path: str, optimizer: Any) -> None:
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
-    """Return what a layer's author gave it as attributes, by name without leading underscores."""
+    """Return the attributes that a layer's author set, by name without leading underscores."""
     attributes = {
         name: value
         for name, value in vars(layer).items()
-        if name not in BOOKKEEPING and not name.startswith("_self_")  # TensorFlow's own
+        if name not in BOOKKEEPING and not name.startswith("_self_")  # TensorFlow's tracking
     }
-    # On PyTorch a layer that is an attribute stands in here, among modules of its bookkeeping.
+    # On PyTorch, layers that are attributes are in `_modules`, together with PyTorch's bookkeeping.
     modules = attributes.pop("_modules", {})
     layers = {
         name: value
         for name, value in {**modules, **attributes}.items()
         if isinstance(value, keras.Layer)
     }
-    # Layers come first on every backend: what is held twice has the name that is met first.
+    # Layers come first on every backend, because an object that is reachable by several paths is
+    # named after the first one.
     return {name.lstrip("_"): value for name, value in {**layers, **attributes}.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a user writes: a `Task` with its steps, or plain functions made into one by `task`."""
+"""The `Task` base class, `Supervised`, and `task`, which makes a task from plain functions."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ Returned = Any
 
 
 class Task:
-    """What learns, and what one step of learning is.
+    """Base class for tasks: the state to train, and the steps that train and evaluate it.
 
-    Attributes are the state: models, optimizers, metrics, variables, seed generators, nested tasks,
-    and lists, tuples, dicts and dataclasses of them are found, named by path, saved and restored.
-    Python values are constants of the compiled step.
+    The attributes are the state. Treadle finds models, optimizers, metrics, variables, seed
+    generators, nested tasks, and lists, tuples, dicts and dataclasses of these, names them by path,
+    and saves and restores them. Python values are constants of the compiled step.
 
-    Write `train_step`; `eval_step`, `predict_step` and `datasets` where they are wanted. A step
-    returns a dict of scalars, one scalar (its loss), or nothing where metrics say it all.
+    Override `train_step`, and as needed `eval_step`, `predict_step` and `datasets`. A step returns
+    a dict of scalars, one scalar (its loss), or nothing if it only updates metrics.
 
     Example:
         >>> import keras, treadle
@@ -40,13 +40,14 @@ class Task:
         ...         return {"loss": treadle.minimize(objective, [self.slope], self.optimizer)}
     """
 
-    # Not in `vars`, so that it is no state. Its layout is that of any class without slots.
+    # A slot, so that it is not in `vars` and not part of the state. `__dict__` and `__weakref__`
+    # give the class the layout of a class without slots.
     __slots__ = ("__dict__", "__weakref__", "_made_with")
 
     holds_state = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a task, and note what it is made with: that tells its runs from others."""
+        """Create a task and record its constructor arguments, which identify its runs."""
         new: Any = super().__new__
         if new is not object.__new__:
             task = new(cls, *args, **kwargs)
@@ -58,17 +59,17 @@ class Task:
         return task
 
     def train_step(self, batch: Batch) -> Returned:
-        """Learn from one batch: called once per step, compiled."""
+        """Train on one batch. Called once per step, compiled."""
         raise ConfigurationError(f"{type(self).__name__} has no train_step: write one")
 
     def eval_step(self, batch: Batch) -> Returned:
-        """Measure one batch of a validation set; changes to variables are undone afterwards."""
+        """Evaluate one batch; changes to variables are undone after the evaluation."""
         raise ConfigurationError(
             f"{type(self).__name__} has no eval_step: write one to evaluate or validate"
         )
 
     def predict_step(self, batch: Batch) -> Any:
-        """Return outputs for one batch; the default calls `self.model` on its inputs."""
+        """Return the outputs for one batch; by default, those of `self.model` on its inputs."""
         model = getattr(self, "model", None)
         if model is None:
             raise ConfigurationError(
@@ -77,7 +78,7 @@ class Task:
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch, training=False)
 
     def datasets(self) -> "Datasets":
-        """Return the data to train on; used by the command line."""
+        """Return the data sets of the task. Used by the command line."""
         raise ConfigurationError(
             f"{type(self).__name__} has no datasets: write `def datasets(self)` returning "
             "treadle.Datasets(train=…, validation=…)"
@@ -86,12 +87,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Datasets:
-    """The sources of a task.
+    """The training, validation and test data of a task.
 
     Attributes:
-        train: What `Loop.fit` trains on.
-        validation: One source, or a dict of named ones; None for no validation.
-        test: What `treadle evaluate` measures beside the validation set.
+        train: The source that `Loop.fit` trains on.
+        validation: One source, or a dict of named sources; None for no validation.
+        test: A source that `treadle evaluate` evaluates in addition to the validation set.
     """
 
     train: Any
@@ -100,19 +101,22 @@ class Datasets:
 
 
 class Supervised(Task):
-    """A ready task: batches of `(x, y)` or `(x, y, sample_weight)`, a loss, an optimizer, metrics.
+    """A task for supervised learning with a model, a loss, an optimizer and metrics.
 
-    Override `train_step` alone to change how it learns.
+    Batches are `(x, y)` or `(x, y, sample_weight)`. Override only `train_step` to change how the
+    model is trained.
 
     Args:
         model: A Keras model.
-        loss: A Keras loss, its name, or a function of `(y, outputs)` that returns one per example.
+        loss: A Keras loss, its name, or a function of `(y, outputs)` that returns one loss per
+            example.
         optimizer: A Keras optimizer, or its name.
-        metrics: Keras metrics or their names: a list (named by the metrics) or a dict.
-            `"accuracy"` is the accuracy that fits a cross-entropy, as `compile` has it.
+        metrics: Keras metrics or their names: a list (each logged under its own name), or a dict
+            of names to metrics. `"accuracy"` selects the accuracy that fits a cross-entropy loss,
+            like `compile` of Keras.
 
     Raises:
-        ConfigurationError: `"accuracy"` with a loss that does not say which one.
+        ConfigurationError: `"accuracy"` with a loss that does not determine which accuracy.
 
     Example:
         >>> import keras, treadle
@@ -126,7 +130,7 @@ class Supervised(Task):
     def __init__(self, model: Any, loss: Any, optimizer: Any, metrics: Any = ()) -> None:
         self.model = model
         found = keras.losses.get(loss)
-        if not isinstance(found, keras.Loss):  # a function: per example, neither weighted nor mean
+        if not isinstance(found, keras.Loss):  # a function: one loss per example, not yet averaged
             name = getattr(found, "__name__", "loss")
             found = keras.src.losses.losses.LossFunctionWrapper(found, name=name)
         self.loss = found
@@ -137,7 +141,7 @@ class Supervised(Task):
             self.metrics = {m.name: m for m in (_metric(metric, found) for metric in metrics)}
 
     def train_step(self, batch: Batch) -> Returned:
-        """Take one gradient step; returns the loss, regularization included."""
+        """Take one gradient step and return the loss, including regularization losses."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
         def objective() -> tuple[Any, Any]:
@@ -148,22 +152,22 @@ class Supervised(Task):
         if variables:
             (loss, outputs), grads = gradients(objective, variables)
             self.optimizer.apply(grads, self.model.trainable_variables)
-        else:  # nothing to learn: metrics and callbacks work all the same, as under `fit`
+        else:  # nothing to train: metrics and callbacks work nevertheless, as in Keras' `fit`
             loss, outputs = objective()
         self.update_metrics(y, outputs, sample_weight)
         return {"loss": loss}
 
     def eval_step(self, batch: Batch) -> Returned:
-        """Measure the loss and the metrics in inference mode."""
+        """Compute the loss and update the metrics in inference mode."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self.model(x, training=False)
         self.update_metrics(y, outputs, sample_weight)
         return {"loss": self.total_loss(y, outputs, sample_weight)}
 
     def total_loss(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
-        """Return the loss with all that layers and regularizers add to it."""
+        """Return the loss plus the losses added by layers and regularizers."""
         loss = self.loss(y, outputs, sample_weight=sample_weight)
-        # Those of layers that compute in half precision are of it, too.
+        # Layers that compute in half precision return their losses in half precision.
         extra = [ops.cast(x, loss.dtype) for x in self.model.losses]
         return loss + sum(extra) if extra else loss
 
@@ -183,24 +187,24 @@ ACCURACIES = {
 
 
 def _metric(metric: Any, loss: Any) -> Any:
-    """Return a metric by its name; of `accuracy` the one that fits the loss."""
+    """Return a metric by name; `accuracy` selects the metric that fits the loss."""
     if not isinstance(metric, str) or metric not in ("accuracy", "acc"):
         return keras.metrics.get(metric)
     kind = ACCURACIES.get(getattr(getattr(loss, "fn", None), "__name__", ""))
     if kind is None:
         known = "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
         raise ConfigurationError(
-            f"{metric!r} does not say which accuracy fits the loss {loss.name!r}: write {known}"
+            f"{metric!r} is ambiguous for the loss {loss.name!r}: write {known}"
         )
     if kind == "BinaryAccuracy" and getattr(loss, "from_logits", False):
-        # Keras' own compares with 0.5, also where outputs are logits.
+        # Keras' BinaryAccuracy has a threshold of 0.5, even if the outputs are logits.
         fn = keras.metrics.binary_accuracy
         return keras.metrics.MeanMetricWrapper(fn, name=metric, threshold=0.0)
     return getattr(keras.metrics, kind)(name=metric)
 
 
 class FunctionTask(Task):
-    """A task made of plain functions; see `task`."""
+    """A task made from plain functions; see `task`."""
 
     def __init__(
         self,
@@ -232,18 +236,18 @@ class FunctionTask(Task):
 def task(
     train_step: Callable[..., Any], eval_step: Callable[..., Any] | None = None, **state: Any
 ) -> Task:
-    """Make a task of functions as they stand in a script.
+    """Make a task from plain functions.
 
     Args:
-        train_step: Called with each batch. A parameter that has the name of a state gets that
-            state; the other parameters get the batch: one gets it whole, several get its parts.
-            `@tf.function` is unwrapped; the loop compiles.
+        train_step: Called with each batch. A parameter named like one of the `state` arguments
+            receives that object; the other parameters receive the batch: a single one the whole
+            batch, several its parts. `@tf.function` is unwrapped, because the loop compiles.
         eval_step: The same for evaluation.
-        state: What holds variables: models, optimizers, metrics, also those that the functions use
-            as globals.
+        state: All objects that hold variables: models, optimizers, metrics, including those that
+            the functions use as globals.
 
     Returns:
-        A task whose attributes are the states.
+        A task with the `state` arguments as its attributes.
 
     Example:
         >>> import keras, treadle
@@ -258,7 +262,7 @@ def task(
 
 
 class _Bound:
-    """A user's function with its states filled in, taking a batch."""
+    """A user's function with its state arguments bound, called with a batch."""
 
     def __init__(self, function: Callable[..., Any], state: Mapping[str, Any]) -> None:
         # `tf.function` keeps the original here; other decorators keep it in __wrapped__.
@@ -297,17 +301,17 @@ class _Bound:
 
 
 def has_eval_step(candidate: Any) -> bool:
-    """Say whether a task can be evaluated."""
+    """Return whether a task can be evaluated."""
     if isinstance(candidate, FunctionTask):
         return candidate.holds_eval_step
     return type(candidate).eval_step is not Task.eval_step
 
 
 def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what a step returned: scalars by name, and the weights of those that have some.
+    """Convert a step's return value to scalars by name, and weights of the weighted ones by name.
 
     Raises:
-        StepError: Something else than a dict of scalars, one scalar, or nothing.
+        StepError: The step returned anything but a dict of scalars, one scalar, or nothing.
     """
     if result is None:
         return {}, {}
@@ -341,5 +345,5 @@ def _scalar(value: Any, what: str, name: str) -> Any:
             "reduce it, for example with ops.mean, or keep it out"
         )
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    # Half precision has too few digits to be averaged.
+    # Half precision is too imprecise for averaging.
     return ops.cast(tensor, "float32") if dtype in ("float16", "bfloat16") else tensor

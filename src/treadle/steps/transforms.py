@@ -1,7 +1,8 @@
-"""What may be done with gradients between `gradients` and `optimizer.apply`.
+"""Gradient transforms, applied between `treadle.gradients` and `optimizer.apply`.
 
-All of it takes what `treadle.gradients` returned: a list of tensors, or a dict of such lists, one
-for each optimizer. Of a dict each list is treated by itself, and a dict of results comes back.
+They take gradients as returned by `treadle.gradients`: a list of tensors, or a dict of such lists,
+one for each optimizer. For a dict, each list is transformed separately, and a dict of results is
+returned.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,18 +18,18 @@ from .gradients import listed
 from .helpers import step as running_step
 
 Gradients = Any  # a list of tensors, or a dict of such lists
-Variables = Any  # a list of variables, or a model, layer or metric that has some
+Variables = Any  # a list of variables, or a model, layer or metric
 
 
 def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
-    """Cut off every number of a gradient beyond `-limit` and `limit`.
+    """Clip every element of the gradients to the range from `-limit` to `limit`.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
         limit: A positive number, or a scalar tensor.
 
     Raises:
-        GradientError: A limit that is not positive.
+        GradientError: The limit is not positive.
 
     Example:
         >>> import treadle
@@ -37,24 +38,24 @@ def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
         >>> [float(x) for x in g]
         [-1.0, 0.5]
     """
-    _refuse_limit("clip_by_value", limit)
+    _check_limit("clip_by_value", limit)
 
     def clipped(g: Tensor) -> Tensor:
         most = ops.cast(limit, g.dtype)
         return ops.maximum(ops.minimum(g, most), -most)
 
-    return _each(lambda part: [clipped(g) for g in part], grads)
+    return _map_lists(lambda part: [clipped(g) for g in part], grads)
 
 
 def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
-    """Shorten every gradient whose own norm is above `limit` to that norm.
+    """Clip each gradient to a norm of at most `limit`, independently of the others.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
         limit: A positive number, or a scalar tensor.
 
     Raises:
-        GradientError: A limit that is not positive.
+        GradientError: The limit is not positive.
 
     Example:
         >>> import treadle
@@ -63,23 +64,23 @@ def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
         >>> [round(float(x), 3) for x in long], float(short[0])
         ([0.6, 0.8], 0.5)
     """
-    _refuse_limit("clip_by_norm", limit)
-    return _each(lambda part: [_shortened(g, _norm([g]), limit) for g in part], grads)
+    _check_limit("clip_by_norm", limit)
+    return _map_lists(lambda part: [_scale_down(g, _norm([g]), limit) for g in part], grads)
 
 
 def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradients, Any]:
-    """Shorten all gradients together where their common norm is above `limit`.
+    """Scale all gradients by the same factor, so that their global norm is at most `limit`.
 
     Args:
-        grads: A list of tensors, or a dict of such lists: each list has a norm of its own.
+        grads: A list of tensors, or a dict of such lists, of which each has its own global norm.
         limit: A positive number, or a scalar tensor.
 
     Returns:
-        The gradients, and the norm that they had before, a float32 scalar (for a dict: a dict of
-        them), to be logged.
+        The clipped gradients, and the global norm before clipping, for example to log it: a float32
+        scalar, or for a dict a dict of scalars.
 
     Raises:
-        GradientError: A limit that is not positive.
+        GradientError: The limit is not positive.
 
     Example:
         >>> import treadle
@@ -88,22 +89,22 @@ def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradie
         >>> round(float(a), 3), round(float(b), 3), float(norm)
         (0.6, 0.8, 5.0)
     """
-    _refuse_limit("clip_by_global_norm", limit)
+    _check_limit("clip_by_global_norm", limit)
     norm = global_norm(grads)
     if isinstance(grads, Mapping):
         parts: Mapping[str, Any] = grads
-        return {n: [_shortened(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
-    return [_shortened(g, norm, limit) for g in grads], norm
+        return {n: [_scale_down(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
+    return [_scale_down(g, norm, limit) for g in grads], norm
 
 
 def global_norm(grads: Gradients) -> Any:
-    """Return the norm of all gradients together: the root of the sum of all their squares.
+    """Return the global norm of gradients: the square root of the sum of all squared elements.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
 
     Returns:
-        A float32 scalar; for a dict a dict of them.
+        A float32 scalar; for a dict, a dict of scalars.
 
     Example:
         >>> import treadle
@@ -111,22 +112,22 @@ def global_norm(grads: Gradients) -> Any:
         >>> float(treadle.global_norm([ops.array([3.0]), ops.array(4.0)]))
         5.0
     """
-    return _each(_norm, grads)
+    return _map_lists(_norm, grads)
 
 
 def gradient_norms(grads: Gradients, variables: Any) -> dict[str, Tensor]:
-    """Return the norm of each gradient by its variable's path, for a step to return.
+    """Return the norm of each gradient by its variable's path, to be returned by a step.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
-        variables: The variables that they belong to, as `treadle.gradients` was given them.
+        variables: Their variables, as passed to `treadle.gradients`.
 
     Returns:
-        `{"norm/model/layers/0/kernel": …}`, float32 scalars; for a dict of gradients its names
-        stand before the paths.
+        `{"norm/model/layers/0/kernel": …}`, with float32 scalars. For a dict of gradients, its
+        names precede the paths.
 
     Raises:
-        GradientError: They are not one for each variable.
+        GradientError: The numbers of gradients and variables differ.
 
     Example:
         >>> import keras, treadle
@@ -144,21 +145,22 @@ def gradient_norms(grads: Gradients, variables: Any) -> dict[str, Tensor]:
 
 
 def scaled_by(grads: Gradients, variables: Any, factors: Mapping[str, float | Tensor]) -> Gradients:
-    """Multiply gradients by factors that go by the paths of their variables.
+    """Multiply gradients by factors, chosen by patterns of the paths of their variables.
 
-    A pattern (`fnmatch`) is held against the path in the task, as `model/layers/2/kernel`, and
-    against Keras' own, as `sequential/head/kernel`, in which a layer has the name it was given.
-    The first one that matches counts; gradients that none matches stay as they are. Optimizers that
-    divide by the size of gradients, as Adam does, undo a constant factor: there an optimizer of its
-    own with another learning rate is meant.
+    A pattern (`fnmatch`) is matched against the path in the task, such as `model/layers/2/kernel`,
+    and against Keras' path, such as `sequential/head/kernel`, which contains the names of the
+    layers. The first matching pattern applies; gradients without a matching pattern are not
+    changed. Optimizers that normalize gradients, such as Adam, cancel a constant factor: use a
+    separate optimizer with another learning rate instead.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
-        variables: The variables that they belong to, as `treadle.gradients` was given them.
-        factors: Pattern to factor, as `{"*head*": 0.1}`.
+        variables: Their variables, as passed to `treadle.gradients`.
+        factors: Factors by pattern, such as `{"*head*": 0.1}`.
 
     Raises:
-        GradientError: A pattern matches no variable, or gradients are not one for each variable.
+        GradientError: A pattern matches no variable, or the numbers of gradients and variables
+            differ.
 
     Example:
         >>> import keras, treadle
@@ -170,7 +172,7 @@ def scaled_by(grads: Gradients, variables: Any, factors: Mapping[str, float | Te
     pairs = _paired(grads, variables)
     every = [v for _, owners in pairs.values() for v in owners]
     for pattern in factors:
-        _refuse_unmatched("scaled_by", pattern, every)
+        _check_pattern_matches("scaled_by", pattern, every)
 
     def scaled(g: Tensor, variable: Variable) -> Tensor:
         factor = next((f for p, f in factors.items() if _matches(variable, p)), None)
@@ -188,15 +190,15 @@ def trainable(
     only: str | Collection[str] | None = None,
     frozen: str | Collection[str] = (),
 ) -> list[Variable]:
-    """Return the variables to train, chosen by patterns of their paths.
+    """Return the variables to train, selected by patterns of their paths.
 
-    What is left out is frozen altogether: no gradient is computed, and no weight decay, momentum or
-    average of the optimizer reaches it, as a gradient of zeros would let them.
+    The other variables are fully frozen: no gradient is computed for them, and the optimizer does
+    not change them by weight decay, momentum or averaging, as it would with a gradient of zeros.
 
     Args:
-        variables: A list of variables, or a model: its trainable ones.
-        only: Patterns of what to train, as for `scaled_by`; everything if not given.
-        frozen: Patterns of what not to train.
+        variables: A list of variables, or a model: its trainable variables.
+        only: Patterns of the variables to train, as for `scaled_by`; default: all.
+        frozen: Patterns of the variables not to train.
 
     Raises:
         GradientError: A pattern matches no variable.
@@ -210,7 +212,7 @@ def trainable(
     every = listed(variables)
     wanted = None if only is None else _patterns(only)
     for pattern in (*(wanted or ()), *_patterns(frozen)):
-        _refuse_unmatched("trainable", pattern, every)
+        _check_pattern_matches("trainable", pattern, every)
     return [
         v
         for v in every
@@ -226,20 +228,21 @@ def with_noise(
     step: int | Tensor | None = None,
     seed: Any = None,
 ) -> Gradients:
-    """Add Gaussian noise that fades: of variance `eta / (1 + step) ** gamma`.
+    """Add Gaussian noise with a decaying variance of `eta / (1 + step) ** gamma`.
 
     Neelakantan et al. 2015, https://arxiv.org/abs/1511.06807, who tried `eta` of 0.01, 0.3 and 1.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
         eta: The variance in step 0.
-        gamma: How fast it fades.
-        step: The step's number; by default `treadle.step()`. Where an optimizer does not update in
-            each step, its `iterations`.
-        seed: A `keras.random.SeedGenerator` that the task holds; by default Keras' global one.
+        gamma: The exponent of the decay.
+        step: The step's number; default: `treadle.step()`. If the optimizer does not update in
+            every step, pass its `iterations`.
+        seed: A `keras.random.SeedGenerator` that is an attribute of the task; default: Keras'
+            global seed generator.
 
     Raises:
-        GradientError: The seed is a number, which would give the same noise in each step.
+        GradientError: The seed is a number, which would give the same noise in every step.
 
     Example:
         >>> import keras, treadle
@@ -261,14 +264,15 @@ def with_noise(
         noise = keras.random.normal(tuple(g.shape), dtype="float32", seed=seed)
         return g + ops.cast(spread * noise, g.dtype)
 
-    return _each(lambda part: [noisy(g) for g in part], grads)
+    return _map_lists(lambda part: [noisy(g) for g in part], grads)
 
 
 def centralized(grads: Gradients) -> Gradients:
-    """Take from each gradient of a kernel its mean over all that leads to one output.
+    """Centralize gradients: subtract from each kernel's gradient its mean per output unit.
 
-    Yong et al. 2020, https://arxiv.org/abs/2004.01461. The output is the last axis, as in Keras'
-    kernels; gradients of fewer than two dimensions (biases) stay as they are.
+    Yong et al. 2020, https://arxiv.org/abs/2004.01461. The mean is over all axes except the last,
+    which is the output axis of Keras' kernels. Gradients with fewer than two dimensions (biases)
+    are not changed.
 
     Args:
         grads: A list of tensors, or a dict of such lists.
@@ -285,10 +289,10 @@ def centralized(grads: Gradients) -> Gradients:
         axes = tuple(range(len(g.shape) - 1))
         return g - ops.mean(g, axis=axes, keepdims=True) if axes else g
 
-    return _each(lambda part: [central(g) for g in part], grads)
+    return _map_lists(lambda part: [central(g) for g in part], grads)
 
 
-def _each(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
+def _map_lists(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
     """Call a function with a list of gradients, or with each list of a dict."""
     if isinstance(grads, Mapping):
         return {name: function(part) for name, part in grads.items()}
@@ -296,7 +300,7 @@ def _each(function: Callable[[Sequence[Tensor]], Any], grads: Gradients) -> Any:
 
 
 def _paired(grads: Gradients, variables: Any) -> dict[str, tuple[Sequence[Tensor], list[Variable]]]:
-    """Return each list of gradients with its variables, by name; a single list has none."""
+    """Return each list of gradients with its variables, by name; a single list is named `""`."""
     named: Mapping[str, Any] = grads if isinstance(grads, Mapping) else {"": grads}
     owners: Any = variables if isinstance(grads, Mapping) else {"": variables}
     if not isinstance(owners, Mapping) or set(owners) != set(named):
@@ -312,7 +316,7 @@ def _paired(grads: Gradients, variables: Any) -> dict[str, tuple[Sequence[Tensor
                 f"there are {len(part)} gradients, but {len(of)} variables: pass the variables "
                 "that treadle.gradients was given, in the same order"
             )
-    # While a model is being built there may be more variables than gradients: nothing counts yet.
+    # While a model is being built, there may be more variables than gradients.
     return {name: (part[: len(of)], of[: len(part)]) for name, (part, of) in pairs.items()}
 
 
@@ -325,11 +329,11 @@ def _matches(variable: Variable, pattern: str) -> bool:
 
 
 def _paths(variable: Variable) -> tuple[str, str]:
-    """Return a variable's path in the task, and Keras' own, which has the names of layers."""
+    """Return a variable's path in the task, and Keras' path, which contains layer names."""
     return context().path_of(variable), str(getattr(variable, "path", variable.name))
 
 
-def _refuse_unmatched(name: str, pattern: str, variables: Sequence[Variable]) -> None:
+def _check_pattern_matches(name: str, pattern: str, variables: Sequence[Variable]) -> None:
     # While a model is being built, not all of its paths are known.
     if context().build is None and not any(_matches(v, pattern) for v in variables):
         known = dict.fromkeys(path for v in variables for path in _paths(v))
@@ -338,7 +342,7 @@ def _refuse_unmatched(name: str, pattern: str, variables: Sequence[Variable]) ->
         )
 
 
-def _refuse_limit(name: str, limit: float | Tensor) -> None:
+def _check_limit(name: str, limit: float | Tensor) -> None:
     if isinstance(limit, (int, float)) and not limit > 0:
         raise GradientError(f"{name} needs a positive limit, not {limit!r}")
 
@@ -350,7 +354,7 @@ def _norm(grads: Sequence[Tensor]) -> Tensor:
     return ops.sqrt(sum(squares, ops.zeros((), wide)))
 
 
-def _shortened(gradient: Tensor, norm: Tensor, limit: float | Tensor) -> Tensor:
-    """Return a gradient times `limit / norm` where that is below 1; a norm of 0 is not."""
+def _scale_down(gradient: Tensor, norm: Tensor, limit: float | Tensor) -> Tensor:
+    """Return a gradient times `limit / norm` if that is below 1; for a norm of 0 it is not."""
     factor = ops.minimum(1.0, ops.cast(limit, norm.dtype) / norm)
     return gradient * ops.cast(factor, gradient.dtype)
