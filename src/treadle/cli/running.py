@@ -201,7 +201,7 @@ def replay(
     """
     if (step is None) == (bisect is None):
         raise ConfigurationError(
-            "say which step: either --step N, or what to look for, as --bisect 'loss > 5'"
+            "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
         )
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
     configuration = _opened(

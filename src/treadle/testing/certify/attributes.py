@@ -134,7 +134,7 @@ class Attributes:
                 self.take(value, f"{root_of(path)}: {used}", depth + 1)
 
     def _take_object(self, thing: Any, path: str, depth: int) -> None:
-        """Record the attributes of a user-defined object; state of Keras objects is in variables."""
+        """Record the attributes of a user-defined object; Keras' own objects have variables."""
         ours = type(thing).__module__.startswith("treadle.data")
         if not ours and not _is_users(type(thing)):
             return
