@@ -198,7 +198,7 @@ def test_hooks_that_change_how_it_trains_run_again(tmp_path: Path) -> None:
     assert not without.agreement.exact
     assert without.agreement.difference.startswith("loss of step 5 is ")
     assert "NOT equal to the log: loss of step 5 is" in str(without)
-    assert "pass the run's hooks as hooks=[…]" in str(without)
+    assert "pass the run's hooks as hooks=[…]" in str(without.agreement)
 
 
 def test_steps_that_are_eager_or_measured_are_so_again(tmp_path: Path) -> None:
