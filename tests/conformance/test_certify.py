@@ -151,7 +151,7 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
             broken.spent_data,
             [
                 "refused         two fresh processes: the run did not finish",
-                "straight through it ended with DataError: a generator gives its batches once: 4 "
+                "the first process failed with DataError: a generator gives its batches once: 4 "
                 "of them are spent",
             ],
         ),
@@ -160,7 +160,7 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
             broken.fixed,
             [
                 "Counting: no checkpoint was reached",
-                "straight through it ended with StepError: train_step changes Python values (calls "
+                "the first process failed with StepError: train_step changes Python values (calls "
                 "changed",
             ],
         ),

@@ -55,7 +55,7 @@ class Plan:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return the plan as one line."""
         steps = f"windows of up to {self.largest}" if self.fused else "single steps"
         how = f"{steps}, {self.compiler}" if self.compiler else "eager"
         return f"{how} ({self.why})" if self.why else how

@@ -126,14 +126,14 @@ def no_layers() -> Generator[None]:
         StepError: A layer was called.
     """
     around = global_state.get_global_attribute("current_call_ctx")
-    global_state.set_global_attribute("current_call_ctx", _Nothing())
+    global_state.set_global_attribute("current_call_ctx", _UnknownCall())
     try:
         yield
     finally:
         global_state.set_global_attribute("current_call_ctx", around)
 
 
-class _Nothing:
+class _UnknownCall:
     """Replaces Keras' call context of the enclosing layers during the backward pass."""
 
     entry_layer = None

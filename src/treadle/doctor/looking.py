@@ -110,7 +110,7 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
     prepared.state.assign(moment.state, among=known)
     set_random_states(moment.random)
     keeper = Keeper(prepared.state.layer_paths)
-    with recorded_by(keeper), _layers_tell():
+    with recorded_by(keeper), _recording_layers():
         values, _, _ = prepared.run(window, moment.progress.step).fetch()
     paths = prepared.state.layer_paths
     return Look(
@@ -124,7 +124,7 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
 
 
 @contextmanager
-def _layers_tell() -> Generator[None]:
+def _recording_layers() -> Generator[None]:
     """Make every layer pass its outputs to the step's recorder."""
     base: Any = keras.Layer
     original = base.__call__

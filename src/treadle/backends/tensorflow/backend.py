@@ -177,7 +177,7 @@ class TensorFlowBackend:
         return TensorFlowExecutor(program)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Compile a function; what it assigns stays in a scope."""
+        """Compile a function; its assignments are discarded."""
 
         @tf.function(autograph=False)
         def pure(inputs: Any, stream: Any) -> Any:

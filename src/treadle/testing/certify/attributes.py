@@ -73,7 +73,7 @@ class Attributes:
         """Record a value, and the values that it holds or uses."""
         if depth > DEEPEST or len(self.found) >= MOST:
             return
-        text = _told(thing)
+        text = _text_of(thing)
         if text is not None:
             self.found[path] = text
         if isinstance(thing, PLAIN) or id(thing) in self._seen:
@@ -177,7 +177,7 @@ def root_of(path: str) -> str:
     return path.partition(":")[0].partition(".")[0].partition("[")[0]
 
 
-def _told(thing: Any) -> str | None:
+def _text_of(thing: Any) -> str | None:
     """Return a text of a plain value; None if its parts are to be recorded instead."""
     if isinstance(thing, PLAIN):
         return _short(repr(thing))

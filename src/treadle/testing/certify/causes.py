@@ -31,8 +31,8 @@ def cause(
         return f"the two processes ran under different conditions: {'; '.join(other)}"
     kinds = {d.kind for d in found}
     kind, step = found[0].kind, found[0].step
-    anew = not first
-    if kind == "start" and anew:
+    fresh = not first
+    if kind == "start" and fresh:
         return (
             "the initial values depend on something that no seed controls: the time, or a "
             "generator without a seed"
@@ -45,7 +45,7 @@ def cause(
     if kind == "batch":
         if inexact:
             return f"the source cannot be restored exactly: {inexact}"
-        if anew:
+        if fresh:
             return (
                 "the data depends on something that no seed controls: the time, a generator "
                 "without a seed, the order of a set"
@@ -57,7 +57,7 @@ def cause(
         )
     if kind in ("value", "metrics", "variable"):
         begun = "the batches are equal" if "batch" not in kinds else f"step {step} had equal data"
-        if anew:
+        if fresh:
             return (
                 f"{begun}, and the step depends on something that no seed controls: the time, or a "
                 "generator without a seed"
@@ -99,12 +99,12 @@ def suspects(a: Left, b: Left, between: tuple[int, int], found: Sequence[Differe
     data = found[0].kind == "batch"
     order = ("train", "task", "hooks", "validation")
     order = order if data else ("task", "hooks", "train", "validation")
-    told = sorted(
+    changed = sorted(
         differing(these["attributes"], those["attributes"]),
         key=lambda d: order.index(root_of(d[0])),
     )
-    lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in told[:NAMED]]
-    if len(told) > NAMED:
-        lines.append(f"and {len(told) - NAMED} more")
+    lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in changed[:NAMED]]
+    if len(changed) > NAMED:
+        lines.append(f"and {len(changed) - NAMED} more")
     calls = sorted(these["calls"].items(), key=lambda call: order.index(root_of(call[0])))
     return lines + [f"{path} calls {functions}" for path, functions in calls[:NAMED]]

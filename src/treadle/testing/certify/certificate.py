@@ -140,10 +140,10 @@ class Certificate:
             lines += [f"{'':<16}why: {check.cause}"] if check.cause else []
             lines += [f"{'':<16}look at: {suspect}" for suspect in check.suspects]
         lines += [f"note: {self.inexact}"] if self.inexact else []
-        lines += [f"holds for: {_told(self.holds_for)}"] if self.holds_for else []
-        return [*lines, self._told_last()]
+        lines += [f"holds for: {_described(self.holds_for)}"] if self.holds_for else []
+        return [*lines, self._verdict()]
 
-    def _told_last(self) -> str:
+    def _verdict(self) -> str:
         if self.exact:
             return "exact"
         differs = any(check.result in (DIFFERS, REFUSED) for check in self.checks)
@@ -215,8 +215,8 @@ class _Drill:
                 env={**os.environ, "PYTHONHASHSEED": hashes},
             )
             output.seek(0)
-            told = output.read().decode(errors="replace").splitlines()[-LINES:]
-        left = read_left(run, place, "\n".join(told), done.returncode)
+            printed = output.read().decode(errors="replace").splitlines()[-LINES:]
+        left = read_left(run, place, "\n".join(printed), done.returncode)
         _raise_if_unmade(self.maker, left)
         return left
 
@@ -249,8 +249,8 @@ def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificat
         again = Check(RESUMED, SKIPPED, "uninterrupted runs already differ")
     checks = [repeated, again]
     if "checks" in straight.outcome:
-        told: Mapping[str, str] = straight.outcome["checks"]
-        checks += [_in_process(which, told[which]) for which in IN_ONE_PROCESS if which in told]
+        texts: Mapping[str, str] = straight.outcome["checks"]
+        checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
     about = dict(straight.last.about) if straight.last else {}
     about.pop("score", None)
     return Certificate(
@@ -264,7 +264,7 @@ def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificat
 
 
 def _repeated(straight: Left, killed: Left, middle: int) -> Check:
-    refused = _refused(straight, "straight through") or _refused(killed, "in another process")
+    refused = _refused(straight, "the first process") or _refused(killed, "the other one")
     if refused is not None:
         return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
     if killed.outcome or not middle or middle not in straight.saved:
@@ -273,7 +273,7 @@ def _repeated(straight: Left, killed: Left, middle: int) -> Check:
 
 
 def _resumed(straight: Left, resumed: Left, middle: int, last: int) -> Check:
-    refused = _refused(resumed, "after the resume")
+    refused = _refused(resumed, "the resumed run")
     if refused is not None:
         return Check(RESUMED, REFUSED, "the resumed run did not finish", (refused,))
     if last not in resumed.saved:
@@ -316,12 +316,12 @@ def _in_process(which: str, text: str) -> Check:
     return Check(name, DIFFERS, compared, (Finding("value", None, "", text),))
 
 
-def _refused(left: Left, when: str) -> Finding | None:
+def _refused(left: Left, who: str) -> Finding | None:
     error = left.outcome.get("error")
     if error is None:
         return None
-    told: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
-    return Finding("refused", None, error["type"], f"{when} it ended with {'; '.join(told)}")
+    parts: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
+    return Finding("refused", None, error["type"], f"{who} failed with {'; '.join(parts)}")
 
 
 def _too_short(straight: Left) -> str:
@@ -339,7 +339,7 @@ def _place(straight: Left, middle: int) -> str:
     return f"epoch {progress.epoch + 1}, after {progress.batch} of its batches"
 
 
-def _told(facts: Mapping[str, Any]) -> str:
+def _described(facts: Mapping[str, Any]) -> str:
     parts = [
         ", ".join(f"{name} {version}" for name, version in value.items())
         if isinstance(value, dict)

@@ -70,7 +70,7 @@ class Difference:
 def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
     """Read a process's run directory, and the outcome file next to its order file."""
     outcome = folder / OUTCOME
-    said = json.loads(outcome.read_text()) if outcome.exists() else {}
+    content = json.loads(outcome.read_text()) if outcome.exists() else {}
     log = directory / LOG
     steps, records = read_log(log) if log.exists() else ([], [])
     saved: dict[int, Checkpoint] = {}
@@ -83,7 +83,7 @@ def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
                 continue
             if found is not None:
                 saved[found.progress.step] = found
-    return Left(steps, records, saved, said, output, code)
+    return Left(steps, records, saved, content, output, code)
 
 
 def differences_between(
@@ -197,10 +197,10 @@ def _form(line: Mapping[str, Any]) -> Any:
 def _of_saved(
     a: Checkpoint, b: Checkpoint, step: int, names: tuple[str, str]
 ) -> Iterator[Difference]:
-    for part, told in (("means", "the running means"), ("validation", "the last validation")):
+    for part, label in (("means", "the running means"), ("validation", "the last validation")):
         these, those = leaves_of(a.loop[part], part), leaves_of(b.loop[part], part)
         if not all(_same(these.get(path), those.get(path)) for path in {**these, **those}):
-            text = f"after step {step}, {told} are {_both(a.loop[part], b.loop[part], names)}"
+            text = f"after step {step}, {label} are {_both(a.loop[part], b.loop[part], names)}"
             yield Difference("metrics", step, part, text)
             break
     for found in _of_arrays(a.state, b.state, names):
