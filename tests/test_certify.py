@@ -121,7 +121,7 @@ def record(step: int, kind: str = "epoch", **values: Any) -> dict[str, Any]:
             "random",
             2,
             "after step 2, random/numpy is not in the same state: NumPy's global generator was "
-            "drawn from another number of times",
+            "drawn from a different number of times",
         ),
     ],
 )
@@ -151,10 +151,9 @@ def test_what_was_not_restored_is_told() -> None:
     b.saved[2].hooks["DrillRecorder"]["begun"] = {"variables": right, "random": states}
     (found,) = differences_between(a, b, 2, 2, NAMES)
     assert found.text == (
-        "random/python/words was not what the checkpoint of step 2 holds when the resumed process "
-        "went on"
+        "random/python/words differed from the checkpoint of step 2 when the resumed run started"
     )
-    assert "a fault of Treadle" in cause([found], 2, None, {}, {})
+    assert "a bug in Treadle" in cause([found], 2, None, {}, {})
 
 
 def test_what_was_not_checked_is_not_exact() -> None:
@@ -162,17 +161,17 @@ def test_what_was_not_checked_is_not_exact() -> None:
     assert not found.exact
     assert found.lines() == [
         "mine: 2 steps, a checkpoint (epoch 1, after 0 of its batches), 2 more in another process",
-        "not checked     two processes that begin anew: the run ended itself after 2 steps "
+        "not checked     two fresh processes: the run stopped after 2 steps "
         "(bored): use fewer --steps",
-        "not checked     resumed = never interrupted: there is no run that could be repeated",
+        "not checked     resumed = never interrupted: uninterrupted runs already differ",
         "holds for: backend jax; plan windows",
-        "nothing is proven: see above",
+        "not verified: see above",
     ]
     assert found.facts()["exact"] is False
 
 
 @pytest.mark.parametrize(
-    ("failed", "when"), [(0, "straight through it ended"), (1, "in another process it ended")]
+    ("failed", "when"), [(0, "the first process failed"), (1, "the other one failed")]
 )
 def test_a_process_that_fails_is_told(failed: int, when: str) -> None:
     error = {"type": "OSError", "message": "in use", "notes": ["in train_step"]}
@@ -198,22 +197,22 @@ ABOUT = {"backend": "jax", "plan": "windows"}
 @pytest.mark.parametrize(
     ("kinds", "first", "inexact", "told"),
     [
-        (["start"], 0, None, "what a task begins with is drawn from something that no seed"),
-        (["batch", "value"], 0, None, "the data is drawn from something that no seed decides"),
+        (["start"], 0, None, "the initial values depend on something that no seed"),
+        (["batch", "value"], 0, None, "the data depends on something that no seed controls"),
         (["batch", "value"], 4, None, "the data depends on something that is not part of the"),
-        (["batch"], 4, "a generator cannot seek", "the source says why: a generator cannot seek"),
+        (["batch"], 4, "a generator cannot seek", "the source cannot be restored exactly: a"),
         (["value"], 4, None, "the batches are equal, and the step depends on something that is"),
         (["value"], 0, None, "the batches are equal, and the step depends on something that no"),
         (["value", "batch"], 4, None, "step 6 had equal data, and the step depends on something"),
-        (["record"], 4, None, "training is equal, and what is recorded is not"),
-        (["random"], 4, None, "all values are equal, and a global generator was drawn from"),
+        (["record"], 4, None, "training is equal, but the records differ"),
+        (["random"], 4, None, "all values are equal, but a global generator was drawn from"),
     ],
 )
 def test_causes(kinds: list[str], first: int, inexact: str | None, told: str) -> None:
     found = [Difference(kind, 6, "", "") for kind in kinds]
     assert cause(found, first, inexact, ABOUT, ABOUT).startswith(told)
     assert cause(found, first, inexact, ABOUT, {**ABOUT, "threads": 4}) == (
-        "the two did not run alike: threads was None, now 4"
+        "the two processes ran under different conditions: threads was None, now 4"
     )
 
 
@@ -226,7 +225,7 @@ def test_suspects_begin_with_the_likely_ones() -> None:
         lines = suspects(a, b, (0, 2), [found])
         assert [line[: len(want)] for line, want in zip(lines, order, strict=True)] == list(order)
     assert suspects(a, b, (0, 2), [step])[0].endswith(
-        "step 2 of the first process, and 2 in another one"
+        "step 2 of the first process, and 2 in the other one"
     )
 
 

@@ -375,4 +375,6 @@ def test_the_kit_needs_whole_windows() -> None:
         accumulated_equals_large_batch(
             lambda steps: Classifier(OPTIMIZERS["sgd"](), steps), cut(*rows(48), (16,)), steps=2
         )
-    assert str(caught.value) == ("3 batches are no multiple of steps=2: some would wait for others")
+    assert str(caught.value) == (
+        "3 batches are not a multiple of steps=2: the last update would be incomplete"
+    )

@@ -398,7 +398,7 @@ def test_one_program_for_each_form_of_batch() -> None:
 
 
 SHORT = [(x[:5], y[:5]) for x, y in BATCHES[:2]]
-MANY = "the step could not be captured: batches come in more than 1 forms"
+MANY = "the step could not be captured: batches have more than 1 different shapes"
 
 
 def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def refusal(make: Callable[[], Any]) -> str:
 
 
 LINE = r", at test_capture_refused\.py:\d+: .*# this line"
-PYTHON_VALUE = "it makes a Python value of a tensor"
+PYTHON_VALUE = "it converts a tensor to a Python value"
 
 
 def by_number(task: Any, x: Any, y: Any) -> Any:
@@ -344,8 +344,8 @@ def test_a_number_that_python_counts() -> None:
 
     plan = run_steps(make(), BATCHES).plan
     assert plan == (
-        "eager (the step could not be captured: played, it returns another 'count', in step 1 of "
-        "the proof)"
+        "eager (the step could not be captured: when replayed, it returns a different 'count', in "
+        "step 1 of the proof)"
     )
 
 
@@ -355,7 +355,7 @@ def test_a_count_that_scales_the_gradient() -> None:
         return Steps(lambda task, x, y: {"loss": learn(task, x * float(counter.next()), y)})
 
     plan = run_steps(make(), BATCHES).plan
-    assert "played, it leaves another value in model/layers/0/kernel, in step 1" in plan
+    assert "when replayed, it computes a different model/layers/0/kernel, in step 1" in plan
 
 
 def test_a_tensor_kept_from_the_step_before() -> None:
@@ -399,7 +399,7 @@ def test_random_numbers_whose_number_varies() -> None:
         return Steps(step)
 
     plan = run_steps(make(), BATCHES).plan
-    assert "played, it draws other random numbers, in step 1 of the proof" in plan
+    assert "when replayed, it draws different random numbers, in step 1 of the proof" in plan
 
 
 def test_a_rate_that_changes_slowly_is_no_constant() -> None:
@@ -413,7 +413,7 @@ def test_a_rate_that_changes_slowly_is_no_constant() -> None:
 
         return Classifier([dense(), head()], keras.optimizers.Adam(rate))
 
-    assert "played, it leaves another value in " in run_steps(make(), BATCHES).plan
+    assert "when replayed, it computes a different " in run_steps(make(), BATCHES).plan
 
 
 def test_seeds_set_in_the_step() -> None:
@@ -421,7 +421,7 @@ def test_seeds_set_in_the_step() -> None:
         torch.manual_seed(4)
         return {"loss": learn(task, x + torch.randn(x.shape), y)}
 
-    assert "played, it leaves another value in" in refusal(lambda: Steps(step))
+    assert "when replayed, it computes a different " in refusal(lambda: Steps(step))
 
 
 def test_memory_that_is_recomputed_with_other_random_numbers() -> None:

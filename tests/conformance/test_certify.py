@@ -76,7 +76,7 @@ def test_what_is_exact_is_certified() -> None:
     # An epoch has 5 batches: the checkpoint lies in the second, and the third ends too.
     assert (found["steps"], found["place"]) == (7, "epoch 2, after 2 of its batches")
     assert [(check["name"], check["result"]) for check in found["checks"]] == [
-        ("two processes that begin anew", "exact"),
+        ("two fresh processes", "exact"),
         ("resumed = never interrupted", "exact"),
         ("many steps in one call = single steps", "exact"),
         ("compiled = eager", "within rounding"),
@@ -93,13 +93,13 @@ def test_data_that_depends_on_its_past_is_caught() -> None:
     told = message(broken.Line, broken.remembering_data)
     has(
         told,
-        "exact           two processes that begin anew",
+        "exact           two fresh processes",
         "differs         resumed = never interrupted",
         "step 4 (epoch 1, batch 4) was trained on other data: the array 'x' and the array 'y' "
         "differ",
         "why: the data depends on something that is not part of the checkpoint",
         "look at: train: remembered.seen was list of 4: [0, 1, 2, 3] at step 3 of the straight "
-        "run, and list of 1: [0] when the resumed run went on",
+        "run, and list of 1: [0] when the resumed run started",
         "look at: train: remembered.dice was a random.Random in state",
     )
 
@@ -110,13 +110,13 @@ def test_data_of_the_moment_is_caught() -> None:
     told = message(broken.Line, broken.momentary_data)
     has(
         told,
-        "differs         two processes that begin anew",
+        "differs         two fresh processes",
         "step 1 (epoch 1, batch 1) was trained on other data: the array 'x' and the array 'y' "
         "differ",
-        "why: the data is drawn from something that no seed decides: the time, a generator without",
+        "why: the data depends on something that no seed controls: the time, a generator without",
         "look at: train: drawn.rng was a NumPy Generator in state",
         "look at: train: drawn calls time",
-        "not checked     resumed = never interrupted: there is no run that could be repeated",
+        "not checked     resumed = never interrupted: uninterrupted runs already differ",
     )
 
 
@@ -139,7 +139,7 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
         "step 5: loss is ",
         "after step 6, weight is ",
         "why: the batches are equal, and the step depends on something that is not part of the "
-        "checkpoint: a value that a hook keeps for itself",
+        "checkpoint: a hook's attribute",
         "look at: hooks: grow.factor was list of 1: [1.5] at step 3 of the straight run, and list",
         "exact           many steps in one call = single steps",
         "not exact: see above",
@@ -154,8 +154,8 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
             broken.Line,
             broken.spent_data,
             [
-                "refused         two processes that begin anew: the run did not come to its end",
-                "straight through it ended with DataError: a generator gives its batches once: 4 "
+                "refused         two fresh processes: the run did not finish",
+                "the first process failed with DataError: a generator gives its batches once: 4 "
                 "of them are spent",
             ],
         ),
@@ -164,7 +164,7 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
             broken.fixed,
             [
                 "Counting: no checkpoint was reached",
-                "straight through it ended with StepError: train_step changes Python values (calls "
+                "the first process failed with StepError: train_step changes Python values (calls "
                 "changed",
             ],
         ),
@@ -180,9 +180,9 @@ def test_what_training_refuses_is_told(make_task: Any, make_source: Any, told: l
 def test_initial_values_of_the_moment_are_caught() -> None:
     has(
         message(broken.Unseeded, broken.fixed),
-        "differs         two processes that begin anew",
+        "differs         two fresh processes",
         "before the first step, weight is ",
-        "why: what a task begins with is drawn from something that no seed decides: the time, or a "
+        "why: the initial values depend on something that no seed controls: the time, or a "
         "generator without a seed",
         "look at: task: Unseeded.__init__ calls default_rng",
     )
@@ -194,11 +194,11 @@ def test_records_of_what_a_hook_counts_are_caught() -> None:
     told = message(broken.Noisy, broken.fixed)
     has(
         told,
-        "exact           two processes that begin anew",
+        "exact           two fresh processes",
         "differs         resumed = never interrupted",
         "the log record of step 4: said is 4.0 in the straight run, but 1.0 in the resumed run",
-        "why: training is equal, and what is recorded is not: validation, or what a hook logs, ",
+        "why: training is equal, but the records differ: validation, or what a hook logs, ",
         "look at: hooks: say.said was list of 3: [1, 1, 1] at step 3 of the straight run, and list "
-        "of 0: [] when the resumed run went on",
+        "of 0: [] when the resumed run started",
     )
     assert "step 4: loss" not in told

@@ -39,10 +39,10 @@ def makes_optimizer(task: Any, batch: Any, loss: Any) -> Any:
 
 
 CONDITION = "choose values with keras.ops.where, and branches that train with treadle.cond"
-NUMBER = "compute with keras.ops, for example keras.ops.cast, and return from the step"
-VALUE = "return it from the step, and look at it in a hook or in the history"
-NUMPY = "A function of NumPy's was given a tensor of the step: use the one of the same name in"
-MADE = "The step makes a variable: make layers, metrics and optimizers once, in the task's __init__"
+NUMBER = "compute with keras.ops, for example keras.ops.cast, and return values to inspect from"
+VALUE = "return it from the step, and inspect it in a hook or in the history"
+NUMPY = "A NumPy function was called with a tensor of the step: use the function of the same name"
+MADE = "The step creates a variable: create layers, metrics and optimizers once, in the task's "
 TO_TENSORFLOW = "write it with keras.ops and treadle.gradients, which run everywhere, or run it"
 COMPILED = ("tensorflow", "jax")
 
@@ -56,9 +56,9 @@ COMPILED = ("tensorflow", "jax")
         (lambda task, batch, loss: loss.numpy(), VALUE, COMPILED),
         (lambda task, batch, loss: np.mean(task.model(batch[0])), NUMPY, ("tensorflow", "torch")),
         (lambda task, batch, loss: np.asarray(loss), NUMPY, COMPILED),
-        (native_tensorflow, "calls TensorFlow, and Keras runs on JAX: " + TO_TENSORFLOW, ("jax",)),
-        (native_torch, "The step calls PyTorch, and Keras runs on ", COMPILED),
-        (lambda task, batch, loss: loss.backward(), "The step calls PyTorch, and Ker", COMPILED),
+        (native_tensorflow, "calls TensorFlow, but Keras runs on JAX: " + TO_TENSORFLOW, ("jax",)),
+        (native_torch, "The step calls PyTorch, but Keras runs on ", COMPILED),
+        (lambda task, batch, loss: loss.backward(), "The step calls PyTorch, but Ker", COMPILED),
         (makes_optimizer, MADE, (*COMPILED, "torch")),
     ],
     ids=[
@@ -112,7 +112,7 @@ def test_labels_out_of_range() -> None:
     if keras.config.backend() == "torch":
         assert "Target 7 is out of bounds" in str(error)
     else:
-        assert "TensorFlow says: Received a label value of 7 which is out" in error.__notes__[-2]
+        assert "TensorFlow reports: Received a label value of 7 which is out" in error.__notes__[-2]
 
 
 def test_arrays_of_other_lengths() -> None:

@@ -131,8 +131,8 @@ def test_of_several_optimizers_one_is_named() -> None:
     with pytest.raises(ConfigurationError) as caught:
         find_learning_rate(task, [BATCH])
     assert str(caught.value) == (
-        "the task has 2 optimizers (optimizer, other): name the one whose learning rate is to be "
-        "found, as optimizer='optimizer'"
+        "the task has 2 optimizers (optimizer, other): choose one, for example "
+        "optimizer='optimizer'"
     )
     found = find_learning_rate(task, [BATCH], optimizer="other", monitor="v", steps=20)
     np.testing.assert_allclose(found.losses, -np.cumsum(found.rates), rtol=1e-4)
@@ -148,10 +148,10 @@ def test_what_cannot_be_tested_is_told() -> None:
 
     assert message(steps=9) == "steps must be at least 10, not 9"
     assert message(begin=1, end=0.1) == (
-        "learning rates rise from begin to end, both above 0, not from 1 to 0.1"
+        "learning rates must satisfy 0 < begin < end, not begin=1, end=0.1"
     )
     assert message(One(lambda w: w * np.nan)).startswith(
-        "loss diverged after 0 steps, at a learning rate of 1e-06: begin with a lower one"
+        "loss diverged after 0 steps, at a learning rate of 1e-06: start with a lower one"
     )
     w = keras.Variable(0.0)
     bare = treadle.task(lambda batch: {"loss": w.assign_add(1.0)}, w=w)

@@ -111,7 +111,9 @@ def test_a_step_visited_again_equals_the_log_bit_for_bit(noisy_run: Path, step: 
     assert found.agreement.compared == step - found.checkpoint
     assert "compiled: equal to the log bit for bit" in str(found)
     assert found.eager_distance < ROUNDING
-    assert found.origin == "all is finite: batch, activations, values, gradients, updates"
+    assert found.origin == (
+        "all values are finite: batch, activations, returned values, gradients, updates"
+    )
 
 
 def test_the_task_is_left_as_it_was_after_the_step(noisy_run: Path) -> None:
@@ -199,7 +201,7 @@ def test_hooks_that_change_how_it_trains_run_again(tmp_path: Path) -> None:
     assert not without.agreement.exact
     assert without.agreement.difference.startswith("loss of step 5 is ")
     assert "NOT equal to the log: loss of step 5 is" in str(without)
-    assert "pass the run's hooks as hooks=[…]" in str(without)
+    assert "pass the run's hooks as hooks=[…]" in str(without.agreement)
 
 
 def test_steps_that_are_eager_or_measured_are_so_again(tmp_path: Path) -> None:
@@ -293,7 +295,9 @@ def test_bisect_finds_a_spike_in_the_log(tmp_path: Path) -> None:
     expected = min(step for step, line in logged(tmp_path).items() if line["loss"] > 20)
     found = visit(Spiking, spiked(), tmp_path, bisect="loss > 20")
     assert found.step == expected
-    assert found.found_by.startswith(f"loss > 20: the first step of the log is {expected}: loss is")
+    assert found.found_by.startswith(
+        f"loss > 20: first holds at step {expected} of the log: loss is"
+    )
     assert found.batch[0].most == 60.0
     assert found.rows is not None and 17 in found.rows
 
@@ -301,7 +305,7 @@ def test_bisect_finds_a_spike_in_the_log(tmp_path: Path) -> None:
 def test_bisect_finds_where_a_variable_begins_to_be(noisy_run: Path) -> None:
     found = visit(noisy, source(), noisy_run, bisect="optimizer/iterations >= 9")
     assert found.step == 9
-    assert found.found_by == ("optimizer/iterations >= 9: the first step is 9: it holds after it")
+    assert found.found_by == ("optimizer/iterations >= 9: first holds after step 9")
     assert found.agreement.exact
 
 
@@ -319,7 +323,7 @@ def test_bisect_finds_what_no_checkpoint_has_seen(tmp_path: Path) -> None:
     path = "model/layers/1/bias"
     found = visit(plain, source(), tmp_path, bisect=f"norm({path}) > 50", hooks=hooks)
     assert found.step == 4
-    assert found.found_by.endswith("the first step is 4: it holds already before it began")
+    assert found.found_by.endswith("first holds before step 4")
 
 
 def ruined() -> Any:
@@ -348,7 +352,7 @@ def test_nan_in_a_batch_is_traced_to_its_rows(tmp_path: Path) -> None:
     row = found.rows.index(35)
     assert found.batch[0].rows == (row,)
     assert found.origin == (
-        f"the first that is not finite: 1 of 48 numbers of the first array of the batch, row {row} "
+        f"first non-finite value: 1 of 48 numbers of the first array of the batch, row {row} "
         "(of the data set: 35)"
     )
     assert visit(plain, ruined(), tmp_path, bisect="isnan(loss)").step == step
@@ -387,7 +391,7 @@ def test_nan_in_a_layer_is_traced_to_the_layer_and_its_rows(tmp_path: Path) -> N
     found = visit(rooted, large(), tmp_path, step)
     assert found.rows is not None
     assert found.origin == (
-        "the first that is not finite: 1 of 48 numbers of what model/layers/0 (Root) returned, row "
+        "first non-finite value: 1 of 48 numbers of the output of model/layers/0 (Root), row "
         f"{found.rows.index(11)} (of the data set: 11), while its variables, the batch and the "
         "layers before it are finite"
     )
@@ -414,21 +418,21 @@ def test_nan_in_a_slot_is_traced_to_what_set_it(tmp_path: Path) -> None:
     assert step > 8
     later = visit(adam, source(), tmp_path, step, hooks=hooks)
     assert re.fullmatch(
-        rf"the first that is not finite: 1 of 30 numbers of model/layers/0/kernel, before step "
-        rf"{step} began: an earlier step left it so. --bisect 'not isfinite\(model/layers/0/kernel"
-        r"\)' finds the first one",
+        rf"first non-finite value: 1 of 30 numbers of model/layers/0/kernel, before step "
+        rf"{step} began: an earlier step set it. --bisect 'not isfinite\(model/layers/0/kernel"
+        r"\)' finds that step",
         later.origin,
     )
     made = visit(
         adam, source(), tmp_path, bisect="not isfinite(model/layers/0/kernel)", hooks=hooks
     )
-    assert made.step == 8 and made.found_by.endswith("it holds after it")
+    assert made.step == 8 and made.found_by.endswith("first holds after step 8")
     assert made.origin == (
-        f"the first that is not finite: 1 of 30 numbers of {SLOT}, before step 8 began, and not "
-        "when step 7 had ended: something between the two, a hook or the script, has set it"
+        f"first non-finite value: 1 of 30 numbers of {SLOT}, before step 8 began, but not "
+        "when step 7 ended: a hook or the script set it between the two steps"
     )
     between = visit(adam, source(), tmp_path, bisect=f"isnan({SLOT})", hooks=hooks)
-    assert between.step == 8 and between.found_by.endswith("it holds already before it began")
+    assert between.step == 8 and between.found_by.endswith("first holds before step 8")
     finite = next(v for v in made.variables if v.path == "model/layers/0/kernel")
     assert finite.gradient is not None
     assert (finite.value.not_finite, finite.gradient.not_finite) == (0, 0)
@@ -457,7 +461,7 @@ def test_a_gradient_that_is_not_finite_is_told_from_its_loss(tmp_path: Path) -> 
     assert step == 2  # the first one that is seen to be NaN
     found = visit(Rooted, source(), tmp_path, 1)
     assert found.origin.startswith(
-        "the first that is not finite: 1 of 1 numbers of the gradient of scale, while the loss is "
+        "first non-finite value: 1 of 1 numbers of the gradient of scale, while the loss is "
         "finite: look for a root"
     )
 
@@ -493,7 +497,7 @@ def test_what_is_made_of_finite_numbers_is_told(tmp_path: Path, what: str, told:
 
     train(make, tmp_path, hooks=[NonFinite(action="stop")], epochs=1)
     found = visit(make, source(), tmp_path, 1)
-    assert found.origin.startswith(f"the first that is not finite: {told}")
+    assert found.origin.startswith(f"first non-finite value: {told}")
 
 
 def test_weights_ruined_at_an_unknown_step_are_searched_for(tmp_path: Path) -> None:
@@ -518,11 +522,11 @@ def test_without_a_directory_there_is_no_step_to_go_back_to() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
-        ({}, ConfigurationError, r"say which step: either its number, as step=120, or what"),
-        ({"step": 1, "bisect": "loss > 5"}, ConfigurationError, "say which step"),
+        ({}, ConfigurationError, r"specify the step: either its number, such as step=120, or"),
+        ({"step": 1, "bisect": "loss > 5"}, ConfigurationError, "specify the step"),
         ({"step": 0}, ConfigurationError, "step must be at least 1, not 0"),
         ({"step": 16}, DirectoryError, r"there is no step 16 in .*: its steps are 1 to 15"),
-        ({"bisect": "loss > 1e9"}, ConfigurationError, "'loss > 1e9' holds of none of the 15 st"),
+        ({"bisect": "loss > 1e9"}, ConfigurationError, "'loss > 1e9' holds for none of the 15 st"),
         (
             {"bisect": "los > 5"},
             ConfigurationError,
@@ -685,9 +689,9 @@ def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
     least = min(line["loss"] for line in logged(Path("run")).values())
     shown = mine("replay", "run", "--bisect", f"loss <= {least}").output
     step = next(step for step, line in logged(Path("run")).items() if line["loss"] == least)
-    assert f"the first step of the log is {step}" in shown
+    assert f"first holds at step {step} of the log" in shown
     for arguments, message in (
-        ([], "choose the step to replay: either --step N, or a condition"),
+        ([], "specify the step: either --step N, or a condition"),
         (["--bisect", "loss >"], "cannot read the condition 'loss >'"),
         (["--step", 99], "there is no step 99 in run: its steps are 1 to 15"),
         (["--step", 1, "--save", "none/x.npz"], "--save none/x.npz: there is no folder none"),

@@ -1,23 +1,25 @@
-"""A window at work beside the interpreter, which reads the next one meanwhile."""
+"""Running a window in a background thread while the main thread reads the next one."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-# One thread, so that windows never overtake each other. Compiled calls let go of the interpreter:
-# handing one over costs about 50 µs.
+# A single thread, so that windows run in order. Compiled calls release the GIL; submitting one
+# costs about 50 µs.
 _worker = ThreadPoolExecutor(1, thread_name_prefix="treadle-window")
 
 Results = tuple[dict[str, Any], dict[str, Any], list[str]]
 
 
 class Running:
-    """Results on their way.
+    """The results of a window that runs in the background thread.
 
     Args:
-        compute: Runs a window and returns its results as NumPy arrays, in the other thread.
-        settle: Given what `compute` returned, changes the state in the thread that fetches.
+        compute: A function that runs the window in the background thread, and returns its results
+            as NumPy arrays.
+        settle: A function that updates the state from the result of `compute`, in the thread that
+            calls `fetch`.
     """
 
     def __init__(
@@ -32,22 +34,22 @@ class Running:
         """Wait, and return values and explicit weights per name, and violations."""
         try:
             results = self._future.result()
-        finally:  # after an interrupt too the window ends before anybody sees the state
+        finally:  # after an interrupt too, the window must end before the state is read
             wait([self._future])
         return self._settle(results)
 
     def running(self) -> bool:
-        """Say whether the window is still at work."""
+        """Return whether the window is still running."""
         return not self._future.done()
 
     @property
     def ended(self) -> float:
-        """When the computation ended, by the monotonic clock; to be asked for after `fetch`."""
+        """The time when the computation ended, by the monotonic clock; valid after `fetch`."""
         return self._ended
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration of the computation; valid after `fetch`."""
         return self._ended - self._started
 
     def _timed(self, compute: Callable[[], Any]) -> Any:
@@ -58,11 +60,11 @@ class Running:
 
 
 class Done:
-    """Results that are there already, where a window ran in the thread that asked for it.
+    """The results of a window that already ran in the calling thread.
 
     Args:
-        results: What `fetch` returns; computed by now.
-        seconds: How long that took.
+        results: A function that returns the results for `fetch`.
+        seconds: The duration of the computation.
     """
 
     def __init__(self, results: Callable[[], Results], seconds: float) -> None:
@@ -71,7 +73,7 @@ class Done:
         self.ended = time.monotonic()
 
     def running(self) -> bool:
-        """Say that nothing is."""
+        """Return False: the window has finished."""
         return False
 
     def fetch(self) -> Results:

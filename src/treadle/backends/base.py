@@ -1,7 +1,7 @@
-"""What Treadle asks of a framework, and the one place where the running backend is chosen.
+"""The backend interface, and the selection of the running backend.
 
-Three things live here because every backend shares them: `Scope` (variables take other values for a
-while), `StepContext` (what a running step knows about itself) and the protocol `Backend`.
+Defines the protocol `Backend`, and what all backends share: `Scope`, in which variables take other
+values temporarily, and `StepContext`, the information about the running step.
 """
 
 import importlib
@@ -20,23 +20,22 @@ from ..core.options import Options
 from .plans import Facts, Plan
 from .window import Window
 
-Variable = Any  # a keras.Variable, or the framework's own where a task is written natively
+Variable = Any  # a keras.Variable, or the framework's own variable in a native task
 Tensor = Any
 Losses = dict[str, Tensor]
 
 
 class Scope(keras.StatelessScope):
-    """Inside it, variables take the values of the scope, and assignments stay in the scope.
+    """A stateless scope: variables take its values, and assignments stay inside it.
 
-    Scopes nest: what a scope does not hold comes from the one around it, and last from the variable
-    itself. That is the difference to `keras.StatelessScope`, whose nested scopes know nothing of
-    one another.
+    Scopes nest: a value that a scope does not hold is looked up in the enclosing scope, and finally
+    in the variable itself. Nested `keras.StatelessScope`s do not do this.
 
     Attributes:
         assigned: Variables that were assigned inside, by id.
-        foreign: Variables that were read and that no scope holds, by id: they would be constants of
-            a compiled step.
-        losses: What layers handed to `add_loss`, inside or before.
+        foreign: Variables that were read but are in no scope, by id: they would be constants of a
+            compiled step.
+        losses: The losses that layers passed to `add_loss`, here or in the enclosing scope.
     """
 
     def __init__(
@@ -60,24 +59,26 @@ class Scope(keras.StatelessScope):
         return self
 
     def get_current_value(self, variable: Variable) -> Tensor:
-        """Return the innermost value held for a variable; never None, unlike Keras' own."""
+        """Return the innermost value of a variable; unlike in Keras' own scope, never None."""
         value = self._held(variable)
         if value is not None:
             return value
         self.foreign[id(variable)] = variable
-        if variable._value is None:  # made in this very scope: initialized when the scope ends
+        if (
+            variable._value is None
+        ):  # created in this scope: Keras initializes it at the scope's end
             return variable._initializer(variable.shape, dtype=variable._dtype)
         return variable._value
 
     def add_update(self, update: tuple[Variable, Tensor]) -> None:
-        """Keep an assigned value.
+        """Store an assigned value.
 
-        A variable that is being differentiated keeps its gradient when its own objective assigns it
-        (spectral normalization does): the loss is differentiated at the new value, as it is where
-        variables are changed in place.
+        A variable that is being differentiated keeps its gradient if the objective assigns it, as
+        spectral normalization does: the loss is then differentiated at the new value, as with
+        in-place assignments.
         """
         variable, value = update
-        value = ops.stop_gradient(value)  # as where variables are changed in place
+        value = ops.stop_gradient(value)  # in-place assignments carry no gradient either
         leaf = self._leaves.get(id(variable))
         if leaf is not None:
             value = value + (leaf - ops.stop_gradient(leaf))
@@ -86,11 +87,11 @@ class Scope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
 
     def changed(self) -> dict[int, tuple[Variable, Tensor]]:
-        """Return `{id: (variable, value)}` for what was assigned inside."""
+        """Return `{id: (variable, value)}` of the variables that were assigned inside."""
         return {key: (v, self.state_mapping[key]) for key, v in self.assigned.items()}
 
     def held(self) -> list[tuple[Variable, Tensor]]:
-        """Return what this scope and those around it hold: `(variable, value)`."""
+        """Return all `(variable, value)` pairs of this scope and the enclosing ones."""
         outer = self.original_scope
         found = {id(v): (v, x) for v, x in outer.held()} if isinstance(outer, Scope) else {}
         found |= {key: (v, self.state_mapping[key]) for key, v in self._holds.items()}
@@ -105,7 +106,7 @@ class Scope(keras.StatelessScope):
 
 
 def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[int] = ()) -> None:
-    """Assign what an inner scope changed, around it or for good; not those in `keep`."""
+    """Assign an inner scope's changes in the enclosing scope or to the variables, except `keep`."""
     kept = set(keep)
     for key, (variable, value) in changed.items():
         if key not in kept:
@@ -113,7 +114,7 @@ def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[
 
 
 def hand_losses(inner: Scope) -> None:
-    """Let `add_loss` losses of an inner scope be seen in the one around it, or in their layers."""
+    """Pass the `add_loss` losses of an inner scope to the enclosing one, or to their layers."""
     outer = get_stateless_scope()
     if outer is not None:
         outer.losses[:] = inner.losses
@@ -126,17 +127,17 @@ def hand_losses(inner: Scope) -> None:
 
 @dataclass
 class Build:
-    """What an abstract run of a step finds out.
+    """The findings of an abstract run of a step.
 
     Attributes:
-        applied: Optimizers whose `apply` was called, each with the variables that it was given
-            and the number of gradients.
+        applied: Optimizers whose `apply` was called, each with its variables and the number of
+            gradients.
         read: Variables that were read, by id.
         written: Variables that were assigned, by id.
-        differentiated: `gradients` was called, so the step is portable, not native.
+        differentiated: Whether `gradients` was called, so that the step is portable, not native.
         names: The names of the values that the step returned.
-        settled: Ids of the variables that the step already uses for batches of another form: they
-            may not be replaced.
+        settled: Ids of variables that the step already uses for batches of other shapes: they must
+            not be replaced.
     """
 
     applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
@@ -148,47 +149,47 @@ class Build:
 
 
 class Recorder(Protocol):
-    """Looks into steps that run eagerly: at gradients, and at what layers return.
+    """Records gradients and the outputs of layers, in steps that run eagerly.
 
-    Inside an objective some frameworks have no values yet: what is met there is handed through the
-    differentiation, as what the objective returned is.
+    Some frameworks have no concrete values inside an objective. Records made there are returned
+    from the differentiation as auxiliary outputs, which makes their values concrete.
     """
 
     def begin(self) -> None:
-        """Take note that an objective begins."""
+        """Start the record of an objective."""
         ...
 
     def taken(self) -> Any:
-        """Return what was met since `begin`: a structure of tensors and texts."""
+        """Return the record since `begin`: a structure of tensors and strings."""
         ...
 
     def give(self, met: Any) -> None:
-        """Take back what `taken` returned, now as it is outside of the objective."""
+        """Add a record returned by `taken`, now with concrete values."""
         ...
 
     def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Take note of what `treadle.gradients` returns for these variables."""
+        """Record the gradients that `treadle.gradients` returns for these variables."""
         ...
 
 
 @dataclass
 class StepContext:
-    """What a running step knows about itself.
+    """Information about the running step.
 
     Attributes:
         number: The step's number, an integer tensor.
-        examples: How many examples its batch has.
-        build: Where findings go while the step is run abstractly; None in a real run.
+        examples: The number of examples in its batch.
+        build: The object that collects the findings of an abstract run; None in a real run.
         layers: All layers of the state, to which `add_loss` losses belong.
-        path_of: Names a variable by its path.
-        checked: Check what phases own.
-        owned_by_nobody: Ids of variables that any phase may change: metrics, seeds.
-        violations: Messages of broken promises, each with a boolean tensor that says whether it
-            happened.
-        depth: How many `gradients` are running around this moment.
-        inside: How many objectives, branches and mapped functions lie around this moment.
-        loss_scale: The `treadle.LossScale` that losses are multiplied by; None where nothing is.
-        recorder: What looks into the step; None where nobody does.
+        path_of: A function that returns a variable's path.
+        checked: Whether to check the ownership of phases.
+        owned_by_nobody: Ids of unowned variables, which any phase may change: metrics, seeds.
+        violations: Messages of violated checks, each with a boolean tensor that is true if the
+            violation happened.
+        depth: The number of enclosing `gradients` calls.
+        inside: The number of enclosing objectives, branches and mapped functions.
+        loss_scale: The `treadle.LossScale` that losses are multiplied by, or None.
+        recorder: The recorder of gradients and layer outputs, or None.
     """
 
     number: Any = 0
@@ -210,17 +211,17 @@ _running = threading.local()
 
 
 def context() -> StepContext:
-    """Return the running step's context; a bare one where no loop runs."""
+    """Return the running step's context, or a default one outside of a loop."""
     stack: list[StepContext] = getattr(_running, "stack", [])
     if stack:
         return stack[-1]
-    if not hasattr(_running, "bare"):  # one and the same: nested gradients count their depth in it
+    if not hasattr(_running, "bare"):  # one object per thread: nested gradients count their depth
         _running.bare = StepContext()
     return _running.bare
 
 
 def in_step() -> bool:
-    """Say whether a step is running in this thread."""
+    """Return whether a step is running in this thread."""
     return bool(getattr(_running, "stack", []))
 
 
@@ -239,7 +240,7 @@ def running(step: StepContext) -> Generator[StepContext]:
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Generator[None]:
-    """Let a recorder look into the steps that run meanwhile, in this thread, uncompiled."""
+    """Attach a recorder to the steps that run uncompiled in this thread inside this context."""
     _running.recorder = recorder
     try:
         yield
@@ -249,7 +250,7 @@ def recorded_by(recorder: Recorder) -> Generator[None]:
 
 @contextmanager
 def unrecorded() -> Generator[None]:
-    """Record nothing meanwhile: branches and mapped functions may be traced, without values."""
+    """Pause recording: branches and mapped functions may be traced, without concrete values."""
     step = context()
     recorder, step.recorder = step.recorder, None
     try:
@@ -260,7 +261,7 @@ def unrecorded() -> Generator[None]:
 
 @contextmanager
 def deeper() -> Generator[bool]:
-    """Count one more `gradients` around this moment; tells whether there was one before."""
+    """Enter a `gradients` call; yields whether it is nested in another one."""
     step = context()
     step.depth += 1
     try:
@@ -270,38 +271,39 @@ def deeper() -> Generator[bool]:
 
 
 class Outputs(Protocol):
-    """What the steps of one window return, while they run or afterwards."""
+    """The outputs of a window's steps, which may still be running."""
 
     @property
     def seconds(self) -> float:
-        """How long the steps took; to be asked for after `fetch`."""
+        """The duration of the steps; valid after `fetch`."""
         ...
 
     @property
     def ended(self) -> float:
-        """When they ended, by the monotonic clock; to be asked for after `fetch`."""
+        """The time when the steps ended, by the monotonic clock; valid after `fetch`."""
         ...
 
     def running(self) -> bool:
-        """Say whether they still run."""
+        """Return whether the steps are still running."""
         ...
 
     def fetch(self) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
         """Wait, and return values and explicit weights per name, each (steps,), and violations.
 
-        Before it returns, the state may be anything; afterwards it is that after the last step.
+        Until it returns, the state is undefined; afterwards it is the state after the last step.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What distributes training over devices.
+    """A strategy that distributes training over devices.
 
     Attributes:
         strategy: The name of its class.
-        remedy: What to do instead.
-        variable: A variable that was created for it; None where a context or a setting does it.
+        remedy: What to do instead, for messages.
+        variable: A variable that was created under the strategy; None if it comes from a context
+            or a setting.
     """
 
     strategy: str
@@ -310,13 +312,13 @@ class Distribution:
 
 
 class Executor(Protocol):
-    """A step over a state, compiled or not, run for the batches of a window one after another.
+    """Runs a step, compiled or not, for the batches of a window in order.
 
-    All batches that it runs are of one form.
+    All batches have equal structure, shapes and dtypes.
 
     Attributes:
-        plan: How it runs; set before anything is compiled.
-        whole: A window that fails has changed nothing.
+        plan: The execution plan; it is set before anything is compiled.
+        whole: Whether a window that fails leaves the state unchanged.
     """
 
     plan: Plan
@@ -324,33 +326,33 @@ class Executor(Protocol):
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled so far."""
+        """The number of programs compiled so far."""
         ...
 
     def facts(self, window: Window) -> Facts:
-        """Return what decides the plan for batches like these; traces the step."""
+        """Trace the step, and return the facts that determine the plan for batches like these."""
         ...
 
     def compile(self, window: Window) -> bool:
-        """Make the program for windows of batches like these; False where it was made before."""
+        """Compile the program for windows like this one; return False if it already exists."""
         ...
 
     def run(self, window: Window, first_step: int) -> Outputs:
-        """Begin to run the window's batches; those of `rows` are gathered on the device."""
+        """Start running the window's batches; those of `rows` are gathered on the device."""
         ...
 
 
 class Backend(Protocol):
-    """What Treadle needs of a framework."""
+    """The operations that Treadle needs from a framework."""
 
     name: str
 
     def is_native_variable(self, thing: Any) -> bool:
-        """Say whether this is a variable of the framework's own that Keras does not know."""
+        """Return whether this is a framework variable that is not a Keras variable."""
         ...
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Return the attributes of a framework's own module, or None for anything else."""
+        """Return the attributes of a framework module, or None for anything else."""
         ...
 
     def differentiate(
@@ -362,19 +364,19 @@ class Backend(Protocol):
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Run `function(inputs)` once and differentiate each loss it returns.
 
-        `groups` says per loss with respect to which of `[*variables, *inputs]`; None stands for a
-        gradient of what the loss does not reach.
+        `groups` maps each loss to the indices in `[*variables, *inputs]` to differentiate it by. A
+        gradient is None if the loss does not depend on that variable or input.
         """
         ...
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return a context in which nothing is kept for a backward pass."""
+        """Return a context in which no intermediate results are stored for a backward pass."""
         ...
 
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        """Run a function of tensors whose backward pass computes it again instead of keeping it.
+        """Run a function of tensors whose intermediate results the backward pass recomputes.
 
-        What it assigns is assigned once, and it is computed again with the values that it had.
+        Its assignments take effect once; the recomputation uses the variables' earlier values.
         """
         ...
 
@@ -383,41 +385,41 @@ class Backend(Protocol):
         ...
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """Map over the first axis, in order; state changes carry over."""
+        """Map a function over the first axis, in order; state changes carry over."""
         ...
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
-        """Run once with all assignments discarded, so that variables come into being."""
+        """Run a step once to create its variables, and discard all assignments."""
         ...
 
     def executor(self, program: "Program", options: Options) -> Executor:
-        """Return what runs a program; nothing is compiled yet."""
+        """Return an executor for a program; nothing is compiled yet."""
         ...
 
     def read(self, variable: Variable) -> Any:
-        """Return a variable's value as a NumPy array of its own."""
+        """Return a copy of a variable's value as a NumPy array."""
         ...
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Return a variable's value as a NumPy array that later steps do not change.
 
         Args:
-            variable: Any.
-            buffer: An array of its shape and dtype that may be overwritten, or None: a copy into
-                memory that is there already costs a tenth of one into new memory.
+            variable: The variable.
+            buffer: An array of its shape and dtype that may be overwritten, or None. Copying into
+                existing memory costs a tenth of copying into new memory.
         """
         ...
 
     def write(self, variable: Variable, value: Any) -> None:
-        """Set a variable from a NumPy array or from what `keep` returned."""
+        """Set a variable from a NumPy array or from a return value of `keep`."""
         ...
 
     def keep(self, variable: Variable) -> Any:
-        """Return a copy of a variable's value, on the device where that is cheap."""
+        """Return a copy of a variable's value, on the device if that is cheap."""
         ...
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
-        """Say of each variable of a float type whether all its values are finite, in one fetch."""
+        """Return for each float variable whether all its values are finite, in one fetch."""
         ...
 
     def to_numpy(self, tensor: Any) -> Any:
@@ -429,41 +431,41 @@ class Backend(Protocol):
         ...
 
     def caller(self, program: "Program") -> Callable[[Any, int], Any]:
-        """Compile a function of `(inputs, stream)` whose assignments are dropped.
+        """Compile a function of `(inputs, stream)` whose assignments are discarded.
 
         `stream` selects the random numbers that it draws.
         """
         ...
 
     def explain(self, error: Exception) -> str:
-        """Return what an exception of a step is likely to mean and what to do, or nothing.
+        """Return the likely cause of a step's exception and what to do, or an empty string.
 
-        It is told below what the framework says.
+        It is shown below the framework's message.
         """
         ...
 
     def bfloat16_pays(self) -> bool:
-        """Say whether it runs on a CPU, and faster in bfloat16 where the CPU has it."""
+        """Return whether the device is a CPU on which bfloat16, if supported, is faster."""
         ...
 
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return what distributes training over devices, or None."""
+        """Return the strategy that distributes training over devices, or None."""
         ...
 
     def computes_on(self) -> dict[str, Any]:
-        """Return what bits depend on beside the program: `devices` and `threads`."""
+        """Return `devices` and `threads`, on which the bits of results depend."""
         ...
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the framework's profiler watches.
+        """Return a context in which the framework's profiler records.
 
-        At its end `directory` holds `trace.json.gz`, which Perfetto opens, and below `plugins` what
-        TensorBoard does, where the framework writes such.
+        At its end `directory` holds `trace.json.gz`, which Perfetto opens. If the framework writes
+        files for TensorBoard, they are in `plugins`.
         """
         ...
 
     def own_random(self) -> AbstractContextManager[Any]:
-        """Return a context after which the framework's own random state is as before."""
+        """Return a context that restores the framework's own random state at its end."""
         ...
 
 
@@ -474,10 +476,12 @@ class Program:
     Attributes:
         function: `function(batch)`: returns values, explicit weights and violations.
         variables: The state, in order.
-        seeds: Those of them that are states of seed generators.
-        new_context: Makes the context of one step from its number.
-        native: Written against the framework itself, so it looks after its own gradients.
-        number: How many programs the step has for batches of other forms.
+        seeds: The variables that are states of seed generators.
+        new_context: A function that creates the context of one step from its number.
+        name: The step's name, for messages.
+        native: Whether the step is written with the framework itself and computes its own
+            gradients.
+        number: The number of programs that the step has for batches of other shapes.
     """
 
     function: Callable[..., Any]
@@ -490,7 +494,7 @@ class Program:
 
 
 def scope_of_call(program: Program, stream: Any) -> Scope:
-    """Return a scope in which every seed generator draws from a stream of its own."""
+    """Return a scope in which every seed generator draws from the selected random stream."""
     offset = ops.cast(stream, "int32") * 7919 + 1
     return Scope(
         (seed, seed + ops.cast(ops.stack([offset, ops.zeros_like(offset)]), seed.dtype))

@@ -1,4 +1,4 @@
-"""The reference: a window is a Python loop over its batches. Slow, and easy to look into."""
+"""The eager reference: a Python loop over a window's batches, slow but easy to debug."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,12 @@ from .window import Window, examples_of
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step returned, as tensors.
+    """The outputs of one step, as tensors.
 
     Attributes:
-        values: Per name a scalar.
-        weights: Per name a scalar, for values that `weighted` made.
-        broken: Per broken promise's message a scalar boolean.
+        values: A scalar per name.
+        weights: A scalar per name, for values made by `weighted`.
+        broken: A boolean scalar per violation message, true if the violation happened.
     """
 
     values: Mapping[str, Tensor]
@@ -32,7 +32,7 @@ class StepResult:
 
 
 def run_step(program: Program, batch: Any, number: Any) -> StepResult:
-    """Run a program's function once, in a context of its own."""
+    """Run a program's function once, in a new step context."""
     with running(program.new_context(number)) as step:
         step.examples = examples_of(batch)
         values, weights = program.function(batch)
@@ -50,11 +50,11 @@ class EagerExecutor:
 
     Args:
         program: The step.
-        around: Entered around each step: what the backend needs there.
-        to_device: Makes a tensor of an array.
-        to_numpy: Makes an array of a tensor.
-        device: Where it runs.
-        refusal: Why nothing is compiled, where that was not asked for.
+        around: A function that returns the backend's context manager for each step.
+        to_device: A function that converts an array to a tensor.
+        to_numpy: A function that converts a tensor to an array.
+        device: The device that the step runs on.
+        refusal: Why the step is not compiled; empty if eager execution was requested.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class EagerExecutor:
 
     @property
     def programs(self) -> int:
-        """Nothing is compiled."""
+        """0: nothing is compiled."""
         return 0
 
     def facts(self, window: Window) -> Facts:
-        """Return that nothing can be compiled."""
+        """Return facts without a compiler."""
         return self._facts
 
     def compile(self, window: Window) -> bool:
-        """Do nothing."""
+        """Return False: nothing is compiled."""
         return False
 
     def run(self, window: Window, first_step: int) -> Done:

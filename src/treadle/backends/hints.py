@@ -1,45 +1,45 @@
-"""What backends say about common mistakes, below what the framework says."""
+"""Explanations of common mistakes, shown below the framework's error message."""
 
 from collections.abc import Iterator
 
 from ..core.backend_choice import BACKENDS
 
 CONDITION = (
-    "A Python `if`, `while`, `and` or bool() looked at a tensor, whose value is not known while "
+    "A Python `if`, `while`, `and` or bool() used a tensor, whose value is not known while "
     "the step is compiled: choose values with keras.ops.where, and branches that train with "
     "treadle.cond"
 )
 NUMBER = (
-    "Python asked for the value of a tensor (float(), int(), range() or the like), which is not "
+    "Python code used the value of a tensor (float(), int(), range() or the like), which is not "
     "known while the step is compiled: compute with keras.ops, for example keras.ops.cast, and "
-    "return from the step what is to be looked at"
+    "return values to inspect from the step"
 )
 VALUE = (
     "The value of a tensor is not known while the step is compiled: return it from the step, and "
-    "look at it in a hook or in the history"
+    "inspect it in a hook or in the history"
 )
 NUMPY = (
-    "A function of NumPy's was given a tensor of the step: use the one of the same name in "
+    "A NumPy function was called with a tensor of the step: use the function of the same name in "
     "keras.ops"
 )
 KEPT = (
-    "A tensor of another call of the step was used: what is to be kept from step to step belongs "
-    "in a keras.Variable that the task holds"
+    "A tensor of another call of the step was used: keep state between steps in a keras.Variable "
+    "that is an attribute of the task"
 )
 MADE = (
-    "The step makes a variable: make layers, metrics and optimizers once, in the task's __init__, "
-    "and keep them as attributes; the first batch builds them"
+    "The step creates a variable: create layers, metrics and optimizers once, in the task's "
+    "__init__, and keep them as attributes; the first batch builds them"
 )
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 METHODS = {"backward": "torch", "detach": "torch", "zero_grad": "torch", "requires_grad_": "torch"}
 
 
 def common(error: BaseException, name: str) -> str:
-    """Return what is known of an error whatever the backend, or nothing.
+    """Return the explanation of an error that can occur on every backend, or an empty string.
 
     Args:
-        error: What a step raised.
-        name: The backend that runs.
+        error: The exception that a step raised.
+        name: The running backend.
     """
     text = str(error)
     if "create a variable while in a stateless scope" in text:
@@ -47,19 +47,19 @@ def common(error: BaseException, name: str) -> str:
     other = next((m for m in modules(error) if m in BACKENDS and m != name), None)
     if isinstance(error, AttributeError):
         other = METHODS.get(str(error.name))
-    if name != "torch" and "must be Tensor, not" in text:  # its functions leave no frames
+    if name != "torch" and "must be Tensor, not" in text:  # C++ functions have no Python frames
         other = "torch"
     if other is None or other == name:
         return ""
     return (
-        f"The step calls {TITLES[other]}, and Keras runs on {TITLES[name]}: write it with "
+        f"The step calls {TITLES[other]}, but Keras runs on {TITLES[name]}: write it with "
         f"keras.ops and treadle.gradients, which run everywhere, or run it with "
         f"KERAS_BACKEND={other}"
     )
 
 
 def modules(error: BaseException) -> Iterator[str]:
-    """Yield the packages of the frames that an error came through, and of its class."""
+    """Yield the top-level packages of the frames in an error's traceback."""
     trace = error.__traceback__
     while trace is not None:
         yield str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,4 +1,4 @@
-"""How a step runs, and what decides it: the facts that backends know, the plan made of them."""
+"""Execution plans of steps, and the facts about a step that determine them."""
 
 from dataclasses import dataclass, replace
 
@@ -7,14 +7,14 @@ XLA = "XLA"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a backend knows of a step before it runs.
+    """What a backend knows about a step before running it.
 
     Attributes:
-        device: `"cpu"`, `"gpu"` …: where it runs.
-        compilers: How it can be compiled; empty where it cannot be. What the backend does without
-            being asked comes last.
-        convolves: Convolutions are among its operations, or their gradients.
-        refusal: Why a compiler is missing, as a clause; empty where none is.
+        device: The device that it runs on: `"cpu"`, `"gpu"` …
+        compilers: The compilers that support it; empty if it cannot be compiled. The backend's
+            default is the last one.
+        convolves: Whether it contains convolutions or their gradients.
+        refusal: Why a compiler is missing, as a clause; empty if none is.
     """
 
     device: str
@@ -23,26 +23,26 @@ class Facts:
     refusal: str = ""
 
     def without(self, compiler: str, refusal: str) -> "Facts":
-        """Return these facts for a compiler that turned out to refuse the step."""
+        """Return these facts without a compiler that does not support the step."""
         left = tuple(name for name in self.compilers if name != compiler)
         return replace(self, compilers=left, refusal=refusal)
 
 
 class RefusedError(Exception):
-    """A compiler cannot compile a step; its text says why, as a clause."""
+    """A compiler cannot compile a step; the message is the reason, as a clause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step runs.
+    """The execution plan of a step.
 
-    Equal plans mean equal bits; `largest` alone does not matter for them.
+    Equal plans give bit-for-bit equal results; `largest` does not change them.
 
     Attributes:
-        compiler: One of the facts' compilers; empty where Python runs the step.
-        fused: Several steps are one call; else each step is one.
-        largest: The most steps whose results are fetched together.
-        why: What made the choice other than the usual one, as a clause.
+        compiler: One of the facts' compilers; empty if the step runs eagerly.
+        fused: Whether several steps run as one call.
+        largest: The maximum number of steps whose results are fetched together.
+        why: The reason for a choice other than the default, as a clause.
 
     Example:
         >>> print(Plan("graph", fused=True, largest=256))
@@ -55,7 +55,7 @@ class Plan:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return the plan as one line."""
         steps = f"windows of up to {self.largest}" if self.fused else "single steps"
         how = f"{steps}, {self.compiler}" if self.compiler else "eager"
         return f"{how} ({self.why})" if self.why else how

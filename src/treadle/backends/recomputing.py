@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass: with the values of the first time."""
+"""Rematerialization: recomputing a function in the backward pass with its original values."""
 
 import copy
 from collections.abc import Callable, Generator, Sequence
@@ -12,22 +12,22 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from ..errors import StepError
 from .base import Scope, Tensor, Variable, context, hand_outward
 
-# What Keras knows of the layers around a call: whether they train, and in which type they compute.
+# Keras' state of the enclosing layer calls: their call arguments (training) and autocast dtype.
 _SURROUNDINGS = ("current_call_ctx", "autocast_scope")
 
 
 class Recomputed:
-    """A function that is run a second time as it was run the first time.
+    """A function whose later runs repeat the first one.
 
-    What the first run assigns is kept until `release`. In later runs the variables have the values
-    from before it, so that a Dropout drops the same units, assignments are forgotten, and layers
-    find themselves within the layers that were around the first run.
+    Assignments of the first run are stored until `release`. In later runs the variables have the
+    values from before the first run, so that a Dropout drops the same units; assignments are
+    discarded; and layers see the same enclosing layers as in the first run.
 
     Args:
-        function: Takes tensors; returns a structure of them.
+        function: A function of tensors that returns a structure of tensors.
 
     Attributes:
-        held: Variables, and their values, that scopes around the first run hold.
+        held: `(variable, value)` pairs of the scopes around the first run.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -44,8 +44,9 @@ class Recomputed:
         """Run the function.
 
         Args:
-            inputs: What it takes.
-            values: What stands for the values of `held`, which differentiation may need explicitly.
+            inputs: Its arguments.
+            values: Values to use instead of those of `held`, if the differentiation needs them as
+                explicit inputs.
         """
         held = self.held
         if values is not None:
@@ -63,7 +64,7 @@ class Recomputed:
 
     @contextmanager
     def surroundings(self) -> Generator[None]:
-        """Let layers find around them what was around the first run."""
+        """Restore the enclosing layers of the first run, as Keras sees them."""
         now = {name: global_state.get_global_attribute(name) for name in self._around}
         for name, value in self._around.items():
             global_state.set_global_attribute(name, copy.copy(value))
@@ -74,15 +75,15 @@ class Recomputed:
                 global_state.set_global_attribute(name, value)
 
     def release(self) -> None:
-        """Assign for good what the first run assigned."""
+        """Apply the assignments of the first run."""
         hand_outward(self._changed or {})
 
 
 def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a function, to be run inside a scope, that hands a loss to `add_loss`.
+    """Wrap a function, to be run inside a scope, so that it raises if a layer calls `add_loss`.
 
     Raises:
-        StepError: When it is run.
+        StepError: When the wrapped function is run.
     """
 
     def run(*inputs: Any) -> Any:
@@ -91,8 +92,8 @@ def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*inputs)
         if len(scope.losses) > before:
             raise StepError(
-                "a layer inside of treadle.remat handed a loss to add_loss, which would have no "
-                "gradient: leave that layer (one with an activity regularizer, for example) "
+                "a layer inside of treadle.remat passed a loss to add_loss, which would have no "
+                "gradient: move that layer (one with an activity regularizer, for example) "
                 "outside, or return its loss from the function"
             )
         return result
@@ -102,7 +103,7 @@ def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def no_assignments() -> Generator[None]:
-    """Refuse assignments in a backward pass: only what is computed again there makes any.
+    """Reject assignments in a backward pass, which only a recomputed function can make.
 
     Raises:
         StepError: A variable was assigned.
@@ -112,51 +113,51 @@ def no_assignments() -> Generator[None]:
     for variable in scope.assigned.values():
         raise StepError(
             f"{context().path_of(variable)} was changed in the backward pass, by a function that "
-            "is computed again there: it draws other numbers then, or moves averages twice, so "
-            f"gradients are wrong. {_INSTEAD}"
+            "is recomputed there: it draws different random numbers or updates moving averages "
+            f"twice, so gradients are wrong. {_INSTEAD}"
         )
 
 
 @contextmanager
 def no_layers() -> Generator[None]:
-    """Refuse layers that are called in a backward pass, where nothing tells them that they train.
+    """Reject layer calls in a backward pass, where layers do not get the `training` argument.
 
     Raises:
-        StepError: One was called.
+        StepError: A layer was called.
     """
     around = global_state.get_global_attribute("current_call_ctx")
-    global_state.set_global_attribute("current_call_ctx", _Nothing())
+    global_state.set_global_attribute("current_call_ctx", _UnknownCall())
     try:
         yield
     finally:
         global_state.set_global_attribute("current_call_ctx", around)
 
 
-class _Nothing:
-    """Stands for the layers around a layer that is called in the backward pass."""
+class _UnknownCall:
+    """Replaces Keras' call context of the enclosing layers during the backward pass."""
 
     entry_layer = None
 
     def __init__(self) -> None:
-        self._told: dict[str, Any] = {}
+        self._arguments: dict[str, Any] = {}
 
     def set_value(self, name: str, value: Any) -> None:
-        """Keep what a layer was told by its caller, for the layers within it."""
-        self._told[name] = value
+        """Store a call argument of a layer, for the layers inside it."""
+        self._arguments[name] = value
 
     def get_value(self, name: str, default: Any = None) -> Any:
-        """Return what the layers around were told.
+        """Return a call argument of the enclosing layers.
 
         Raises:
-            StepError: Nobody knows.
+            StepError: It is unknown.
         """
-        if name in self._told:
-            return self._told[name]
+        if name in self._arguments:
+            return self._arguments[name]
         raise StepError(
-            "a layer was called in the backward pass, by a function that is computed again there: "
-            f"it does not know any more what the layers around it were told ({name}), so a Dropout "
-            f"may not drop, and gradients are wrong. {_INSTEAD}"
+            "a layer was called in the backward pass, by a function that is recomputed there: the "
+            f"argument {name!r} of the enclosing layers is no longer known, so a Dropout may not "
+            f"drop, and gradients are wrong. {_INSTEAD}"
         )
 
 
-_INSTEAD = "Use treadle.remat in the place of keras.remat"
+_INSTEAD = "Use treadle.remat instead of keras.remat"

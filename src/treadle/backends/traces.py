@@ -1,4 +1,4 @@
-"""Traces of a profiler, as Perfetto opens them: events of Chrome's trace format, in JSON."""
+"""Profiler traces for Perfetto, in Chrome's JSON trace format."""
 
 import gzip
 import json
@@ -12,14 +12,14 @@ TRACE = "trace.json.gz"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that ran for a while.
+    """A timed event of a trace.
 
     Attributes:
-        process: Where: the host or a device.
-        thread: The line of it.
-        name: What.
-        begin: When, in microseconds.
-        duration: How long, in microseconds.
+        process: The host or device that it ran on.
+        thread: The thread or stream that it ran on.
+        name: The event's name.
+        begin: Its start, in microseconds.
+        duration: Its duration, in microseconds.
     """
 
     process: str
@@ -62,7 +62,7 @@ def read_trace(directory: Path) -> list[Span]:
             threads[event["pid"], event["tid"]] = str(event["args"]["name"])
     found: list[Span] = []
     for event in events:
-        # Of the category "Trace" is what PyTorch's profiler says of itself.
+        # PyTorch's profiler uses the category "Trace" for its own bookkeeping.
         if event.get("ph") == "X" and "dur" in event and event.get("cat") != "Trace":
             pid, tid = event["pid"], event["tid"]
             process, thread = processes.get(pid, str(pid)), threads.get((pid, tid), str(tid))
@@ -74,12 +74,12 @@ def read_trace(directory: Path) -> list[Span]:
 
 
 def newest(directory: Path, pattern: str) -> Path:
-    """Return the file that a profiler has just left somewhere below a directory."""
+    """Return the newest file below a directory that matches a pattern."""
     return max(directory.rglob(pattern), key=lambda path: path.stat().st_mtime_ns)
 
 
 def own_times(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
-    """Return how long each name ran, without what ran inside of it, and how often.
+    """Return the self time of each name (without nested spans), and how often it ran.
 
     Example:
         >>> outer, inner = Span("host", "1", "step", 0, 10), Span("host", "1", "add", 2, 3)

@@ -1,4 +1,4 @@
-"""What travels from a source to an executor: some batches of equal form."""
+"""Windows: consecutive batches of equal structure, shapes and dtypes."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ CAPACITIES = (8, 64)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Batches as rows of a data set that lies in memory as a whole.
+    """Batches as row indices of a data set that is in memory as a whole.
 
-    An executor may put the data set on the device once and gather the batches there.
+    An executor may copy the data set to the device once and gather the batches there.
 
     Attributes:
-        owner: What the data set belongs to; it can be weakly referenced, and holds the arrays.
+        owner: The object that holds the arrays; it can be weakly referenced.
         arrays: The data set's structure, each leaf an array of shape (examples, …) or None; the
             same objects in all windows of an owner.
-        indices: int64 of shape (count, examples in a batch): which rows each batch holds.
+        indices: The rows of each batch, int64 of shape (count, examples in a batch).
     """
 
     owner: Any
@@ -37,11 +37,13 @@ class Window:
     """Consecutive batches of equal structure, shapes and dtypes.
 
     Args:
-        batches: The batch's own structure (tuple, dict, nested …), each leaf an array of shape
-            (count, …batch's own shape), stacked along the new first axis; None leaves stay None.
-        count: How many batches there are.
-        examples: Examples in each of them: the first leaf's leading dimension, 1 for scalars.
-        rows: Where the batches are found instead; they are gathered when somebody asks for them.
+        batches: The batches in their own structure (tuple, dict, nested …), each leaf an array of
+            shape (count, *batch shape), stacked along the new first axis; None leaves stay None.
+        count: The number of batches.
+        examples: The number of examples per batch: the first leaf's leading dimension, 1 for
+            scalars.
+        rows: The batches as rows of a data set, if `batches` is None; they are gathered on first
+            access.
     """
 
     __slots__ = ("_batches", "_form", "count", "examples", "rows")
@@ -52,7 +54,7 @@ class Window:
 
     @classmethod
     def of_rows(cls, rows: Rows) -> "Window":
-        """Return a window of rows that are not gathered yet."""
+        """Create a window of rows that are not gathered yet."""
         return cls(None, *rows.indices.shape, rows=rows)
 
     @property
@@ -67,7 +69,7 @@ class Window:
 
     @property
     def form(self) -> Hashable:
-        """Structure, shapes and dtypes of the batches; what `form_of` returns for each of them."""
+        """Structure, shapes and dtypes of a batch, equal to `form_of(batch)`."""
         if self._form is None:
             rows = self.rows
             if self._batches is None and rows is not None:
@@ -79,7 +81,7 @@ class Window:
 
     @property
     def stacked_bytes(self) -> int:
-        """Bytes of the stacked batches; 0 where they are rows of a data set."""
+        """Bytes of the stacked batches; 0 if they are rows of a data set."""
         if self.rows is not None:
             return 0
         return sum(x.nbytes for x in keras.tree.flatten(self._batches) if x is not None)
@@ -102,7 +104,7 @@ class Window:
         )
 
     def repeated(self, times: int) -> "Window":
-        """Return a window of these batches again and again."""
+        """Return a window that repeats these batches `times` times."""
         if self.rows is not None:
             rows = self.rows
             chosen = np.concatenate([rows.indices] * times)
@@ -111,7 +113,7 @@ class Window:
         return Window(stacked, self.count * times, self.examples)
 
     def joined(self, following: Sequence["Window"]) -> "Window":
-        """Return a window of these batches and of those of others of equal form, copied once."""
+        """Concatenate this window and other windows of equal form, copying each batch once."""
         if not following:
             return self
         windows = [self, *following]
@@ -122,7 +124,7 @@ class Window:
         return Window(stacked, sum(window.count for window in windows), self.examples)
 
     def is_like(self, other: "Window") -> bool:
-        """Say whether the batches of another window are of equal form."""
+        """Return whether the batches of another window have equal structure, shapes and dtypes."""
         return self.form == other.form
 
     def _part(self, part: slice, count: int) -> "Window":
@@ -133,10 +135,10 @@ class Window:
 
 
 def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> int:
-    """Return for how many batches a program is made that runs `count` of them.
+    """Return the number of batches to compile a program for that runs `count` of them.
 
-    XLA must know how many there can be; it gets few numbers to know, so there are few programs. It
-    is never 1, which would be simplified, and then round differently.
+    XLA needs a static maximum. Few different maxima are used, so that few programs are compiled.
+    The maximum is never 1, since XLA would simplify the loop, which rounds differently.
 
     Example:
         >>> [capacity(count, 256) for count in (1, 8, 9, 200)]
@@ -146,19 +148,19 @@ def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> i
 
 
 def padded(x: Any, rows: int) -> Any:
-    """Return an array with zeros behind it, of this many rows."""
+    """Return an array padded with zeros to this many rows."""
     missing = rows - x.shape[0]
     return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
 
 
 def examples_of(batch: Any) -> int:
-    """Return how many examples a batch has: the first leaf's leading dimension, 1 for scalars."""
+    """Return a batch's number of examples: the first leaf's leading dimension, 1 for scalars."""
     first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
     return first.shape[0] if first is not None and len(first.shape) else 1
 
 
 def form_of(batch: Any) -> Hashable:
-    """Return what is equal for batches of equal structure, shapes and dtypes.
+    """Return a key that is equal for batches of equal structure, shapes and dtypes.
 
     Example:
         >>> short, full = {"x": np.zeros(3)}, {"x": np.zeros(8)}
@@ -169,7 +171,7 @@ def form_of(batch: Any) -> Hashable:
 
 
 def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:
-    # Written out for the usual containers: `keras.tree` takes ten times as long.
+    # Hand-written for the usual containers: `keras.tree` takes ten times as long.
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -185,7 +187,7 @@ def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:
 
 
 def row(batches: Any, index: int) -> Any:
-    """Return one batch of stacked ones; None leaves stay None."""
+    """Return one batch of stacked batches; None leaves stay None."""
     return _mapped(lambda x: x[index], batches)
 
 

@@ -203,8 +203,7 @@ def replay(
     """
     if (step is None) == (bisect is None):
         raise ConfigurationError(
-            "choose the step to replay: either --step N, or a condition to search for, as --bisect "
-            "'loss > 5'"
+            "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
         )
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
     configuration = _opened(

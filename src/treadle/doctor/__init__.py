@@ -1,6 +1,6 @@
-"""Looking into runs: back to any step of one, what can be promised of a task, and how to begin it.
+"""Diagnosis: re-run and inspect a step of a past run, and find a learning rate.
 
-Each public name is imported when it is first asked for (PEP 562).
+Each public name is imported on first access (PEP 562).
 """
 
 import importlib

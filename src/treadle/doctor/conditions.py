@@ -1,15 +1,14 @@
-"""Conditions on a run, as texts: `loss > 5`, `isnan(loss)`, `norm(model/layers/0/kernel) > 10`.
+"""Conditions on a run, as strings: `loss > 5`, `isnan(loss)`, `norm(model/layers/0/kernel) > 10`.
 
-Read by a small grammar of their own: nothing of a condition is ever run as code.
+A small grammar defines them; they are never evaluated as Python code.
 
     condition  = value comparison value | test
     test       = ["not"] ("isnan" | "isinf" | "isfinite") "(" name ")"
     value      = number | name | "norm" "(" name ")"
     comparison = "<" | "<=" | ">" | ">=" | "==" | "!="
 
-A name is that of a value that steps return, or the path of a variable. The tests ask whether any
-number of a variable is NaN or infinite (`isfinite`: whether all are finite), and `norm` is the root
-of the sum of the squares.
+A name is the name of a value that steps return, or the path of a variable. `isnan` and `isinf` are
+true if any entry is NaN or infinite, `isfinite` if all entries are finite. `norm` is the L2 norm.
 """
 
 import operator
@@ -48,12 +47,12 @@ _EXAMPLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One side of a comparison: a number, or what has a name.
+    """One side of a comparison: a number, or a named value.
 
     Attributes:
-        name: Of a value or a variable; empty for a number.
+        name: The name of a value or a variable; empty for a number.
         number: The number.
-        norm: The norm of it is meant.
+        norm: Whether to compare the norm of the named value.
     """
 
     name: str = ""
@@ -61,10 +60,10 @@ class Value:
     norm: bool = False
 
     def of(self, values: Mapping[str, Any]) -> float:
-        """Return the number that it stands for.
+        """Return the number, looked up in `values` if it is named.
 
         Raises:
-            ConfigurationError: It names an array, which no number can be compared with.
+            ConfigurationError: It names an array, which cannot be compared with a number.
         """
         if not self.name:
             return self.number
@@ -81,12 +80,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition that was read.
+    """A parsed condition.
 
     Attributes:
-        text: As it was written.
+        text: The condition's text.
         names: The names in it.
-        holds: Says whether it holds of values by name.
+        holds: A function that evaluates the condition for values by name.
 
     Example:
         >>> parse("loss > 5").holds({"loss": 6.0}), parse("isnan(loss)").holds({"loss": 6.0})
@@ -99,10 +98,10 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not a valid condition.
 
     Example:
         >>> parse("norm(model/kernel) >= 1e3").names

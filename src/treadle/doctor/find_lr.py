@@ -1,4 +1,4 @@
-"""The learning-rate range test: which learning rate a task can be begun with."""
+"""The learning-rate range test, which finds a learning rate to start training with."""
 
 import math
 from collections.abc import Generator, Sequence
@@ -22,23 +22,23 @@ from ..loop import Loop
 from ..schedules import optimizers_of
 from ..steps.helpers import step
 
-FEWEST = 10  # steps that say anything
-SMOOTHED_OVER = 25  # smoothing takes in a twenty-fifth of all steps to either side
+FEWEST = 10  # the smallest number of steps that gives a usable curve
+SMOOTHED_OVER = 25  # smoothing averages over 1/25 of all steps on either side
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a learning-rate range test found.
+    """The result of a learning-rate range test.
 
     Attributes:
-        optimizer: The path of the optimizer whose learning rate went up.
-        monitor: The name of the value that was watched.
-        rates: The learning rate of each step that was made.
-        losses: What these steps returned.
-        smoothed: The same, each a mean with its neighbours, of the steps before the loss diverged.
-        planned: How many steps there were to be.
-        steepest: The learning rate around which the smoothed loss fell fastest.
-        lowest: The learning rate at which the smoothed loss was least.
+        optimizer: The path of the tested optimizer.
+        monitor: The name of the monitored value.
+        rates: The learning rate of each step.
+        losses: The monitored value of each step.
+        smoothed: The losses before divergence, each averaged with its neighbors.
+        planned: The number of planned steps.
+        steepest: The learning rate at which the smoothed loss fell fastest.
+        lowest: The learning rate at which the smoothed loss was lowest.
     """
 
     optimizer: str
@@ -52,25 +52,25 @@ class RangeTest:
 
     @property
     def suggestion(self) -> float | None:
-        """The rate of the steepest descent; None where the loss never fell."""
+        """The learning rate at which the loss fell fastest; None if the loss never fell."""
         fell = min(self.smoothed) < mean_at_first(self.losses) and self.lowest > self.rates[0]
         return self.steepest if fell else None
 
     @property
     def tenth(self) -> float:
-        """A tenth of the rate at which the loss was least, a second opinion.
+        """A tenth of the learning rate with the lowest loss, as an alternative suggestion.
 
-        The rate itself is at the edge: beyond it the loss rises.
+        That learning rate itself is at the limit: beyond it the loss rises.
         """
         return self.lowest / 10
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss diverged before the largest rate."""
+        """Whether the loss diverged before the largest learning rate."""
         return len(self.smoothed) < self.planned
 
     def lines(self) -> list[str]:
-        """Return what was found, as lines of text."""
+        """Return the result as lines of text."""
         first, least = mean_at_first(self.losses), min(self.smoothed)
         end = "where it diverged" if self.diverged else "the end of the range"
         found = [
@@ -80,7 +80,7 @@ class RangeTest:
         if self.suggestion is None:
             return [*found, f"{self.monitor} never fell below {first:.4g}: nothing to suggest"]
         if not self.diverged:
-            found.append("it did not diverge: the range could end later")
+            found.append("the loss did not diverge: try a larger last learning rate")
         return [
             *found,
             f"{self.monitor} fell from {first:.4g} to {least:.4g} at {self.lowest:.2g}; a tenth of "
@@ -89,7 +89,7 @@ class RangeTest:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it in JSON's terms."""
+        """Return the result in JSON's types."""
         names = ("optimizer", "monitor", "suggestion", "steepest", "lowest", "tenth", "diverged")
         curves = ("rates", "losses", "smoothed")
         return {name: getattr(self, name) for name in names} | {
@@ -97,13 +97,13 @@ class RangeTest:
         }
 
     def draw(self, path: str | Path) -> None:
-        """Draw the loss over the learning rate, and what is suggested.
+        """Plot the loss over the learning rate, with the suggested learning rates.
 
         Args:
-            path: The picture, which ends in .png, .svg or .pdf.
+            path: The image file, which ends in .png, .svg or .pdf.
 
         Raises:
-            ConfigurationError: There can be no such picture.
+            ConfigurationError: The file cannot be written, or its format is not supported.
         """
         path = checked_picture(path)
         figure = new_figure(7.0, 4.2)
@@ -137,30 +137,33 @@ def find_learning_rate(
     steps: int = 100,
     options: Options | None = None,
 ) -> RangeTest:
-    """Train with a learning rate that rises at each step, and see what the loss says.
+    """Run a learning-rate range test: train while the learning rate rises, and record the loss.
 
-    The range test of Smith (https://arxiv.org/abs/1506.01186, section 3.3), with a rate that rises
-    by a constant factor. While the test runs, a schedule stands in for the optimizer's learning
-    rate, whatever that is; steps are compiled as they always are. The test ends early where the
-    loss diverges: where it is not finite, or its smoothed value lies above the mean of the first
-    ten by more than that mean's size, and by more than it had fallen.
+    This is the range test of Smith (https://arxiv.org/abs/1506.01186, section 3.3), with a learning
+    rate that rises by a constant factor per step. During the test a schedule replaces the
+    optimizer's learning rate; steps are compiled as usual. The test stops early if the loss
+    diverges: if it is not finite, or if its smoothed value exceeds the mean of the first ten losses
+    by more than that mean's absolute value and by more than the loss had fallen.
 
-    Afterwards every variable, the random states and the optimizer are as they were. A model that is
-    built by its first batch is built then. An iterator that can be read once has been read.
+    Afterwards all variables, random states and the optimizer are restored. A model that is built by
+    its first batch stays built, and a one-time iterator is consumed.
 
     Args:
         task: The task.
-        train: A source of batches, read again from its start as often as it takes.
-        optimizer: The path of the optimizer, where the task has several.
+        train: A source of batches; it is restarted as often as needed.
+        optimizer: The path of the optimizer, if the task has several.
         monitor: The name of a value that steps return.
         begin: The first learning rate.
-        end: The last one.
-        steps: How many steps. More of them smooth what small batches make noisy.
-        options: How steps are executed.
+        end: The last learning rate.
+        steps: The number of steps. More steps reduce the noise of small batches.
+        options: Execution options.
+
+    Returns:
+        The result, with the suggested learning rate.
 
     Raises:
-        ConfigurationError: An argument cannot be meant; the task has no optimizer, or several and
-            none is named; steps do not return the value; the loss diverged at once.
+        ConfigurationError: An argument is invalid; the task has no optimizer, or has several and
+            `optimizer` is not given; steps do not return `monitor`; or the loss diverged at once.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -175,7 +178,7 @@ def find_learning_rate(
     steps = whole_number("steps", steps, ConfigurationError, least=FEWEST)
     if not 0 < begin < end < math.inf:
         raise ConfigurationError(
-            f"learning rates rise from begin to end, both above 0, not from {begin!r} to {end!r}"
+            f"learning rates must satisfy 0 < begin < end, not begin={begin!r}, end={end!r}"
         )
     source, reach = as_source(train), steps // SMOOTHED_OVER
     watch = _Watch(monitor, reach)
@@ -190,7 +193,7 @@ def find_learning_rate(
 
 
 class _Ramp(LearningRateSchedule):
-    """Rises by a constant factor at each step of the loop, however often the optimizer is used."""
+    """Rises by a constant factor per step of the loop, even if a step applies several updates."""
 
     def __init__(self, begin: float, end: float, steps: int) -> None:
         self.steps = steps
@@ -200,22 +203,22 @@ class _Ramp(LearningRateSchedule):
         return self._begin * ops.exp(self._growth * ops.cast(step(), "float32"))
 
     def rate(self, number: int) -> float:
-        """Return the learning rate of a step, from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return self._begin * math.exp(self._growth * number)
 
 
 class _Watch(Hook):
-    """Keeps the losses, and ends the run when they diverge."""
+    """Records the losses, and stops the run when they diverge."""
 
     def __init__(self, monitor: str, reach: int) -> None:
         self.losses: list[float] = []
         self._monitor, self._reach = monitor, reach
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Look at the steps of a window."""
+        """Record the losses of a window."""
         if self._monitor not in logs.values:
             raise ConfigurationError(
-                f"train_step returns no {self._monitor!r} to find a learning rate by."
+                f"train_step returns no {self._monitor!r} to monitor."
                 f"{did_you_mean(self._monitor, logs.values)}"
             )
         self.losses += [float(value) for value in logs.values[self._monitor]]
@@ -224,7 +227,7 @@ class _Watch(Hook):
 
 
 def good_steps(losses: Sequence[float], reach: int) -> int:
-    """Return how many steps there are before the loss diverges; see `find_learning_rate`.
+    """Return the number of steps before the loss diverges; see `find_learning_rate`.
 
     Example:
         >>> good_steps([2.0] * 10 + [1.0, 3.9, 4.1, 9.0], 0), good_steps([1.0, float("nan")], 0)
@@ -239,14 +242,14 @@ def good_steps(losses: Sequence[float], reach: int) -> int:
 
 
 def mean_at_first(losses: Sequence[float]) -> float:
-    """Return the mean of the first ten losses, while rates are too small to matter."""
+    """Return the mean of the first ten losses, at learning rates that are too small to matter."""
     return sum(losses[:FEWEST]) / max(1, len(losses[:FEWEST]))
 
 
 def smooth(losses: Sequence[float], reach: int) -> list[float]:
-    """Return the mean of each loss with its neighbours, so many to either side.
+    """Return the centered moving average over `reach` neighbors on either side.
 
-    As many on both sides: a mean of what came before would take each rate for a later one.
+    It is centered because a trailing average would shift the curve to higher learning rates.
 
     Example:
         >>> smooth([0.0, 0.0, 3.0, 0.0, 0.0], 1)
@@ -257,23 +260,23 @@ def smooth(losses: Sequence[float], reach: int) -> list[float]:
 
 
 def _chosen(loop: Loop, wanted: str | None) -> tuple[str, Any]:
-    """Return the optimizer of a path, or the only one, and its path.
+    """Return the path and the optimizer of that path, or the only one.
 
     Raises:
-        ConfigurationError: There is none, or there are several and none is named.
+        ConfigurationError: There is no such optimizer, or there are several and none is named.
     """
     found = optimizers_of(loop.state.optimizers, wanted)
     if len(found) > 1:
         raise ConfigurationError(
-            f"the task has {len(found)} optimizers ({', '.join(found)}): name the one whose "
-            f"learning rate is to be found, as optimizer={next(iter(found))!r}"
+            f"the task has {len(found)} optimizers ({', '.join(found)}): choose one, for example "
+            f"optimizer={next(iter(found))!r}"
         )
     return next(iter(found.items()))
 
 
 @contextmanager
 def _unchanged(loop: Loop) -> Generator[None]:
-    """Put every variable and the random states back."""
+    """Restore every variable and the random states afterwards."""
     state, random = loop.state, random_states()
     kept = state.keep()
     try:
@@ -285,9 +288,10 @@ def _unchanged(loop: Loop) -> Generator[None]:
 
 @contextmanager
 def _substituted(optimizer: Any, schedule: LearningRateSchedule) -> Generator[None]:
-    """Let an optimizer follow a schedule for the time being.
+    """Replace an optimizer's learning rate with a schedule in this context.
 
-    Not by assigning its learning rate: a variable would be forgotten, and a schedule stay.
+    The private attribute is set, since assigning `learning_rate` would lose the original variable
+    and refuse to replace a schedule afterwards.
     """
     attributes = vars(optimizer)
     own = attributes["_learning_rate"]
@@ -299,16 +303,16 @@ def _substituted(optimizer: Any, schedule: LearningRateSchedule) -> Generator[No
 
 
 def _result(path: str, monitor: str, ramp: _Ramp, losses: list[float], reach: int) -> RangeTest:
-    """Read the curve.
+    """Compute the result from the losses.
 
     Raises:
-        ConfigurationError: It is too short.
+        ConfigurationError: The loss diverged after too few steps.
     """
     good = good_steps(losses, reach)
     if good < FEWEST:
         raise ConfigurationError(
             f"{monitor} diverged after {good} steps, at a learning rate of {ramp.rate(good):.2g}: "
-            "begin with a lower one, and make sure that the loss is finite without any training"
+            "start with a lower one, and make sure that the loss is finite before training"
         )
     smoothed = smooth(losses[:good], reach)
     least = smoothed.index(min(smoothed))

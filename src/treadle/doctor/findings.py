@@ -1,4 +1,4 @@
-"""What is known of a step that was visited again."""
+"""The report on a replayed step."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ BAD = "bold red"
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How the steps that were run again compare with the log.
+    """The comparison of the replayed steps with the log.
 
     Attributes:
         first: The first of these steps.
-        last: The last, which is the one visited.
+        last: The last one, which is the inspected step.
         compared: How many numbers of the log were compared.
-        difference: The first that differs, in words; empty where all are equal bit for bit.
-        reasons: Why that may be.
+        difference: The first difference, as a sentence; empty if all are equal bit for bit.
+        reasons: Possible causes of the difference.
     """
 
     first: int
@@ -45,26 +45,26 @@ class Agreement:
         return self.compared > 0 and not self.difference
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Describe the comparison in a sentence."""
         single = self.first == self.last
         steps = f"step {self.last}" if single else f"steps {self.first} to {self.last}"
         if not self.compared:
-            return f"re-ran {steps}: the log holds no value of them to compare with"
+            return f"re-ran {steps}: the log has no values of them to compare with"
         if not self.difference:
             return f"re-ran {steps}, compiled: equal to the log bit for bit"
         why = "; ".join(self.reasons)
-        return f"re-ran {steps}: NOT equal to the log: {self.difference}. It may be that {why}"
+        return f"re-ran {steps}: NOT equal to the log: {self.difference}. Possible causes: {why}"
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What a step did to a variable.
+    """A variable's value, gradient and update in a step.
 
     Attributes:
-        path: Its path.
-        value: As it was before the step.
-        gradient: The last that `treadle.gradients` returned for it, or None.
-        update: What the step added to it.
+        path: The variable's path.
+        value: Its value before the step.
+        gradient: The last gradient that `treadle.gradients` returned for it, or None.
+        update: The change that the step made.
     """
 
     path: str
@@ -75,32 +75,32 @@ class Variable:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step of a past run, visited again; `print` shows it.
+    """The report on a replayed step of a past run; print it to see its tables.
 
     Attributes:
-        directory: Of the run.
+        directory: The run directory.
         step: The step's number, from 1.
         epoch: Its epoch, from 1.
         batch_number: The number of its batch in the epoch, from 1.
-        checkpoint: The step of the checkpoint that it was reached from.
-        backend: Keras' backend.
-        plan: How the step ran compiled.
-        found_by: The condition that led to this step, and how; empty where it was given.
-        agreement: How the steps run again compare with the log.
-        values: What the step returned, compiled: equal to the log where `agreement.exact`.
-        eager_values: What it returned when it ran eagerly.
-        eager_distance: The largest relative difference between both, of any value, or of any
-            variable after the step (relative to its largest number); infinite where one holds NaN
-            and the other does not.
-        eager_where: Where that is.
-        batch: The batch, one entry for each of its arrays.
-        rows: Which rows of the data set it is, where the source is arrays.
-        layers: What layers returned, in order.
+        checkpoint: The step of the checkpoint that the replay started from.
+        backend: The Keras backend.
+        plan: How the compiled step was executed.
+        found_by: The condition that selected this step, as a sentence; empty if the step was given.
+        agreement: The comparison of the replayed steps with the log.
+        values: The values that the compiled step returned; equal to the log if `agreement.exact`.
+        eager_values: The values that the eager step returned.
+        eager_distance: The largest relative difference between the compiled and the eager step, of
+            any returned value, or of any variable after the step (relative to its largest entry).
+            Infinite if a number is NaN in only one of them.
+        eager_where: The value or variable with that difference.
+        batch: Statistics of the batch, one entry per array.
+        rows: The batch's rows in the data set; None if the source does not read arrays.
+        layers: Statistics of the layers' outputs, in the order of the calls.
         kinds: The classes of layers, by path.
-        variables: What became of each variable of a float type.
-        origin: The first place that is not finite, in a sentence.
-        notes: What could not be had, in sentences.
-        arrays: All of it: `batch/…`, `activations/…`, `before/…`, `gradients/…`, `updates/…`.
+        variables: Value, gradient and update of each variable of a float dtype.
+        origin: The origin of the first non-finite number, as a sentence.
+        notes: Sentences about information that is missing.
+        arrays: All arrays: `batch/…`, `activations/…`, `before/…`, `gradients/…`, `updates/…`.
     """
 
     directory: str
@@ -126,7 +126,7 @@ class Replay:
     arrays: Mapping[str, Array] = field(repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the arrays, in JSON's types; NaN and infinity stay what they are."""
+        """Return all attributes except the arrays in JSON's types; NaN and infinity stay floats."""
         found = {k: v for k, v in vars(self).items() if k not in ("arrays", "kinds")}
         agreement = asdict(self.agreement) | {"exact": self.agreement.exact}
         return found | {
@@ -141,7 +141,7 @@ class Replay:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the arrays as `.npz`, for `numpy.load`, or `treadle.checkpoint.arrays.read_arrays`.
+        """Save the arrays as `.npz`, for `numpy.load` or `treadle.checkpoint.arrays.read_arrays`.
 
         Raises:
             OSError: The file cannot be written.
@@ -149,12 +149,12 @@ class Replay:
         write_arrays(path, self.arrays)
 
     def __str__(self) -> str:
-        """Return the tables as a text of 120 columns."""
+        """Return the tables as text, 120 columns wide."""
         return text_of(self)
 
 
 def batch_numbers(moment: Moment) -> tuple[Numbers, ...]:
-    """Return what the batch of a step is, by the names that messages use."""
+    """Return statistics of each array of a step's batch, with the names that messages use."""
     return tuple(
         Numbers.of(named(path), leaf)
         for path, leaf in flattened(moment.window.batch(0))
@@ -163,7 +163,7 @@ def batch_numbers(moment: Moment) -> tuple[Numbers, ...]:
 
 
 def variables_of(moment: Moment, look: Look) -> tuple[Variable, ...]:
-    """Return what became of each variable of a float type."""
+    """Return value, gradient and update of each variable of a float dtype."""
     gradients = {path.partition("#")[0]: gradient for path, gradient in look.gradients.items()}
     return tuple(
         Variable(
@@ -173,7 +173,7 @@ def variables_of(moment: Moment, look: Look) -> tuple[Variable, ...]:
             Numbers.of(path, change(before, look.after[path])),
         )
         for path, before in moment.state.items()
-        if before.dtype.kind in "fV"  # V: bfloat16 and the other narrow floats
+        if before.dtype.kind in "fV"  # V: bfloat16 and other narrow floats
     )
 
 
@@ -198,7 +198,7 @@ def arrays_of(moment: Moment, look: Look) -> dict[str, Array]:
 def eager_distance(
     compiled: Mapping[str, Array], after: Mapping[str, Array], look: Look
 ) -> tuple[float, str]:
-    """Return how far the eager step is from the compiled one, and where it is farthest."""
+    """Return the largest difference between the eager and the compiled step, and its name."""
     by_value = farthest(look.values, compiled, whole=False)
     by_variable = farthest(look.after, after, whole=True)
     return max(by_value, by_variable, key=lambda found: found[0])
@@ -224,7 +224,7 @@ def text_of(found: Replay) -> str:
 
 
 def show(found: Replay) -> None:
-    """Print the tables, in colour where there is a terminal."""
+    """Print the tables, in color on a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -233,7 +233,7 @@ def show(found: Replay) -> None:
 
 
 def parts(found: Replay) -> Iterator[RenderableType]:
-    """Yield what there is to show, in order."""
+    """Yield the parts of the printed report, in order."""
     if found.found_by:
         yield _plain(found.found_by)
     yield _plain(
@@ -242,7 +242,7 @@ def parts(found: Replay) -> Iterator[RenderableType]:
     )
     yield _plain(str(found.agreement), "" if not found.agreement.difference else BAD)
     values = "  ".join(f"{name} {short(value)}" for name, value in found.values.items())
-    yield _plain(f"compiled: {values}" if values else "compiled: it returned nothing")
+    yield _plain(f"compiled: {values}" if values else "compiled: the step returned no values")
     yield _plain(f"eagerly: {_distance(found)}")
     for note in found.notes:
         yield _plain(f"note: {note}")
@@ -260,8 +260,11 @@ def _distance(found: Replay) -> str:
         return "the same bits"
     where = found.eager_where
     if found.eager_distance == float("inf"):
-        return f"{where} differs: it holds NaN or infinity in one of both only, or was zero"
-    return f"equal within {found.eager_distance:.1e}, which is the difference of {where}"
+        return (
+            f"{where} differs: a number is not finite in only one of the two, or is zero when "
+            "compiled and nonzero when eager"
+        )
+    return f"equal within {found.eager_distance:.1e} (largest difference: {where})"
 
 
 def _batch(found: Replay) -> Table:
@@ -322,7 +325,7 @@ def _bad(x: Numbers) -> str:
 
 
 def _norm(x: Numbers) -> str:
-    """Write a norm; of what holds no finite number there is none."""
+    """Format the norm; a dash if there are no finite numbers."""
     return short(x.norm, fixed=True) if x.least is not None else "–"
 
 

@@ -1,4 +1,4 @@
-"""One step run uncompiled, with what it computes on its way: activations and gradients."""
+"""Step inspection: running one step uncompiled, and recording its activations and gradients."""
 
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -23,13 +23,13 @@ ACTIVATION, GRADIENT = "activation", "gradient"
 
 @dataclass(frozen=True)
 class Look:
-    """What one step computed, by path.
+    """The values that one step computed, by path.
 
     Attributes:
-        values: What it returned.
-        activations: What layers returned, in the order in which they were done. What is called more
-            than once has `#2` and so on behind its path; parts of a structure have their keys.
-        gradients: What `treadle.gradients` returned.
+        values: The values that the step returned.
+        activations: The outputs of layers, in the order of their calls. Further calls of a layer
+            have `#2` and so on appended to the path; parts of a structure have their keys.
+        gradients: The gradients that `treadle.gradients` returned.
         after: Every variable after the step.
         layers: The class of each layer, by path.
     """
@@ -42,7 +42,7 @@ class Look:
 
 
 class Keeper:
-    """Keeps what layers and `treadle.gradients` return; a `backends.base.Recorder`.
+    """Records the outputs of layers and of `treadle.gradients`; a `backends.base.Recorder`.
 
     Args:
         paths: The layers' paths, by id.
@@ -54,25 +54,25 @@ class Keeper:
         self._around: list[list[Met]] = []
 
     def begin(self) -> None:
-        """Keep what an objective meets apart."""
+        """Start a separate record for an objective."""
         self._around.append(self.met)
         self.met = []
 
     def taken(self) -> list[Met]:
-        """Return what the objective met."""
+        """End the objective's record, and return it."""
         met, self.met = self.met, self._around.pop()
         return met
 
     def give(self, met: Sequence[Met]) -> None:
-        """Take it back with values in it."""
+        """Add an objective's record, now with concrete values."""
         self.met += met
 
     def gradients(self, paths: Sequence[str], gradients: Sequence[Any]) -> None:
-        """Keep gradients."""
+        """Record gradients."""
         self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
 
     def output(self, layer: Any, outputs: Any) -> None:
-        """Keep what a layer returned; not that of layers which the task does not hold."""
+        """Record a layer's outputs; layers that are not part of the task are ignored."""
         path = self._paths.get(id(layer))
         if path is None:
             return
@@ -82,7 +82,7 @@ class Keeper:
                 self.met.append((ACTIVATION, name, leaf))
 
     def arrays(self, kind: str) -> dict[str, Array]:
-        """Return all of a kind that was met, in order."""
+        """Return everything of one kind that was recorded, in order."""
         counts: Counter[str] = Counter()
         found: dict[str, Array] = {}
         for which, path, tensor in self.met:
@@ -94,23 +94,23 @@ class Keeper:
 
 
 def look_into(task: Any, moment: Moment, options: Options) -> Look:
-    """Run the step of a moment uncompiled, and keep what it computes.
+    """Run a step uncompiled, and record the values that it computes.
 
     Args:
-        task: The task; left as it is after the step.
-        moment: What the step begins with.
-        options: How the run executed its steps.
+        task: The task; it keeps the state after the step.
+        moment: The step inputs.
+        options: The run's execution options.
     """
     window = moment.window.streamed()
     SavedConstants(task).put_back(moment.constants)  # hooks may have changed some after the step
     eager = replace(options, execution="eager")
     prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
-    # A batch of a new form may make variables, which then are as they begin.
+    # A batch of new shapes may create variables, which then keep their initial values.
     known = [path for path in prepared.state.variables if path in moment.state]
     prepared.state.assign(moment.state, among=known)
     set_random_states(moment.random)
     keeper = Keeper(prepared.state.layer_paths)
-    with recorded_by(keeper), _layers_tell():
+    with recorded_by(keeper), _recording_layers():
         values, _, _ = prepared.run(window, moment.progress.step).fetch()
     paths = prepared.state.layer_paths
     return Look(
@@ -118,14 +118,14 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
         activations=keeper.arrays(ACTIVATION),
         gradients=keeper.arrays(GRADIENT),
         after=prepared.state.arrays(),
-        # Of those that share a path, Keras' own input layers among them, the first has it.
+        # Of the layers that share a path (with a Keras input layer, for example), the first counts.
         layers={paths[id(x)]: type(x).__name__ for x in reversed(prepared.state.layers)},
     )
 
 
 @contextmanager
-def _layers_tell() -> Generator[None]:
-    """Let every layer tell the step's recorder what it returns."""
+def _recording_layers() -> Generator[None]:
+    """Make every layer pass its outputs to the step's recorder."""
     base: Any = keras.Layer
     original = base.__call__
 

@@ -1,4 +1,4 @@
-"""What is said of an array in a few numbers: its norm, its range, and what of it is not finite."""
+"""Summary statistics of arrays: norm, range, mean and non-finite entries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ _LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """An array in a few numbers.
+    """Summary statistics of an array.
 
     Attributes:
-        path: What it is.
+        path: The array's name.
         shape: Its shape.
         dtype: Its dtype.
-        norm: The root of the sum of the squares of what is finite in it.
-        least: The smallest number, of those that are finite; None where none is.
-        most: The largest.
-        mean: Their mean.
-        not_finite: How many of its numbers are NaN or infinite.
-        rows: Which rows of its first axis hold such numbers.
+        norm: The L2 norm of its finite entries.
+        least: The smallest finite entry; None if there is none.
+        most: The largest finite entry; None if there is none.
+        mean: The mean of the finite entries; None if there is none.
+        not_finite: How many entries are NaN or infinite.
+        rows: The indices along the first axis of rows with such entries.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Numbers:
 
     @classmethod
     def of(cls, path: str, array: Array) -> "Numbers":
-        """Look at an array.
+        """Compute the statistics of an array.
 
         Example:
             >>> Numbers.of("x", np.array([[3.0, 4.0], [np.nan, 0.0]])).rows
@@ -63,38 +63,38 @@ class Numbers:
 
 
 def as_floats(value: Any) -> Array:
-    """Return numbers of any kind, bfloat16 too, as float64."""
+    """Convert numbers of any dtype, including bfloat16, to float64."""
     return np.asarray(value).astype(np.float64)
 
 
 def norm_of(array: Array) -> float:
-    """Return the root of the sum of the squares of float64 numbers; NaN where one is NaN."""
+    """Return the L2 norm of a float64 array; NaN if an entry is NaN."""
     if not array.size:
         return 0.0
-    largest = float(np.abs(array).max())  # squares of what is large are infinite
+    largest = float(np.abs(array).max())  # scaling by it avoids overflow of the squares
     if largest == 0 or not np.isfinite(largest):
         return largest
     return largest * float(np.sqrt(np.square(array / largest).sum()))
 
 
 def change(before: Array, after: Array) -> Array:
-    """Return what a step added to a variable, as float64."""
+    """Return the difference `after - before` of a variable, as float64."""
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         return as_floats(after) - as_floats(before)
 
 
 def first_bad(arrays: Sequence[Numbers]) -> Numbers | None:
-    """Return the first that holds NaN or infinity."""
+    """Return the first array with non-finite entries, or None."""
     return next((numbers for numbers in arrays if numbers.not_finite), None)
 
 
 def farthest(
     these: Mapping[str, Array], those: Mapping[str, Array], whole: bool
 ) -> tuple[float, str]:
-    """Return the largest relative difference of two sets of arrays, and where it is.
+    """Return the largest relative difference of two sets of arrays, and the name of that array.
 
-    It is relative to the number itself, or to the largest of its array where `whole`. Where one
-    number is finite and the other is not, it is infinite; NaN equals NaN.
+    Differences are relative to each entry of `those`, or with `whole` to the largest entry of its
+    array. If only one of two entries is finite, their difference is infinite; NaN equals NaN.
 
     Example:
         >>> farthest({"a": np.array([1.0, 2.0])}, {"a": np.array([1.0, 1.0])}, whole=False)
@@ -116,7 +116,7 @@ def farthest(
 
 
 def short_list(numbers: tuple[int, ...]) -> str:
-    """Write some whole numbers.
+    """Format integers as a list that is cut off after eight.
 
     Example:
         >>> short_list(tuple(range(12)))

@@ -1,4 +1,4 @@
-"""Where the first number of a step that is not finite comes from."""
+"""Finding the origin of the first non-finite number of a step."""
 
 from math import prod
 
@@ -9,15 +9,15 @@ from .visiting import Moment
 
 
 class Origin:
-    """Finds the first place that is not finite, in the order in which a step comes by them.
+    """Finds the first non-finite number, in the order in which a step computes its values.
 
     Args:
-        moment: What the step began with.
-        look: What it computed.
-        meant: Paths of variables that hold such numbers on purpose.
+        moment: The step inputs.
+        look: The values that the step computed.
+        meant: Paths of variables that hold non-finite numbers on purpose.
         batch: The batch.
-        layers: What layers returned.
-        variables: What became of variables.
+        layers: The outputs of layers.
+        variables: Values, gradients and updates of variables.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Origin:
         self._variables = [v for v in variables if v.path not in meant]
 
     def told(self) -> str:
-        """Return a sentence."""
+        """Return the origin, as a sentence."""
         values = [Numbers.of(name, x) for name, x in self._look.values.items()]
         gradients = [v.gradient for v in self._variables if v.gradient is not None]
         in_order = (
@@ -46,20 +46,19 @@ class Origin:
         )
         for bad, sentence in in_order:
             if bad is not None:
-                return f"the first that is not finite: {sentence(bad)}"
-        return "all is finite: batch, activations, values, gradients, updates"
+                return f"first non-finite value: {sentence(bad)}"
+        return "all values are finite: batch, activations, returned values, gradients, updates"
 
     def _before(self, bad: Numbers) -> str:
         step, changed = self._moment.step, self._moment.changed
         what = f"{_count(bad)} of {bad.path}, before step {step} began"
         if changed is not None and bad.path in changed:
             return (
-                f"{what}, and not when step {step - 1} had ended: something between the two, a "
-                "hook or the script, has set it"
+                f"{what}, but not when step {step - 1} ended: a hook or the script set it between "
+                "the two steps"
             )
         return (
-            f"{what}: an earlier step left it so. --bisect 'not isfinite({bad.path})' finds the "
-            "first one"
+            f"{what}: an earlier step set it. --bisect 'not isfinite({bad.path})' finds that step"
         )
 
     def _in_batch(self, bad: Numbers) -> str:
@@ -68,14 +67,14 @@ class Origin:
     def _in_layer(self, bad: Numbers) -> str:
         kind = self._look.layers.get(layer_of(bad.path), "a layer")
         return (
-            f"{_count(bad)} of what {bad.path} ({kind}) returned{self._rows(bad)}, while its "
+            f"{_count(bad)} of the output of {bad.path} ({kind}){self._rows(bad)}, while its "
             "variables, the batch and the layers before it are finite"
         )
 
     def _in_value(self, bad: Numbers) -> str:
         return (
-            f"{bad.path}, which train_step returned, while all activations are finite: it is what "
-            "computes it from them"
+            f"{bad.path}, which train_step returned, while all activations are finite: check how "
+            "it is computed from them"
         )
 
     def _in_gradient(self, bad: Numbers) -> str:
@@ -86,8 +85,8 @@ class Origin:
 
     def _in_update(self, bad: Numbers) -> str:
         return (
-            f"{_count(bad)} of the update of {bad.path}, while its gradient is finite: look at the "
-            "optimizer, or at what else the step assigns"
+            f"{_count(bad)} of the update of {bad.path}, while its gradient is finite: check the "
+            "optimizer, and the step's other assignments"
         )
 
     def _rows(self, bad: Numbers) -> str:

@@ -1,4 +1,4 @@
-"""What a past run has recorded: log, checkpoints, last step. Read without Keras."""
+"""The records of a past run: log, checkpoints and last step. Reading them does not need Keras."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,20 +12,20 @@ from .conditions import Condition
 
 
 class Recorded:
-    """The record of a run.
+    """The records of a run.
 
     Args:
-        directory: Of the run.
+        directory: The run directory.
 
     Attributes:
-        facts: What `run.json` holds.
-        calls: What each call of the loop was asked for.
+        facts: The content of `run.json`.
+        calls: The arguments of each call of the loop.
         log: The logged values of each step.
-        checkpoints: Its checkpoints.
-        last: The number of its last step.
+        checkpoints: The run's checkpoints.
+        last: The number of the last step.
 
     Raises:
-        DirectoryError: It holds no run, or one of `loop.step` alone.
+        DirectoryError: The directory holds no run, or the run only called `loop.step`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -34,8 +34,8 @@ class Recorded:
         self.calls: list[Any] = self.facts.get("calls", [])
         if not self.calls:
             raise DirectoryError(
-                f"{directory} holds a run of loop.step(batch) alone: where its batches came from "
-                "is not known, so they cannot be drawn again"
+                f"{directory} holds a run of loop.step(batch) alone: the source of its batches is "
+                "unknown, so its steps cannot be run again"
             )
         self.checkpoints = Checkpoints(directory / CHECKPOINTS)
         log = directory / LOG
@@ -47,7 +47,7 @@ class Recorded:
         """Check that the run has a step.
 
         Raises:
-            DirectoryError: It has not.
+            DirectoryError: The run has no such step.
         """
         if step > self.last:
             raise DirectoryError(
@@ -58,44 +58,44 @@ class Recorded:
         """Return the newest checkpoint at or before a step.
 
         Raises:
-            CheckpointError: There is none.
+            CheckpointError: There is no such checkpoint.
         """
         found = self.checkpoints.before(step)
         if found is None:
             raise CheckpointError(
-                f"{self._directory} holds no checkpoint at or before step {step}, so no step can "
-                "be reached: a run keeps that of step 0, unless it has only just begun, or its "
-                "folder of checkpoints was left behind"
+                f"{self._directory} holds no checkpoint at or before step {step} to start from. "
+                "Every run keeps the checkpoint of step 0: either the run has only just started, "
+                "or its checkpoints folder was not copied with it"
             )
         return found
 
     def logged_step(self, condition: Condition) -> tuple[int, str] | None:
-        """Return the first step of the log where a condition holds, and how it was found.
+        """Return the first step of the log where a condition holds, and a sentence about it.
 
         Returns:
-            None where the condition names a variable, whose values are in checkpoints.
+            None if the condition names a variable, whose values are in checkpoints.
 
         Raises:
-            ConfigurationError: It holds of no step of the log.
+            ConfigurationError: The condition holds for no step of the log.
         """
         if not all(name in self._logged() for name in condition.names):
             return None
         for step, line in sorted(self.log.items()):
             if all(name in line for name in condition.names) and condition.holds(line):
                 shown = ", ".join(f"{name} is {line[name]}" for name in condition.names)
-                return step, f"{condition.text}: the first step of the log is {step}: {shown}"
+                return step, f"{condition.text}: first holds at step {step} of the log: {shown}"
         raise ConfigurationError(
-            f"{condition.text!r} holds of none of the {len(self.log)} steps in "
+            f"{condition.text!r} holds for none of the {len(self.log)} steps in "
             f"{self._directory / LOG}"
         )
 
     def check_condition(self, condition: Condition) -> None:
-        """Check that a step can be looked for where a condition begins to hold.
+        """Check that the first step where a condition holds can be searched for.
 
         Raises:
-            ConfigurationError: It names something unknown, mixes logged values with variables,
-                holds from the start, or holds of no logged step.
-            CheckpointError: There is no checkpoint to begin with.
+            ConfigurationError: The condition has an unknown name, mixes logged values with
+                variables, holds from the start, or holds for no logged step.
+            CheckpointError: There is no checkpoint to start from.
         """
         if self.logged_step(condition) is not None:
             return
@@ -112,8 +112,8 @@ class Recorded:
         if of_steps:
             raise ConfigurationError(
                 f"{condition.text!r} compares {of_steps[0]!r}, which steps returned, with a "
-                "variable: the one is in the log, the other in checkpoints. Compare each with a "
-                "number"
+                "variable: returned values are in the log, variables in checkpoints. Compare each "
+                "with a number"
             )
         if condition.holds(start.state):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Visiting a step of a past run: `replay`, and finding the step where something begins."""
+"""Replaying a step of a past run, and searching for the first step where a condition holds."""
 
 import json
 from bisect import bisect_left
@@ -43,36 +43,36 @@ def replay(
     validation: Any = None,
     hooks: Sequence[Hook | Scheduled] = (),
 ) -> Replay:
-    """Go back to a step of a past run, and look at everything that it computed.
+    """Re-run a step of a past run, and inspect every value that it computed.
 
-    From the newest checkpoint before it, the steps are run again as they were, compiled, and their
-    values compared with the log. The step itself then runs once more uncompiled, with every
-    activation and gradient kept. The run's directory is only read.
+    Starting at the newest checkpoint before the step, the run's steps are repeated, compiled, and
+    their values are compared with the log. The step itself then runs once more uncompiled, and its
+    activations and gradients are recorded. The run directory is only read.
 
     Args:
-        task: The task, made as for the run, after the same `treadle.setup`. It is left as it was
+        task: The task, created as for the run, after the same `treadle.setup`. It keeps the state
             after the step.
-        train: What the run trained on; where several calls of the loop had several sources, a dict
-            of them by the number of the call, from 0.
-        directory: Of the run.
-        step: The number of the step, from 1, as logs have it.
-        bisect: A condition instead: the first step is taken after which it holds. `"loss > 5"` or
-            `"isnan(loss)"` looks into the log; with the path of a variable, as
-            `"norm(model/layers/0/kernel) > 10"`, into checkpoints and then at every step from the
-            last one that does not hold it (of a condition that comes and goes, one of its
-            beginnings is found).
-        validation: What it validated on: only hooks that look at the results need it.
-        hooks: The run's own hooks, where they change how it trains. Those of Treadle's that write
-            or show are left out; the others have a folder of their own as `loop.directory`.
+        train: The run's training source. If several calls of the loop had different sources, a dict
+            of sources by the number of the call, from 0.
+        directory: The run directory.
+        step: The number of the step, from 1, as in the log.
+        bisect: A condition, given instead of `step`: the first step after which it holds is
+            replayed. `"loss > 5"` or `"isnan(loss)"` is searched in the log. A condition on a
+            variable's path, such as `"norm(model/layers/0/kernel) > 10"`, is searched by bisection
+            of the checkpoints, then step by step. If such a condition holds in several intervals,
+            the start of one of them is found.
+        validation: The run's validation data; only needed if hooks use the results.
+        hooks: The run's own hooks, if they change training. Treadle's hooks that write or show
+            something are excluded; the others get a temporary folder as `loop.directory`.
 
     Returns:
-        What was found; `print` shows it.
+        The report; print it to see its tables.
 
     Raises:
-        ConfigurationError: Not one of step and condition is given, or one that cannot be.
+        ConfigurationError: Neither or both of `step` and `bisect` are given, or one is invalid.
         DirectoryError: The directory holds no such run or step, or the run of another task or of
             other data.
-        CheckpointError: It has no checkpoint that can be read.
+        CheckpointError: The run has no readable checkpoint.
 
     Example:
         report = treadle.doctor.replay(Digits(), train, "runs/digits", step=120)
@@ -80,7 +80,7 @@ def replay(
     """
     if (step is None) == (bisect is None):
         raise ConfigurationError(
-            "say which step: either its number, as step=120, or what to look for, as "
+            "specify the step: either its number, such as step=120, or a condition, such as "
             "bisect='loss > 5'"
         )
     with shortened(), TemporaryDirectory() as place:
@@ -93,7 +93,7 @@ def replay(
 
 
 class _Run:
-    """A past run, and what it takes to make its steps again."""
+    """A past run, with the task and sources needed to repeat its steps."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _Run:
         self._constants = SavedConstants(task)
         self._recorded = past = Recorded(directory)
         self._facts = facts = past.facts
-        # A run of the command line has settings of its own there; the rest of both must agree.
+        # Runs of the command line also record their settings, which must agree too.
         known = {**identity(task), "settings": facts["configuration"].get("settings")}
         if "recipe" not in facts["configuration"]:
             known = identity(task)
@@ -116,8 +116,8 @@ class _Run:
         found = differences(recorded, _in_json(known))
         if found:
             raise DirectoryError(
-                f"{directory} holds the run of another task: {'; '.join(found)}. Make the task as "
-                "for the run, after the same treadle.setup, on the same backend"
+                f"{directory} holds the run of another task: {'; '.join(found)}. Create the task "
+                "as for the run, after the same treadle.setup, on the same backend"
             )
         self._sources = Sources(train, validation, past.calls, directory)
         self._log, self._last = past.log, past.last
@@ -126,7 +126,7 @@ class _Run:
         self._options = replace(_options(facts), skip_nonfinite=skips)
 
     def first_step(self, condition: Condition) -> tuple[int, str]:
-        """Return the first step after which a condition holds, and how it was found."""
+        """Return the first step after which a condition holds, and a sentence about it."""
         self._recorded.check_condition(condition)
         logged = self._recorded.logged_step(condition)
         if logged is not None:
@@ -136,7 +136,7 @@ class _Run:
             steps, True, lo=1, key=lambda step: condition.holds(self._recorded.before(step).state)
         )
         parts = [(steps[index - 1], steps[index] if index < len(steps) else self._last)]
-        if index == len(steps):  # none holds it: if it came and went, that may have been anywhere
+        if index == len(steps):  # it holds in no checkpoint, but may have held between any two
             parts.append((steps[0], steps[-1]))
         for begin, end in parts:
             found = self._search(condition, begin, end)
@@ -147,23 +147,22 @@ class _Run:
         )
 
     def _search(self, condition: Condition, begin: int, end: int) -> tuple[int, str] | None:
-        """Run from a checkpoint up to a step, and look at every one of them."""
+        """Run from a checkpoint up to a step, and check the condition after every step."""
 
         def holds(state: State) -> bool:
             read = active().read
             return condition.holds({n: read(state.variables[n]) for n in condition.names})
 
-        # One further: it may be made so between the end and the step that follows, if one does.
+        # One step further: a hook may change the state between the end and the next step.
         visit = self._visit(self._recorded.before(begin), min(end + 1, self._last), holds)
         visit.go(self._sources)
         if visit.met is None:
             return None
-        between = visit.progress.step < visit.met
-        how = "already before it began" if between else "after it"
-        return visit.met, f"{condition.text}: the first step is {visit.met}: it holds {how}"
+        when = "before" if visit.progress.step < visit.met else "after"
+        return visit.met, f"{condition.text}: first holds {when} step {visit.met}"
 
     def visit(self, step: int, found_by: str) -> Replay:
-        """Run up to a step, compare, and look into it."""
+        """Run up to a step, compare with the log, and inspect the step."""
         self._recorded.check_step(step)
         found = self._recorded.before(step - 1)
         visit = self._visit(found, step)
@@ -171,8 +170,8 @@ class _Run:
         moment = visit.moment
         if moment is None:
             raise DirectoryError(
-                f"the run came to an end after step {visit.progress.step}, before step {step}: "
-                f"{visit.reason or 'the calls of the loop were over'}"
+                f"the run ended after step {visit.progress.step}, before step {step}: "
+                f"{visit.reason or 'its calls of the loop were finished'}"
             )
         agreement = self._compared(found, visit)
         look = look_into(self._task, moment, self._options)
@@ -222,7 +221,7 @@ class _Run:
                 if name not in line:
                     continue
                 compared += 1
-                if not difference and repr(line[name]) != repr(value):  # every bit counts
+                if not difference and repr(line[name]) != repr(value):  # compares every bit
                     difference = (
                         f"{name} of step {step} is {value!r}, and {line[name]!r} in the log"
                     )
@@ -231,7 +230,7 @@ class _Run:
         return Agreement(first, last, compared, difference, reasons)
 
     def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
-        """Return why steps that were run again may differ from the log."""
+        """Return possible causes of a difference between the replayed steps and the log."""
         now = {**circumstances(), "plan": visit.plan}
         before = {name: found.about.get(name) for name in now}
         # The plan is not known before the first step.
@@ -243,7 +242,7 @@ class _Run:
         code = changed_code(self._facts.get("code", {}), code_of(self._task))
         reasons += [code] if code else []
         overridden = self._facts.get("overridden", [])
-        reasons += [f"the run went on with another configuration: {x}" for x in overridden]
+        reasons += [f"the run was resumed with another configuration: {x}" for x in overridden]
         if not reasons:
             reasons.append(
                 "a hook, or the script's own code between the steps, changed something: pass the "
@@ -256,16 +255,18 @@ def _notes(moment: Moment, differentiated: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not differentiated:
         notes.append(
-            "this step differentiates without treadle.gradients, so its gradients cannot be seen; "
-            "updates are"
+            "this step differentiates without treadle.gradients, so its gradients cannot be seen, "
+            "only its updates"
         )
     if moment.rows is None:
-        notes.append("which rows of the data the batch holds is known of arrays only")
+        notes.append(
+            "the batch's rows in the data set are unknown: the source does not read arrays"
+        )
     return tuple(notes)
 
 
 def _options(facts: Mapping[str, Any]) -> Options:
-    """Return how the run executed its steps; where that was measured, what was chosen."""
+    """Return the run's execution options; with "measure", those that the measurement chose."""
     recorded = {k: v for k, v in facts.get("options", {}).items() if k in Options.__slots__}
     options, plan = Options(**recorded), str(facts.get("plan", ""))
     if options.execution != "measure":

@@ -1,4 +1,4 @@
-"""Being at a step of a past run once more: a loop that goes on from a checkpoint of it."""
+"""Re-running steps of a past run: a loop that resumes from one of its checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from ..steps.saved_constants import SavedConstants, Values
 from ..steps.state import State
 from .numbers import Array, as_floats
 
-# What these do leaves training as it is: they write, show, save, or end what is no run here.
+# These hooks do not change training: they write, show or save something, or stop the run.
 LEFT_OUT = (
     CheckpointHook,
     Console,
@@ -45,16 +45,16 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Moment:
-    """All that one step began with.
+    """The step inputs: everything that one step started from.
 
     Attributes:
-        progress: Where the run stood.
+        progress: The run's progress before the step.
         window: The step's batch, as a window of one.
         state: Every variable by path.
-        random: The states of the generators that are no variables.
+        random: The states of random generators that are not variables.
         constants: The task's Python values.
-        changed: Variables that became non-finite since the step before had ended: something
-            between the steps made them so. None where that is not known.
+        changed: Variables that became non-finite between the previous step and this one. None if
+            that is unknown.
     """
 
     progress: Progress
@@ -71,19 +71,20 @@ class Moment:
 
     @property
     def rows(self) -> list[int] | None:
-        """Which rows of the data set the batch is, where the source is arrays."""
+        """The batch's rows in the data set; None if the source does not read arrays."""
         rows = self.window.rows
         return None if rows is None else [int(i) for i in rows.indices[0]]
 
 
 class Sources:
-    """The data of a run's calls of the loop.
+    """The sources of a run's calls of the loop.
 
     Args:
-        train: What every call trained on, or a dict of sources by the number of the call, from 0.
-        validation: What they validated on; needed only where hooks look at the results.
-        calls: What the run recorded of its calls.
-        directory: Of the run, for messages.
+        train: The training source of every call, or a dict of sources by the number of the call,
+            from 0.
+        validation: The validation data; only needed if hooks use the results.
+        calls: The calls of the loop that the run recorded.
+        directory: The run directory, for messages.
     """
 
     def __init__(
@@ -95,10 +96,10 @@ class Sources:
         self.validation, self.calls, self._directory = validation, calls, directory
 
     def of(self, call: int) -> Any:
-        """Return what a call trained on.
+        """Return the training source of a call.
 
         Raises:
-            DirectoryError: It is not what was given, or nothing was given for this call.
+            DirectoryError: The source differs from the recorded one, or is missing.
         """
         if self._train is None:
             source = self._every
@@ -106,15 +107,15 @@ class Sources:
             source = as_source(self._train[call])
         else:
             raise DirectoryError(
-                f"{self._directory} made {len(self.calls)} calls of the loop, and there is no "
-                f"source for call {call}: pass a dict with the source of each, from 0"
+                f"the run in {self._directory} made {len(self.calls)} calls of the loop, but there "
+                f"is no source for call {call}: pass a dict with the source of each call, from 0"
             )
         recorded = self.calls[call].get("train")
         found = [] if recorded is None else differences(recorded, source_facts(source), "train.")
         if found:
             several = (
-                f" Its {len(self.calls)} calls of the loop may have had other data: pass a dict "
-                "of sources by the number of the call, from 0"
+                f" Its {len(self.calls)} calls of the loop may have used different sources: pass a "
+                "dict of sources by the number of the call, from 0"
             )
             raise DirectoryError(
                 f"call {call} of the loop in {self._directory} trained on other data: "
@@ -124,27 +125,27 @@ class Sources:
 
 
 class Visit(Loop):
-    """A loop that goes on from a checkpoint of a run, and writes nothing.
+    """A loop that resumes from a checkpoint of a past run, and does not write to its directory.
 
-    Windows, validations, ends of epochs and hooks come as they came, so that every step begins with
-    what it began with in the run.
+    Windows, validations, ends of epochs and hooks are repeated in the same order, so that every
+    step gets the same inputs as in the run.
 
     Args:
         task: The task of the run; it is changed.
         found: The checkpoint.
         run: The run's directory, which is only read.
-        place: A folder for what the task's own hooks write.
-        hooks: The run's own hooks; those of `LEFT_OUT` are left out.
-        options: How steps are executed.
+        place: A folder for files that the task's own hooks write.
+        hooks: The run's own hooks; those of `LEFT_OUT` are excluded.
+        options: Execution options.
         constants: The task's Python values, from before the first visit.
-        last: The step to end with.
-        watch: Ends it at the first step after which this says so of the state.
+        last: The last step to run.
+        watch: A condition on the state; the loop stops at the first step where it is true.
 
     Attributes:
-        values: What each step returned, by its number.
-        moment: What the last step began with.
-        after: Every variable after it.
-        met: The step that made `watch` say so, or that began with it; None while none did.
+        values: The values that each step returned, by its number.
+        moment: The inputs of the last step.
+        after: Every variable after the last step.
+        met: The first step before or after which `watch` was true; None if there was none.
     """
 
     def __init__(
@@ -182,23 +183,23 @@ class Visit(Loop):
         self._wants_validation = bool(kept)
 
     def go(self, sources: Sources) -> None:
-        """Make the run's calls of the loop again, up to the last step.
+        """Repeat the run's calls of the loop, up to the last step.
 
         Raises:
-            DirectoryError: The calls that it recorded end before.
+            DirectoryError: The recorded calls end before that step.
         """
         while not self._over():
             number = self._resuming.call + 1
             if number >= len(sources.calls):
                 raise DirectoryError(
-                    f"the calls of the loop that this run recorded end at step "
-                    f"{self.progress.step}, and not at step {self._last}"
+                    f"the calls of the loop that the run recorded end at step "
+                    f"{self.progress.step}, before step {self._last}"
                 )
             call = sources.calls[number]
             epochs, steps = call.get("epochs"), call.get("steps")
-            if "every" in call:  # `loop.steps` by itself
+            if "every" in call:  # `loop.steps` outside of `loop.epochs`
                 epochs = 1
-            if epochs is None and steps is None:  # it was ended by time, or by a `break`
+            if epochs is None and steps is None:  # a time limit or a `break` ended it
                 steps = self._last
             span = call.get("validate_every", {"amount": 1, "of": "epoch"})
             self.fit(
@@ -212,7 +213,7 @@ class Visit(Loop):
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         before = self.progress
         if self._watch is not None and self._watch(self.state):
-            self.met = before.step + 1  # it was made so between the steps
+            self.met = before.step + 1  # the state was changed between the steps
             return
         if before.step == self._last - 1:
             state = self.state.arrays()
@@ -228,7 +229,7 @@ class Visit(Loop):
 
     def _over(self) -> bool:
         if self.met is not None or self.progress.step >= self._last:
-            self._call.unfinished = True  # nothing of what comes at the end of a call is done
+            self._call.unfinished = True  # skips all that is done at the end of a call
             return True
         return super()._over()
 
@@ -238,22 +239,22 @@ class Visit(Loop):
 
 
 class _Values(Hook):
-    """Keeps what every step returned."""
+    """Records the values that every step returned."""
 
     def __init__(self, values: dict[int, dict[str, float]]) -> None:
         self._values = values
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Take note of a window's steps."""
+        """Record the values of a window's steps."""
         self._values.update(logs.rows())
 
 
 def _look(loop: LoopView) -> None:
-    """Do nothing: that this is due ends a window."""
+    """Do nothing: a scheduled hook ends the window at its step."""
 
 
 def _begun(found: Checkpoint) -> Checkpoint:
-    """Return a checkpoint from which training goes on, also where the call had come to its end."""
+    """Return a checkpoint to resume from; if its call had finished, the next call begins."""
     if found.loop["reason"] is None:
         return found
     begun = {name: getattr(found.progress, name) for name in found.loop["begun"]}

@@ -1,16 +1,18 @@
-"""The conformance kit: checks that a task of your own keeps what Treadle promises.
+"""The conformance kit: checks that your own task keeps Treadle's guarantees.
 
-All are plain functions that raise `AssertionError`, for use in any test runner:
+The checks are plain functions that raise `AssertionError`, for use in any test runner:
 
-- `fused_equals_unfused`: how many steps run as one compiled call changes no bit;
-- `compiled_equals_eager`: the compiled step computes what the readable one does;
-- `resumed_equals_uninterrupted`: a run that is killed and resumed does what any other does;
-- `accumulated_equals_large_batch`: some batches and one update do what one large batch does;
-- `run_steps`, `save_trace`, `load_trace`, `agree`: the same task on another backend, in a process
-  of its own, computes the same from the same start.
+- `fused_equals_unfused`: the results are bit-for-bit equal, however many steps run as one compiled
+  call;
+- `compiled_equals_eager`: the compiled step computes the same values as the eager step;
+- `resumed_equals_uninterrupted`: a run that is killed and resumed equals an uninterrupted run;
+- `accumulated_equals_large_batch`: accumulating gradients over several batches equals one update
+  with a large batch;
+- `run_steps`, `save_trace`, `load_trace`, `agree`: the task computes the same values on another
+  backend, in a separate process, from the same initial weights.
 
-A task that is checked is made by a function without arguments (`make_task`), so that every check
-begins with a fresh one; random initial weights are seeded before each.
+Each check gets a function without arguments (`make_task`) that creates the task, so that it starts
+with a fresh one. The random seed is set before each call.
 
 Example:
     >>> import keras, numpy as np, treadle

@@ -1,4 +1,4 @@
-"""Checks of a task against what Treadle promises for every task."""
+"""Checks that a task keeps Treadle's guarantees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,22 +21,23 @@ def fused_equals_unfused(
     options: Options | None = None,
     partitions: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Check that it makes no difference how many steps run as one compiled call: not in one bit.
+    """Check that the results are bit-for-bit equal, however many steps run as one compiled call.
 
-    The same task runs all batches once per partition, put back to its start before each. What it
-    keeps anywhere else than in variables (a Python counter, a list of losses) is a difference too.
+    One task runs all batches once per partition; its variables are reset before each run. State
+    that the task keeps outside of variables (a Python counter, a list of losses) is not reset and
+    shows up as a difference.
 
     Args:
-        make_task: Makes a fresh task.
-        batches: Some batches, at least three for the check to mean anything.
-        options: How to execute.
-        partitions: The sizes of windows to compare with single steps, as `run_steps` takes them:
-            by default 2, then 3, 1, 3, 1 …, then all at once.
+        make_task: Creates a fresh task.
+        batches: The batches; use at least three, so that window sizes can differ.
+        options: Execution options.
+        partitions: The window sizes to compare with single steps, in the form that `run_steps`
+            takes: by default 2, then 3, 1, 3, 1 …, then all batches at once.
 
     Raises:
-        AssertionError: Something differs; the message names the first step and value, or the first
-            path, and both numbers.
-        ConfigurationError: No batches, or a window of less than one step.
+        AssertionError: Something differs. The message names the first step and value, or the first
+            variable's path, and both numbers.
+        ConfigurationError: There are no batches, or a window has less than one step.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -66,19 +67,20 @@ def compiled_equals_eager(
     atol: float = 1e-6,
     options: Options | None = None,
 ) -> None:
-    """Check that the compiled step computes what the readable reference does, within rounding.
+    """Check that the compiled step computes the same as the eager step, within rounding.
 
     Args:
-        make_task: Makes a fresh task; Keras' seed is set before each call.
-        batches: Some batches; few, since rounding grows from step to step.
-        rtol: Allowed difference, relative to each returned value and to each variable's largest.
-        atol: Allowed difference beside that.
-        options: How to execute the compiled step.
+        make_task: Creates a fresh task; Keras' seed is set before each call.
+        batches: The batches. Use few, since rounding errors grow from step to step.
+        rtol: The relative tolerance: relative to each returned value, and to the largest entry of
+            each variable.
+        atol: The absolute tolerance, added to the relative one.
+        options: Execution options of the compiled step.
 
     Raises:
-        AssertionError: Something differs by more; the message names the first step and value, or
-            the first path, and both numbers.
-        ConfigurationError: No batches.
+        AssertionError: A difference exceeds the tolerance. The message names the first step and
+            value, or the first variable's path, and both numbers.
+        ConfigurationError: There are no batches.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -101,22 +103,24 @@ def accumulated_equals_large_batch(
     atol: float = 1e-6,
     options: Options | None = None,
 ) -> None:
-    """Check that some batches and one update do the same as one large batch, within rounding.
+    """Check that accumulating gradients over batches equals one large batch, within rounding.
 
-    What layers do with a batch as a whole (BatchNormalization), and what is random (Dropout), is a
-    difference, as is anything beside the accumulator that each batch changes.
+    Layers that depend on the whole batch (BatchNormalization) and random layers (Dropout) make a
+    difference, as does any state other than the accumulator that each batch changes.
 
     Args:
-        make_task: Makes a fresh task whose `treadle.Accumulator`s have this many steps.
-        batches: Some batches, a multiple of `steps` of them; few, since rounding grows.
-        steps: How many of them an update is made of.
-        rtol: Allowed difference, relative to the largest number of each variable.
-        atol: Allowed difference beside that.
-        options: How to execute.
+        make_task: Creates a fresh task whose `treadle.Accumulator`s have this many steps.
+        batches: The batches; their number is a multiple of `steps`. Use few, since rounding errors
+            grow from step to step.
+        steps: The number of batches per update.
+        rtol: The relative tolerance, relative to the largest entry of each variable.
+        atol: The absolute tolerance, added to the relative one.
+        options: Execution options.
 
     Raises:
-        AssertionError: A variable differs by more; the message names it and both numbers.
-        ConfigurationError: No batches, or a number of them that is no multiple of `steps`.
+        AssertionError: A difference exceeds the tolerance. The message names the variable and both
+            numbers.
+        ConfigurationError: There are no batches, or their number is not a multiple of `steps`.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -135,7 +139,8 @@ def accumulated_equals_large_batch(
     first_of(batches)
     if len(batches) % steps:
         raise ConfigurationError(
-            f"{len(batches)} batches are no multiple of steps={steps}: some would wait for others"
+            f"{len(batches)} batches are not a multiple of steps={steps}: the last update would be "
+            "incomplete"
         )
 
     def joined(*parts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A check that a run of a task resumes exactly, in processes of its own."""
+"""A check, in separate processes, that a task's run resumes bit for bit."""
 
 import importlib.util
 import inspect
@@ -23,28 +23,29 @@ def resumed_equals_uninterrupted(
     steps: int | None = None,
     seed: int = 0,
 ) -> None:
-    """Check that a run which is killed and resumed does the same, bit for bit, as one that is not.
+    """Check that a run that is killed and resumed equals an uninterrupted run bit for bit.
 
-    One process trains through `2 * steps` steps. Another saves a checkpoint after `steps` of them
-    and is killed, and a third one goes on. Every batch, logged value, variable and random state is
-    compared. What the task or the source keeps anywhere else than in variables is a difference.
+    One process trains for `2 * steps` steps. A second process saves a checkpoint after `steps`
+    steps and is killed; a third process resumes from that checkpoint. Every batch, logged value,
+    variable and random state is compared. State that the task or the source keeps outside of
+    variables, and that no checkpoint holds, shows up as a difference.
 
-    The functions are imported in other processes, so they stand at the top of a file; a script
-    calls this below `if __name__ == "__main__":`. If the task has a method `hooks`, as a task for
-    `treadle run` may, its hooks take part.
+    The functions are imported in other processes, so they must be defined at the top level of a
+    file. A script must call this below `if __name__ == "__main__":`. If the task has a method
+    `hooks`, as a task for `treadle run` may, its hooks are used.
 
     Args:
-        make_task: Makes a fresh task.
-        make_source: Makes the data: a source, or `treadle.Datasets`, whose validation takes part;
-            None calls the task's own `datasets`.
-        steps: Steps until the checkpoint; by default 8, or one and a half epochs where an epoch has
+        make_task: Creates a fresh task.
+        make_source: Creates the data: a source, or `treadle.Datasets`, whose validation data is
+            used too. With None, the task's own `datasets` method is called.
+        steps: Steps until the checkpoint; by default 8, or one and a half epochs if an epoch has
             at most 24 batches.
-        seed: Of the run.
+        seed: The seed of the run.
 
     Raises:
-        AssertionError: Something differs; the message is a certificate that names the first step,
-            batch, value or variable, and what it comes from, as far as that can be known.
-        ConfigurationError: A function that no other process can import, or less than one step.
+        AssertionError: Something differs. The message is a certificate that names the first step,
+            batch, value or variable that differs, and the likely cause where it is known.
+        ConfigurationError: Another process cannot import a function, or `steps` is less than one.
 
     Example:
         from treadle.testing import resumed_equals_uninterrupted
@@ -73,7 +74,7 @@ def make(
     precision: str,
     seed: int,
 ) -> "Subject":
-    """Make a task and its data in another process; see `Maker`."""
+    """Create a task and its data in another process; see `Maker`."""
     setup(seed=seed, precision=precision, backend=backend)
     from ..steps.task import Datasets
     from .certify.drill import Subject  # late: it imports Keras
@@ -88,10 +89,10 @@ def make(
 
 
 def _where(function: Any, argument: str) -> list[str]:
-    """Return where another process finds a function: its module, file and name.
+    """Return the module, file and name by which another process can import a function.
 
     Raises:
-        ConfigurationError: It would not find it there.
+        ConfigurationError: Another process cannot import it.
     """
     name = getattr(function, "__qualname__", None)
     module = getattr(function, "__module__", None)
@@ -114,7 +115,7 @@ def _found(module: str, file: str, name: str) -> Any:
 
 @cache
 def _module(name: str, file: str) -> ModuleType:
-    """Import a module by its name, or where it has none in this process, by its file."""
+    """Import a module by its name, or by its file if this process cannot import the name."""
     try:
         spec = None if name == "__main__" else importlib.util.find_spec(name)
     except (ImportError, ValueError):

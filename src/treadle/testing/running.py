@@ -1,4 +1,4 @@
-"""Runs steps of a task outside of any loop, and starts them where another backend starts."""
+"""Running a task's steps without a loop, from initial weights that are equal on every backend."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,23 +28,28 @@ def run_steps(
     start: int | None = None,
     step: str = "train_step",
 ) -> Trace:
-    """Run a step of a task once per batch and return all that it did.
+    """Run a step of a task once per batch and return its values and variables.
 
-    The task goes on from where it stands, and is left where the last step brought it.
+    The steps start from the task's current state, and the task keeps the state after the last step.
 
     Args:
-        task: A task; what is not yet built is built.
-        batches: Batches of arrays: tuples, dicts, whatever the step takes. They may differ in
-            their first dimension, as the last of an epoch does.
-        options: How to execute; `Options()` by default.
-        windows: How many steps run as one compiled call, again and again in this order: `(3, 1)`
-            means 3, 1, 3, 1 … A window also ends where batches change their shapes.
-        start: Begin with `same_start(task, start)`, to be comparable with other backends.
+        task: A task; layers and optimizers that are not built yet are built.
+        batches: Batches of arrays, in any structure that the step takes (tuples, dicts, …). Their
+            first dimensions may differ, as that of an epoch's last batch does.
+        options: Execution options; `Options()` by default.
+        windows: How many steps run as one compiled call. The sizes repeat in this order: `(3, 1)`
+            means 3, 1, 3, 1 … A window also ends where the shapes of the batches change.
+        start: The seed for `same_start`, which is then called first, to make the trace comparable
+            with those of other backends.
         step: The name of the method to run.
 
+    Returns:
+        The trace: returned values, and all variables before the first and after the last step.
+
     Raises:
-        ConfigurationError: No batches, or a window of less than one step.
-        OwnershipError: A phase changed what it does not own, and `options` ask for that check.
+        ConfigurationError: There are no batches, or a window has less than one step.
+        OwnershipError: A phase changed variables that it does not own, and `options` enable that
+            check.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -63,10 +68,10 @@ def run_steps(
 
 
 def first_of(batches: Batches) -> Any:
-    """Return the first of some batches.
+    """Return the first batch.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: `batches` is empty.
     """
     if not batches:
         raise ConfigurationError("there are no batches to run a step on")
@@ -76,14 +81,15 @@ def first_of(batches: Batches) -> Any:
 def same_start(task: Any, seed: int = 0) -> None:
     """Set the weights of a built task to values that are the same on every backend.
 
-    Equal seeds give other initial weights on each backend. Here every variable of layers that was
-    drawn at random (of a float type, of two dimensions or more, and not constant) takes values that
-    NumPy draws from the seed and the variable's path, uniformly with the variance of Glorot's
-    initializer. Biases, statistics, optimizers, metrics and seeds stay as they are.
+    The same seed gives different initial weights on each backend. This function therefore draws
+    every randomly initialized layer variable (of a float dtype, with two or more dimensions, and
+    not constant) with NumPy, from the seed and the variable's path. The distribution is uniform,
+    with the variance of the Glorot initializer. Biases, statistics, optimizers, metrics and seeds
+    are not changed.
 
     Args:
         task: A task whose layers are built, as they are after its first step.
-        seed: Another seed, another start.
+        seed: The random seed.
 
     Raises:
         StateError: A layer is not built, so its weights would be drawn later.
@@ -106,12 +112,12 @@ def same_start(task: Any, seed: int = 0) -> None:
 
 
 class Runner:
-    """A prepared step of a task, to be run more than once.
+    """A prepared step of a task that can be run several times.
 
     Args:
-        task: The task; what is not yet built is built.
-        batch: A batch of the form that the step takes.
-        options: How to execute.
+        task: The task; layers and optimizers that are not built yet are built.
+        batch: An example of the step's batches.
+        options: Execution options.
         step: The name of the method to run.
     """
 
@@ -125,20 +131,20 @@ class Runner:
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled."""
+        """The number of programs that were compiled."""
         return self._prepared.programs
 
     @property
     def state(self) -> State:
-        """All that the task reaches."""
+        """The task's state: every variable that is reachable from it."""
         return self._prepared.state
 
     def start_from(self, seed: int) -> None:
-        """Draw weights as `same_start` does; what the step left unbuilt, it does not use."""
+        """Draw weights as `same_start` does; layers that are still unbuilt are not in use."""
         _draw_weights(self.state, seed)
 
     def run(self, batches: Batches, windows: Sequence[int] = (1,)) -> Trace:
-        """Run the step once per batch, in windows of these sizes, and return what happened."""
+        """Run the step once per batch, in windows of these sizes, and return the trace."""
         start = self.state.arrays()
         values: list[dict[str, Array]] = []
         weights: list[dict[str, Array]] = []
@@ -162,7 +168,7 @@ class Runner:
     def run_in_each(
         self, batches: Batches, partitions: Iterable[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], Trace]]:
-        """Run the batches once per partition, from the same start: variables, random states."""
+        """Run the batches once per partition, always from the same variables and random states."""
         start = self.state.arrays()
         for sizes in partitions:
             self.state.assign(start)
@@ -188,7 +194,7 @@ def _draw_weights(state: State, seed: int) -> None:
 
 
 def _windows(batches: Batches, sizes: Sequence[int]) -> Iterator[Window]:
-    """Stack batches of equal form in windows of these sizes, again and again."""
+    """Stack batches of equal structure, shapes and dtypes in windows, cycling through the sizes."""
     if not sizes or min(sizes) < 1:
         raise ConfigurationError(f"windows must be sizes of at least 1, not {tuple(sizes)}")
     forms = [

@@ -1,4 +1,4 @@
-"""What some steps did, as NumPy arrays that can be compared and kept in a file."""
+"""Traces: the results of some steps, as NumPy arrays that can be compared and saved."""
 
 import json
 from collections.abc import Mapping
@@ -10,19 +10,20 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ABOUT = "about"  # the file's member that says what the others are
+ABOUT = "about"  # the file's member that describes the others
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What some steps of a task did.
+    """The results of some steps of a task.
 
     Attributes:
-        values: What the steps returned: per name an array of shape (steps,).
-        weights: Per name an array of shape (steps,), for values that `treadle.weighted` made.
+        values: The values that the steps returned: an array of shape (steps,) per name.
+        weights: The weights of values made by `treadle.weighted`: an array of shape (steps,) per
+            name.
         start: Every variable before the first step, by path.
         state: Every variable after the last step, by path.
-        backend: Keras' backend.
+        backend: The Keras backend.
         plan: How the steps were executed, in one line.
     """
 
@@ -35,23 +36,23 @@ class Trace:
 
     @property
     def changed(self) -> set[str]:
-        """The paths of the variables whose bits the steps changed."""
+        """The paths of the variables that the steps changed in at least one bit."""
         return {path for path, end in self.state.items() if not same_bits(self.start[path], end)}
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far numbers may differ: by `rtol` of their size and `atol`.
+    """The allowed difference of two numbers: `atol + rtol * size`.
 
-    The size is that of each number where every step's value is compared, and that of the largest
-    number of a variable, since the small ones among its entries carry the rounding of the large.
+    For the values of steps, the size is that of each number. For variables, it is that of the
+    variable's largest entry, since small entries carry the rounding errors of large ones.
     """
 
     rtol: float
     atol: float
 
     def exceeded(self, a: Array, b: Array, whole: bool) -> Array:
-        """Return where two arrays of equal shape differ by more, NaN and NaN being equal."""
+        """Return a mask of where two arrays of equal shape differ by more; NaN equals NaN."""
         a, b = a.astype(np.float64), b.astype(np.float64)
         size = np.abs(b)
         if whole:
@@ -64,19 +65,22 @@ class Tolerance:
 def agree(a: Trace, b: Trace, rtol: float = 1e-4, atol: float = 1e-6, state: bool = True) -> None:
     """Check that two traces agree within rounding, for example those of two backends.
 
-    Floats may differ by `atol` and by `rtol` of their size: of each value that a step returned, of
-    the largest entry of each variable. Whole numbers and booleans must be equal, of whatever dtype.
+    Floats may differ by `atol + rtol * size`, where the size is that of each value that a step
+    returned, or that of the largest entry of each variable. Integers and booleans must be equal;
+    their dtypes may differ.
 
     Args:
         a: A trace.
-        b: The trace that is held to be right.
-        rtol: Allowed difference relative to `b`.
-        atol: Allowed difference beside that.
-        state: Compare the final variables too. Long runs on two backends need it switched off:
-            rounding grows from step to step, in optimizers that divide by small numbers first.
+        b: The reference trace.
+        rtol: The relative tolerance, relative to `b`.
+        atol: The absolute tolerance, added to the relative one.
+        state: Whether to compare the final variables too. Switch it off for long runs on two
+            backends: rounding errors grow from step to step, most of all in optimizers that divide
+            by small numbers.
 
     Raises:
-        AssertionError: They do not; the message names the first step, or path, and both numbers.
+        AssertionError: They do not agree. The message names the first step, or path, and both
+            numbers.
 
     Example:
         >>> import numpy as np
@@ -93,7 +97,7 @@ def agree(a: Trace, b: Trace, rtol: float = 1e-4, atol: float = 1e-6, state: boo
 def compare(
     a: Trace, b: Trace, on_a: str, on_b: str, tolerance: Tolerance | None, state: bool = True
 ) -> None:
-    """Raise an AssertionError that names the first difference; without a tolerance, of any bit."""
+    """Raise an `AssertionError` for the first difference; without a tolerance, every bit counts."""
     _same_names("the steps return", list(a.values), list(b.values), on_a, on_b)
     found: list[tuple[int, str, Array, Array]] = []
     for kind, these, those in (("", a.values, b.values), ("the weight of ", a.weights, b.weights)):
@@ -129,15 +133,15 @@ def compare(
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Say whether two arrays are equal in shape, dtype and every bit."""
+    """Return whether two arrays are equal in shape, dtype and every bit."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write a trace to one `.npz` file, for a process on another backend to compare with.
+    """Save a trace to an `.npz` file, for comparison in a process on another backend.
 
     Args:
-        trace: What `run_steps` returned.
+        trace: The return value of `run_steps`.
         path: The file, whose name ends in `.npz`.
 
     Example:
@@ -156,7 +160,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
         for name, array in getattr(trace, part).items():
             member = str(len(arrays))
             about[part][name] = [member, str(array.dtype)]
-            # NumPy's format does not know bfloat16 and its like: they are stored as integers.
+            # NumPy's format has no bfloat16 and similar types: they are stored as integers.
             known = array.dtype.kind in "biufc"
             arrays[member] = array if known else array.view(f"u{array.dtype.itemsize}")
     arrays[ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -164,13 +168,16 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read what `save_trace` wrote; nothing in the file is executed.
+    """Load a trace saved by `save_trace`; nothing in the file is executed.
 
     Args:
         path: The file.
 
+    Returns:
+        The trace.
+
     Raises:
-        OSError, ValueError: The file is missing or holds something else.
+        OSError, ValueError: The file is missing or does not hold a trace.
     """
     import ml_dtypes  # comes with Keras; NumPy then knows bfloat16 by its name
 
@@ -196,7 +203,7 @@ def load_trace(path: str | Path) -> Trace:
 def _differences(
     a: Array, b: Array, tolerance: Tolerance | None, whole: bool
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Return where two arrays differ, or None where their forms already do."""
+    """Return a mask of where two arrays differ, or None if their shapes or dtypes differ."""
     if a.shape != b.shape or _exact(a) != _exact(b) or (tolerance is None and a.dtype != b.dtype):
         return None
     if tolerance is not None and not _exact(a):

@@ -1,6 +1,6 @@
-"""JAX: a step is made a pure function of the state by a `Scope`; a window is a loop in one jit.
+"""The JAX backend: a `Scope` makes a step a pure function of the state, so that jit can compile it.
 
-Users never see state being passed around.
+User code does not pass state explicitly.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -43,7 +43,7 @@ def _is_tensor(x: Any) -> bool:
 
 
 class _Split:
-    """A structure taken apart into its tensors and everything else, and put together again."""
+    """Splits a structure into its tensors and all other leaves, and joins them again."""
 
     def __init__(self, tree: Any) -> None:
         leaves, self._treedef = jax.tree.flatten(tree)
@@ -51,15 +51,15 @@ class _Split:
         self._rest = [None if _is_tensor(x) else (x,) for x in leaves]
 
     def joined(self, tensors: Sequence[Any]) -> Any:
-        """Return the structure with these tensors in it."""
+        """Return the structure with these tensors."""
         following = iter(tensors)
         return self._treedef.unflatten([next(following) if x is None else x[0] for x in self._rest])
 
 
 class _Pure:
-    """A function whose effects on variables and losses became part of what it returns.
+    """Makes a function pure: its effects on variables and losses become outputs.
 
-    `Scope` catches the effects; what is not a tensor waits outside of the trace.
+    A `Scope` collects the effects. Outputs that are not tensors are stored outside of the trace.
     """
 
     def __init__(self, variables: Sequence[Variable], differentiated: bool) -> None:
@@ -86,7 +86,7 @@ class _Pure:
         return first, (self.split.tensors, [value for _, value in changed.values()], scope.losses)
 
     def release(self, aux: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]) -> Any:
-        """Hand the effects to the scope around this and return what the function returned."""
+        """Apply the effects to the enclosing scope, and return the function's result."""
         tensors, values, losses = aux
         hand_outward(
             {
@@ -104,16 +104,16 @@ class _Pure:
 
 
 class JaxBackend:
-    """Keras on JAX."""
+    """The backend for Keras on JAX."""
 
     name = "jax"
 
     def is_native_variable(self, thing: Any) -> bool:
-        """JAX has no variables of its own."""
+        """Return False: JAX has no variables of its own."""
         return False
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """JAX has no modules of its own."""
+        """Return None: JAX has no modules of its own."""
         return None
 
     def differentiate(
@@ -123,7 +123,7 @@ class JaxBackend:
         inputs: Sequence[Tensor],
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-        """Differentiate a jaxpr of the objective, which also tells what each loss reaches."""
+        """Differentiate a jaxpr of the objective, which also shows what each loss depends on."""
         pure = _Pure(variables, differentiated=True)
         leaves = [jnp.asarray(v.value) for v in variables] + [jnp.asarray(x) for x in inputs]
         count = len(variables)
@@ -140,7 +140,7 @@ class JaxBackend:
                 run: Callable[..., Any] = lambda *leaves: structure.unflatten(  # noqa: E731
                     jaxpr_as_fun(closed)(*leaves)
                 )
-            else:  # nothing is traced: run the Python itself again, so that values can be seen
+            else:  # nothing is traced: run the Python code itself, so that its values are concrete
                 run = lambda *leaves: values_to_losses(leaves)  # noqa: E731
             gradients, aux = _gradients(run, leaves, names)
             result = pure.release(aux)
@@ -151,11 +151,11 @@ class JaxBackend:
         }
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        """Return an empty context: intermediate results are only stored in a transformation."""
         return nullcontext()
 
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        """Run `jax.checkpoint`, which remembers what it has traced: so a new function each time."""
+        """Run `jax.checkpoint` on a new function each time, since it caches traces by function."""
         pure = _Pure((), False)
         _, aux = jax.checkpoint(lambda inputs: pure((), lambda: (None, function(*inputs))))(inputs)
         return pure.release(aux)
@@ -209,26 +209,26 @@ class JaxBackend:
         return pure.split.joined(tensors)
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
-        """Trace the step for its shapes alone."""
+        """Trace the step for its shapes, without computing values."""
         scope = Scope()
 
         def abstract(batch: Any) -> Any:
             with running(step):
                 return _Split(function(batch)).tensors  # type: ignore[call-arg]
 
-        with keras_random(), scope:  # the scope ends outside of the trace: it makes variables then
+        with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
             jax.eval_shape(abstract, device_batch(batch))
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
-        """Return the jitted loop, or the eager reference."""
+        """Return the executor of the jitted loop, or the eager one."""
         if options.execution == "eager":
             device = jax.default_backend()
             return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
         return JaxExecutor(program)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Jit a function over the state; what it assigns is dropped."""
+        """Jit a function over the state; its assignments are discarded."""
 
         @jax.jit
         def pure(state: Any, inputs: Any, stream: Any) -> Any:
@@ -244,7 +244,7 @@ class JaxBackend:
         return call
 
     def explain(self, error: Exception) -> str:
-        """Explain what tracing cannot do."""
+        """Explain errors of tracing."""
         if isinstance(error, jax.errors.TracerBoolConversionError):
             return hints.CONDITION
         found = hints.common(error, self.name)
@@ -262,11 +262,11 @@ class JaxBackend:
         return hints.VALUE if value else ""
 
     def bfloat16_pays(self) -> bool:
-        """XLA's is slower on CPUs: 0.9 times float32 on convolutions, 0.6 on products."""
+        """Return False: on CPUs bfloat16 has 0.6 (matmul) to 0.9 (conv) times float32's speed."""
         return False
 
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return the distribution of Keras, if it has more than one device."""
+        """Return Keras' distribution if it has more than one device, else None."""
         active = keras.distribution.distribution()
         if active is None or len(active.device_mesh.devices.flatten()) == 1:
             return None
@@ -274,7 +274,7 @@ class JaxBackend:
         return Distribution(f"keras.distribution.{type(active).__name__}", remedy)
 
     def computes_on(self) -> dict[str, Any]:
-        """Return how many devices and threads there are."""
+        """Return the devices and the number of threads."""
         found = jax.devices()
         return {
             "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
@@ -282,19 +282,19 @@ class JaxBackend:
         }
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler watches."""
+        """Return a context in which the profiler records."""
         return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
-        """JAX keeps no random state."""
+        """Return an empty context: JAX has no global random state."""
         return nullcontext()
 
     def read(self, variable: Variable) -> Any:
-        """Return a variable's value as a NumPy array of its own."""
+        """Return a copy of a variable's value as a NumPy array."""
         return np.array(variable._value)
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
-        """Return the value itself, which JAX never changes; on a CPU that copies nothing."""
+        """Return the value itself, as JAX arrays are immutable; on a CPU without a copy."""
         return np.asarray(variable._value)
 
     def write(self, variable: Variable, value: Any) -> None:
@@ -302,11 +302,11 @@ class JaxBackend:
         variable._direct_assign(jnp.asarray(value, dtype=variable._dtype))
 
     def keep(self, variable: Variable) -> Any:
-        """Return the value itself: JAX never changes an array."""
+        """Return the value itself, as JAX arrays are immutable."""
         return variable._value
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
-        """Look at all in one program; on a CPU with NumPy, which has nothing to compile."""
+        """Check all variables in one program; on a CPU with NumPy, which needs no compilation."""
         values = [v._value for v in variables]
         if jax.default_backend() == "cpu":
             return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
@@ -317,7 +317,7 @@ class JaxBackend:
         return np.asarray(tensor)
 
     def to_device(self, array: Any) -> Tensor:
-        """Return an array as a JAX array (64-bit types become 32-bit)."""
+        """Convert an array to a JAX array; 64-bit types become 32-bit."""
         return jnp.asarray(array)
 
 
@@ -329,7 +329,7 @@ def _finite(values: Sequence[Tensor]) -> list[Tensor]:
 def _gradients(
     run: Callable[..., Any], leaves: Sequence[Tensor], names: Sequence[str]
 ) -> tuple[dict[str, Sequence[Tensor]], Any]:
-    """Differentiate each loss that `run` returns; the forward pass is shared."""
+    """Differentiate each loss that `run` returns, with one shared forward pass."""
     if len(names) == 1:
 
         def single(*leaves: Any) -> Any:
@@ -340,17 +340,17 @@ def _gradients(
         return {names[0]: pull(jnp.ones_like(loss))}, aux
     losses, push, aux = jax.linearize(run, *leaves, has_aux=True)
     gradients: dict[str, Sequence[Tensor]] = {}
-    for name in names:  # transposed one by one: an infinite other loss must not leak in as 0 * inf
+    for name in names:  # one by one: otherwise another, infinite loss would contribute 0 * inf
         pull = jax.linear_transpose(lambda *t, name=name: push(*t)[name], *leaves)
         gradients[name] = pull(jnp.ones_like(losses[name]))
     return gradients, aux
 
 
 def _reached(jaxpr: Any, output: int) -> set[int]:
-    """Return which inputs one output of a jaxpr depends on differentiably.
+    """Return the inputs of a jaxpr that one output depends on differentiably.
 
-    Integers and booleans carry no gradient, and `stop_gradient` cuts it; loops count as using all
-    that goes into them.
+    Integers and booleans carry no gradient, and `stop_gradient` cuts it. The outputs of loops are
+    assumed to depend on all inputs of the loop.
     """
     last = jaxpr.outvars[output]
     needed: set[Any] = {last} if isinstance(last, Var) else set()
@@ -393,7 +393,7 @@ def _same_form(branches: Sequence[Any]) -> None:
 
 @contextmanager
 def _stateful() -> Generator[None]:
-    """Make sure that a scope catches effects, and that they take effect where no step runs."""
+    """Ensure that a scope collects assignments; outside of a step, apply them at the end."""
     if keras.src.backend.common.stateless_scope.in_stateless_scope():
         yield
         return

@@ -1,4 +1,4 @@
-"""JAX's profiler: its own files for TensorBoard, and the same as a trace for Perfetto."""
+"""Profiling on JAX: files for TensorBoard, and the same events as a Perfetto trace."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from ..traces import Span, newest, write_trace
 
 @contextmanager
 def tracing(directory: Path) -> Generator[None]:
-    """Let the profiler watch meanwhile, and leave what it saw in a directory."""
+    """Profile the code in this context, and write the traces to a directory."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # every call of every Python function
+    options.python_tracer_level = 0  # otherwise every call of every Python function is traced
     jax.profiler.start_trace(str(directory), profiler_options=options)
     try:
         yield

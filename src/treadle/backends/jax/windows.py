@@ -1,4 +1,4 @@
-"""JAX's windows: a step is a pure function by a `Scope`; a window is a loop in one jit."""
+"""Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,16 +18,15 @@ from ..plans import XLA, Facts, Plan
 from ..window import Rows, Window, capacity, padded
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Data sets on the device by their owner, each put there once."""
+"""Data sets on the device, by owner; each is copied there once."""
 
 
 class JaxExecutor:
-    """Runs windows in one jitted loop, or steps in one call each; all batches are of one form.
+    """Runs windows in one jitted loop, or each step in one call; all batches have equal shapes.
 
-    The loop's trip count is a value, which XLA does not know: it is compiled alike for every
-    number of steps, so all window sizes agree bit for bit, and one program serves them all. (A
-    `scan` of length 1 would be inlined and round differently.) Arrays of a window that is shorter
-    than its program's are padded.
+    The loop's trip count is a runtime value, so that one program runs any number of steps, and all
+    window sizes agree bit for bit. (A `scan` of length 1 would be inlined and round differently.)
+    Arrays of a window that is shorter than its program allows are padded.
     """
 
     def __init__(self, program: Program) -> None:
@@ -40,11 +39,11 @@ class JaxExecutor:
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled."""
+        """The number of compiled programs."""
         return len(self._compiled)
 
     def facts(self, window: Window) -> Facts:
-        """Trace the step and look for convolutions."""
+        """Trace the step, and find out whether it has convolutions."""
         found = _primitives(self._step(window).closed.jaxpr)
         return Facts(
             jax.default_backend(),
@@ -53,14 +52,14 @@ class JaxExecutor:
         )
 
     def compile(self, window: Window) -> bool:
-        """Compile the program for windows like this."""
+        """Compile the program for windows like this one."""
         inputs = self._first_inputs(window)
         key = self._key(inputs, window.rows is not None)
         if key in self._compiled:
             return False
         step = self._step(window)
         function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
-        # Compiled here and not at the first call, so that the time it takes can be told.
+        # Compiled here and not at the first call, so that the compile time can be reported.
         specs = _specs((self._state(), inputs))
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
         donated = () if self.plan.fused else (0,)
@@ -69,7 +68,7 @@ class JaxExecutor:
         return True
 
     def run(self, window: Window, first_step: int) -> Running:
-        """Run the window in one call, or in a call for each batch."""
+        """Run the window in one call, or in one call per batch."""
         self.compile(window)
         inputs, self._ready = self._first_inputs(window), None
         step, function = self._compiled[self._key(inputs, window.rows is not None)]
@@ -80,8 +79,8 @@ class JaxExecutor:
             return new, jax.tree.map(lambda x: x[:count], jax.device_get(results))
 
         def singly() -> Any:
-            # Each step overwrites the state of the one before: allocating another costs 1 to 2 %
-            # of a convolutional step. What the variables hold is copied once, and stays.
+            # Each step donates its input state: allocating new memory costs 1 to 2 % of a
+            # convolutional step. The variables' own values are copied once, so that they stay.
             new, rows = _copied(state), list[Any]()
             for i in range(count):
                 given = self._inputs(window, i) if i else inputs
@@ -102,15 +101,15 @@ class JaxExecutor:
         return [v._value for v in self._program.variables]
 
     def _first_inputs(self, window: Window) -> Any:
-        """Return a window's inputs, which are asked for more than once before it runs."""
+        """Return a window's inputs, cached since they are used several times before it runs."""
         if self._ready is None or self._ready[0] is not window or self._ready[1] != self.plan:
             self._ready = window, self.plan, self._inputs(window)
         return self._ready[2]
 
     def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
-        """Return the arrays that batches are found in, and which rows they are (or nothing).
+        """Return the arrays to take batches from, and the row indices or None.
 
-        They are those of the whole window, or of one batch where each step is a call.
+        They cover the whole window, or one batch if each step is a separate call.
         """
         if not self.plan.fused:
             if window.rows is None:
@@ -124,11 +123,11 @@ class JaxExecutor:
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
     def _key(self, inputs: Any, resident: bool) -> Any:
-        # The form is the same, but not the number of batches, or the size of a data set.
+        # Batches have equal shapes, but the number of batches and the size of a data set vary.
         return tuple(x.shape for x in jax.tree.leaves(inputs)), resident, self.plan.fused
 
     def _step(self, window: Window) -> "_Step":
-        """Trace the step, once."""
+        """Return the step, which is traced once."""
         if self._traced is None:
             batch = device_batch(window.batch(0))
             self._traced = _Step(self._program, self._state(), batch)
@@ -136,7 +135,7 @@ class JaxExecutor:
 
 
 class _Step:
-    """One step as a jaxpr of (state, batch, number); the user's Python runs once."""
+    """A step as a jaxpr of (state, batch, number); user code runs once, to trace it."""
 
     def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
         self.names: list[str] = []
@@ -156,7 +155,7 @@ class _Step:
         self._structure = jax.tree.structure(shapes)
 
     def __call__(self, state: Any, batch: Any, number: Any) -> Any:
-        """Return the new state and what the step returned."""
+        """Return the new state and the step's outputs."""
         return self._structure.unflatten(
             jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
         )
@@ -194,7 +193,7 @@ def _single(step: _Step, resident: bool) -> Callable[..., Any]:
 
 
 def _batch(held: Any, rows: Any, i: Any) -> Any:
-    """Return batch `i` in a trace: rows of the data set, or one of the stacked batches."""
+    """Return batch `i` inside a trace: rows of the data set, or one of the stacked batches."""
     if rows is None:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
     return _gathered(held, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
@@ -216,12 +215,12 @@ def _on_device(rows: Rows) -> Any:
 
 
 def device_batch(batch: Any) -> Any:
-    """Return a batch as JAX takes it: NumPy arrays are passed on, which jit transfers fastest."""
+    """Convert a batch to NumPy arrays of JAX's types, which jit transfers fastest."""
     return jax.tree.map(_standard, batch)
 
 
 def _standard(x: Any) -> Any:
-    """Return an array of a type that JAX has: 64-bit types become 32-bit, unless it is set up."""
+    """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled."""
     array = np.asarray(x)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
@@ -250,10 +249,10 @@ def _primitives(jaxpr: Any) -> set[str]:
 
 @contextmanager
 def keras_random() -> Generator[None]:
-    """Let unseeded `keras.random` work while JAX traces.
+    """Allow unseeded `keras.random` calls while JAX traces.
 
-    Keras refuses, because its global generator would become a constant; here the generator's state
-    belongs to the step's state, so it does not.
+    Keras raises an error, since its global generator would become a constant. Here the generator's
+    state is part of the step's state, so it does not.
     """
     original = seed_generator.global_seed_generator
     generator = _global_generator()

@@ -1,4 +1,4 @@
-"""TensorFlow: a step is traced once; a window is a graph loop over it, of any number of steps."""
+"""The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,19 +37,19 @@ from .windows import TensorFlowExecutor, device, tensors
 
 
 class TensorFlowBackend:
-    """Keras on TensorFlow."""
+    """The backend for Keras on TensorFlow."""
 
     name = "tensorflow"
 
     def is_native_variable(self, thing: Any) -> bool:
-        """Say whether this is a bare `tf.Variable`."""
+        """Return whether this is a bare `tf.Variable`."""
         return isinstance(thing, tf.Variable)
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
         """Return the attributes of a `tf.Module`."""
         if not isinstance(thing, tf.Module):
             return None
-        bookkeeping = "_self_"  # TensorFlow's own, which lists the attributes once more
+        bookkeeping = "_self_"  # TensorFlow's own attributes, which list all others again
         return {k: v for k, v in vars(thing).items() if not k.startswith(bookkeeping)}
 
     def differentiate(
@@ -59,13 +59,13 @@ class TensorFlowBackend:
         inputs: Sequence[Tensor],
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-        """Differentiate by a tape over the variables themselves, or over their scope's values."""
+        """Differentiate with a `GradientTape` over the variables, or over their scope's values."""
         scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
         with (
             tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
             deeper() as nested,
         ):
-            if scoped:  # the values are tensors: fresh ones, so that the gradient is at them alone
+            if scoped:  # values in a scope are tensors: copy them, to differentiate at the copies
                 sources = [tf.identity(v.value) for v in variables]
                 leaves = Scope(zip(variables, sources, strict=True), differentiated=True)
             else:
@@ -84,16 +84,16 @@ class TensorFlowBackend:
             chosen = [[*sources, *inputs][i] for i in group]
             with no_assignments(), no_layers():
                 found: list[Any] = tape.gradient(losses[name], chosen)
-            # Embeddings give IndexedSlices: dense ones mean the same to every optimizer and clip.
+            # Embeddings give IndexedSlices; every optimizer and clipping supports dense gradients.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
         return result, gradients
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: only a tape or a transformation keeps something."""
+        """Return an empty context: intermediate results are only stored under a tape."""
         return nullcontext()
 
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        """Run `tf.recompute_grad`, which differentiates by inputs and variables alone."""
+        """Run `tf.recompute_grad`, which only differentiates by inputs and variables."""
         again = Recomputed(function)
         values = [tf.convert_to_tensor(value) for _, value in again.held]
         with again.surroundings():
@@ -108,7 +108,7 @@ class TensorFlowBackend:
         return result
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Run `tf.cond`; inside a scope, over the values that either branch assigns."""
+        """Run `tf.cond`; inside a scope, it also returns the values that either branch assigns."""
         if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
             predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
             if not keras.src.backend.common.stateless_scope.in_stateless_scope():
@@ -123,13 +123,13 @@ class TensorFlowBackend:
         return then() if bool(predicate) else otherwise()
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """Run `tf.map_fn`, or a Python loop where values of a scope must carry over."""
+        """Run `tf.map_fn`, or a Python loop if values of a scope must carry over."""
         inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
         if tf.executing_eagerly() or keras.src.backend.common.stateless_scope.in_stateless_scope():
             count = tf.nest.flatten(inputs)[0].shape[0]
             rows = [function(row(inputs, i)) for i in range(count)]
             return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)
-        with tf.__internal__.FuncGraph("shapes").as_default():  # traced here for its shapes alone
+        with tf.__internal__.FuncGraph("shapes").as_default():  # a trace that only gives the shapes
             first = tf.nest.map_structure(lambda x: x[0], inputs)
             shapes = tf.nest.map_structure(
                 lambda x: tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)), function(first)
@@ -137,7 +137,7 @@ class TensorFlowBackend:
         return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
-        """Run a real batch eagerly, every assignment caught; native variables are put back."""
+        """Run a real batch eagerly in a scope; native variables are restored afterwards."""
         made: list[tuple[tf.Variable, Any]] = []
 
         def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -171,13 +171,13 @@ class TensorFlowBackend:
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
-        """Return the graph loop, or the eager reference."""
+        """Return the executor of the graph loop, or the eager one."""
         if options.execution == "eager":
             return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
         return TensorFlowExecutor(program)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Compile a function; what it assigns stays in a scope."""
+        """Compile a function; its assignments are discarded."""
 
         @tf.function(autograph=False)
         def pure(inputs: Any, stream: Any) -> Any:
@@ -191,7 +191,7 @@ class TensorFlowBackend:
         return call
 
     def explain(self, error: Exception) -> str:
-        """Explain what a graph cannot do, and find the sentence in what a graph says."""
+        """Explain errors of tracing, and extract the cause from a graph's long error message."""
         text = str(error)
         if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
             return hints.CONDITION if "bool" in text else hints.NUMBER
@@ -206,11 +206,11 @@ class TensorFlowBackend:
         return hints.common(error, self.name)
 
     def bfloat16_pays(self) -> bool:
-        """Measured: 1.5 times as fast as float32 on a CPU."""
+        """Return True on a CPU, where bfloat16 was measured to be 1.5 times as fast as float32."""
         return not tf.config.list_physical_devices("GPU")
 
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return the strategy around this call, or one that a variable was created under."""
+        """Return the active strategy, or one that a variable was created under, or None."""
         remedy = "create the task, and train, outside of strategy.scope()"
         if tf.distribute.has_strategy():
             return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
@@ -222,23 +222,23 @@ class TensorFlowBackend:
         return None
 
     def computes_on(self) -> dict[str, Any]:
-        """Return how many devices and threads there are."""
+        """Return the devices and the number of threads."""
         gpus = len(tf.config.list_logical_devices("GPU"))
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
         return {"devices": devices, "threads": threads or cores()}
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler watches."""
+        """Return a context in which the profiler records."""
         return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
-        """Keras draws from its own seeds alone."""
+        """Return an empty context: Keras only draws from its own seeds."""
         return nullcontext()
 
     def read(self, variable: Variable) -> Any:
-        """Return a variable's value as a NumPy array of its own."""
-        return np.asarray(getattr(variable, "_value", variable).numpy())  # which copies
+        """Return a copy of a variable's value as a NumPy array."""
+        return np.asarray(getattr(variable, "_value", variable).numpy())  # numpy() copies
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Copy a variable's value into a buffer."""
@@ -258,7 +258,7 @@ class TensorFlowBackend:
         return tf.identity(getattr(variable, "_value", variable))
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
-        """Look at each, and fetch all answers; on a CPU with NumPy, which has nothing to start."""
+        """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""
         values = [getattr(v, "_value", v).value() for v in variables]
         if device() == "cpu":
             return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
@@ -270,7 +270,7 @@ class TensorFlowBackend:
         return np.asarray(tensor)
 
     def to_device(self, array: Any) -> Tensor:
-        """Return an array as a tensor, float64 as Keras' float type."""
+        """Convert an array to a tensor; float64 becomes Keras' float type."""
         return tensors(array)
 
 
@@ -279,20 +279,20 @@ def _kind(strategy: Any) -> str:
 
 
 def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
-    """Trace a branch away from the graph to see which variables it assigns."""
+    """Return the variables that a branch assigns, by tracing it in a separate graph."""
     with tf.__internal__.FuncGraph("branch").as_default(), Scope() as scope:
         branch()
     return dict(scope.assigned)
 
 
 def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Refuse a function that computes with a tensor of the step that is not passed to it.
+    """Reject a function that uses a tensor of the step that is not passed as an argument.
 
     Raises:
-        StepError: It does: there would be no gradient of that tensor.
+        StepError: It uses such a tensor, which would get no gradient.
     """
     if tf.executing_eagerly():
-        return  # any array is a tensor then: whether one matters is not to be seen
+        return  # constants are tensors too then, so captured tensors cannot be told apart
     with tf.__internal__.FuncGraph("remat") as graph, graph.as_default(), Scope():
         function(*inputs)
     passed = {id(x) for x in inputs}
@@ -316,18 +316,18 @@ def _effects(
 
 
 def _sentence(message: str) -> str:
-    """Return what happened, from the end of a message that first lists where nodes were made."""
+    """Return the cause at the end of a message that starts with the nodes' definitions."""
     head = message.partition("\n\t [[")[0].rstrip()
     last = head.rpartition("\n")[2].strip()
-    return f"TensorFlow says: {last}" if last != message.strip() else ""
+    return f"TensorFlow reports: {last}" if last != message.strip() else ""
 
 
 @contextmanager
 def _true_moments() -> Generator[None]:
-    """Let Keras compute a variance whose gradient can be differentiated again.
+    """Make Keras compute a variance whose gradient can be differentiated again.
 
-    `tf.nn.moments` stops the gradient at its mean: the first derivative of the variance is right
-    all the same, the second is not, so gradient penalties and meta-learning through
+    `tf.nn.moments` stops the gradient at the mean. The first derivative of the variance is still
+    correct, but the second is not, so that gradient penalties and meta-learning through
     BatchNormalization or LayerNormalization would be wrong.
     """
     original = tensorflow_nn._compute_moments

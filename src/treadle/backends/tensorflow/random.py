@@ -1,11 +1,11 @@
-"""Random numbers that XLA draws like TensorFlow's own kernels.
+"""Random numbers under XLA that equal those of TensorFlow's own kernels.
 
 Both run Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) on the same
-keys and counters and get the same bits. They differ in what they make of them: a kernel takes the
-low 23 bits for a uniform number, XLA the high ones; and a kernel makes normal numbers by Box and
-Muller's method ("A Note on the Generation of Random Normal Deviates", Ann. Math. Stat. 29, 1958),
-XLA by the inverse of the distribution. A step that is compiled by XLA is traced with the kernels'
-way in TensorFlow's operations, so that it drops out the very units that it would uncompiled.
+keys and counters and get the same bits, but convert them differently. For a uniform number, a
+kernel uses the low 23 bits and XLA the high ones. For normal numbers, a kernel uses Box and
+Muller's method ("A Note on the Generation of Random Normal Deviates", Ann. Math. Stat. 29, 1958)
+and XLA the inverse distribution function. Steps for XLA are therefore traced with the kernels'
+conversion, written in TensorFlow operations: a Dropout drops the same units as without XLA.
 """
 
 import math
@@ -17,14 +17,14 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_stateless_random_ops_v2, random_ops_util
 
 PHILOX = 1
-# The bits of a mantissa, the bits of the number one, and an integer of that size. Those of float16
-# come out alike without this.
+# The mask of the mantissa, the bits of the number 1, and an integer type of that size. For float16
+# the two conversions already agree.
 UNIFORM = {
     tf.float32: (0x007FFFFF, 0x3F800000, tf.uint32),
     tf.bfloat16: (0x007F, 0x3F80, tf.uint16),
 }
 NORMAL = (tf.float32, tf.bfloat16, tf.float16)
-SMALLEST = 1e-7  # of what a logarithm is taken of, as the kernels have it
+SMALLEST = 1e-7  # the kernels' lower bound for the argument of the logarithm
 
 _kernels = gen_stateless_random_ops_v2
 _uniform_kernel = _kernels.stateless_random_uniform_v2
@@ -34,10 +34,10 @@ _key_counter_alg = random_ops_util.get_key_counter_alg
 
 @contextmanager
 def like_kernels() -> Generator[None]:
-    """Let numbers that are drawn while this is open be traced as kernels make them.
+    """Trace random operations in this context with the kernels' conversion.
 
-    The algorithm is named, too. TensorFlow would choose the same one while the step runs, for which
-    XLA compiles all there are: 28 times as slow.
+    The algorithm is also fixed to Philox. Otherwise TensorFlow selects it at run time, for which
+    XLA compiles all algorithms: 28 times as slow.
     """
     _kernels.stateless_random_uniform_v2 = _uniform
     _kernels.stateless_random_normal_v2 = _normal
@@ -82,7 +82,7 @@ def _bits(shape: Any, key: Any, counter: Any) -> Any:
 
 
 def _to_unit(bits: Any, dtype: Any) -> Any:
-    """Return numbers from 0 to 1: the low bits as the mantissa of a number from 1 to 2, less 1."""
+    """Convert bits to numbers in [0, 1): the mantissa of a number in [1, 2), minus 1."""
     mantissa, one, integer = UNIFORM[dtype]
     number = tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)) | one
     return tf.bitcast(tf.cast(number, integer), dtype) - tf.constant(1.0, dtype)

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler: its own files for TensorBoard, and the same as a trace for Perfetto."""
+"""Profiling on TensorFlow: files for TensorBoard, and the same events as a Perfetto trace."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from ..traces import Span, newest, write_trace
 
 @contextmanager
 def tracing(directory: Path) -> Generator[None]:
-    """Let the profiler watch meanwhile, and leave what it saw in a directory."""
+    """Profile the code in this context, and write the traces to a directory."""
     tf.profiler.experimental.start(str(directory))
     try:
         yield

@@ -1,4 +1,4 @@
-"""TensorFlow's windows: a step is traced once; a window is a graph loop over it, of any length."""
+"""Windows on TensorFlow: a step is traced once, and a window is a graph loop over it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,15 +23,15 @@ CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
 _placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""Data sets on the device by their owner, each put there once."""
+"""Data sets on the device, by owner; each is copied there once."""
 
 
 class TensorFlowExecutor:
-    """Runs windows in one graph, or steps in one each; all batches are of one form.
+    """Runs each window, or each step, as one graph; all batches have equal shapes.
 
-    XLA compiles whole windows. Where the step convolves on a CPU it compiles the step alone, and
-    the loop around it stays a graph: within a loop of XLA's own, a convolution takes up to 50 times
-    as long.
+    XLA compiles whole windows. For steps with convolutions on a CPU it compiles only the step, and
+    the loop stays a TensorFlow graph: inside an XLA loop, a convolution takes up to 50 times as
+    long.
     """
 
     def __init__(self, program: Program) -> None:
@@ -42,32 +42,32 @@ class TensorFlowExecutor:
         self._traced_for_xla: _Step | None = None
         self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
-        self._convolves: bool | None = None  # not known yet
+        self._convolves: bool | None = None  # None: unknown
 
     @property
     def programs(self) -> int:
-        """How many programs were compiled."""
+        """The number of compiled programs."""
         return len(self._compiled)
 
     def facts(self, window: Window) -> Facts:
-        """Trace the step and look at its operations."""
+        """Trace the step, and return the facts about its operations."""
         step = self._step(window)
         found = step.operations()
         facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves)
         checks = sorted(found & CHECKS)
         if checks:
-            return facts.without(XLA, f"XLA leaves out {checks[0]}")
+            return facts.without(XLA, f"XLA drops {checks[0]}")
         layers = [x.name for x in self._program.new_context(0).layers if not x.supports_jit]
         if layers:
             return facts.without(XLA, f"the layer {layers[0]} does not support XLA")
         if is_op_determinism_enabled():
-            return facts.without(XLA, "TensorFlow's determinism was asked for")
+            return facts.without(XLA, "TensorFlow's op determinism is enabled")
         return facts
 
     def compile(self, window: Window) -> bool:
-        """Make the graph, and let TensorFlow optimize it by running it for no step at all.
+        """Build the graph, and run it for zero steps, so that TensorFlow optimizes it.
 
-        XLA compiles a single step only when it runs one, which is then undone.
+        XLA compiles a single step only when it runs, so one step is run and then undone.
         """
         key = self._key(window)
         if key in self._compiled:
@@ -92,7 +92,7 @@ class TensorFlowExecutor:
         return True
 
     def run(self, window: Window, first_step: int) -> Running:
-        """Run the window in one call, or a call for each batch."""
+        """Run the window in one call, or in one call per batch."""
         self.compile(window)
         step, function = self._compiled[self._key(window)]
         run = self._run_fused if self.plan.fused else self._run_singly
@@ -123,7 +123,7 @@ class TensorFlowExecutor:
         return self.plan.compiler, self.plan.fused, self._length(window), resident
 
     def _step(self, window: Window) -> "_Step":
-        """Trace the step once; for XLA once more if it draws."""
+        """Return the traced step; for XLA a second trace if it draws random numbers."""
         if self._traced is None:
             batch = tensors(window.batch(0))
             self._traced = _Step(self._program, batch, self._known, for_xla=False)
@@ -135,7 +135,7 @@ class TensorFlowExecutor:
         return self._traced_for_xla
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
-        """Return the tensors that batches are found in, and which rows they are of each."""
+        """Return the tensors to take batches from, and the row indices of each batch."""
         length = self._length(window)
         if window.rows is not None:
             rows = window.rows.indices
@@ -148,14 +148,14 @@ class TensorFlowExecutor:
         return leaves(tensors(held)), tf.zeros([0], tf.int64)
 
     def _length(self, window: Window) -> int | None:
-        """Return how many results there can be, which XLA must know; None leaves it open."""
+        """Return the static number of results that XLA needs; None if it is dynamic."""
         if self.plan.compiler != XLA or not self.plan.fused or self._by_step(window):
             return None
         sizes = CAPACITIES if window.rows is None else ()  # rows are small: one program for all
         return capacity(window.count, self.plan.largest, sizes)
 
     def _by_step(self, window: Window) -> bool:
-        """Say whether XLA compiles a window's step, and not the loop."""
+        """Return whether XLA compiles only the step, and not the loop."""
         if self._convolves is None:
             self._convolves = self._step(window).convolves
         return (
@@ -200,7 +200,7 @@ class TensorFlowExecutor:
 
 
 class _Step:
-    """One step as a traced function of a flat batch and its number; the user's Python runs once."""
+    """A step as a traced function of a flat batch and its number; user code runs once."""
 
     def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:
         self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
@@ -236,7 +236,7 @@ class _Step:
         return self._function(flat, number)
 
     def compiled(self) -> Callable[[Sequence[Any], Any], list[Any]]:
-        """Return it as a call in a graph that XLA compiles alone."""
+        """Return the step as a function that XLA compiles separately."""
 
         @tf.autograph.experimental.do_not_convert
         def step(flat: Sequence[Any], number: Any) -> list[Any]:
@@ -246,22 +246,22 @@ class _Step:
 
     @property
     def convolves(self) -> bool:
-        """Whether it has convolutions."""
+        """Whether the step has convolutions."""
         return any(name.startswith(CONVOLUTIONS) for name in self.operations())
 
     def operations(self) -> set[str]:
-        """Return the names of its operations."""
+        """Return the names of the step's operations."""
         graph = self._function.graph.as_graph_def()
         nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
         return {node.op for node in nodes}
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers."""
+        """Whether the step draws random numbers."""
         return any("Random" in name for name in self.operations())
 
     def fetched(self, columns: Sequence[Any]) -> Results:
-        """Return every step's outputs, in their order, by name; and the promises broken."""
+        """Return values and explicit weights by name, in order, and the violations."""
         following = iter(columns)
         values, weights, broken = ({name: next(following) for name in part} for part in self._names)
         return values, weights, [message for message, flags in broken.items() if flags.any()]
@@ -274,17 +274,17 @@ def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) 
 
 
 def device() -> str:
-    """Return what TensorFlow computes on unless told otherwise."""
+    """Return TensorFlow's default device: `"gpu"` or `"cpu"`."""
     return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
 
 
 def leaves(batch: Any) -> list[Any]:
-    """Return a batch's tensors in Keras' order, which keeps a dict's own; `tf.nest` sorts some."""
+    """Return a batch's tensors in Keras' order, which keeps a dict's order (`tf.nest` sorts it)."""
     return [x for x in keras.tree.flatten(batch) if x is not None]
 
 
 def tensors(batch: Any) -> Any:
-    """Return a structure of arrays as tensors, float64 as Keras' float type; None stays None."""
+    """Convert a structure of arrays to tensors; float64 becomes Keras' float type, None stays."""
 
     def tensor(x: Any) -> Any:
         if x is None or tf.is_tensor(x):
@@ -304,14 +304,14 @@ def _on_device(rows: Rows) -> list[Any]:
 
 
 def _one(window: Window, index: int) -> tuple[list[Any], Any]:
-    """Return the tensors that a batch is found in, and which rows it is of each."""
+    """Return the tensors to take one batch from, and its row indices."""
     if window.rows is None:
         return leaves(tensors(window.batch(index))), tf.zeros([0], tf.int64)
     return _on_device(window.rows), tf.constant(window.rows.indices[index])
 
 
 def _batch(arrays: Sequence[Any], chosen: Any, i: Any, resident: bool) -> list[Any]:
-    """Return batch `i` in a graph: rows of the data set, or one of the stacked batches."""
+    """Return batch `i` inside a graph: rows of the data set, or one of the stacked batches."""
     if not resident:
         return [x[i] for x in arrays]
     rows = chosen[i]

@@ -1,4 +1,4 @@
-"""PyTorch: a step runs as it is; only objectives record gradients, as they do elsewhere."""
+"""The PyTorch backend: steps are captured and replayed; only objectives record gradients."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,16 +37,16 @@ from .trace import tracing
 
 
 class TorchBackend:
-    """Keras on PyTorch."""
+    """The backend for Keras on PyTorch."""
 
     name = "torch"
 
     def is_native_variable(self, thing: Any) -> bool:
-        """Keras variables are the only ones that are followed."""
+        """Return False: only Keras variables are part of the state."""
         return False
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Modules of PyTorch's own are reached through `keras.layers.TorchModuleWrapper`."""
+        """Return None: PyTorch modules are wrapped in `keras.layers.TorchModuleWrapper`."""
         return None
 
     def differentiate(
@@ -56,7 +56,7 @@ class TorchBackend:
         inputs: Sequence[Tensor],
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-        """Differentiate by `torch.autograd.grad`; inside another objective the graph is kept."""
+        """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
         scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
             sources = [_leaf(v.value, fresh=scoped) for v in variables]
@@ -91,22 +91,22 @@ class TorchBackend:
         return torch.no_grad()
 
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        """Run PyTorch's checkpoint, which puts its own random state back as well."""
+        """Run PyTorch's `checkpoint`, which also restores PyTorch's random state."""
         again = Recomputed(function)
-        # Stopping early is by an exception, and Keras keeps the frames that it passes through.
+        # Early stopping raises an exception, whose frames Keras would keep alive.
         with set_checkpoint_early_stop(False):
             result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
         again.release()
         return result
 
     def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Look at the predicate, or record both branches."""
+        """Run the branch that the predicate selects, or record both branches."""
         if tape := current():
             return tape.cond(predicate, then, otherwise)
         return then() if bool(predicate) else otherwise()
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """Run a Python loop, or record one where nothing is differentiated through it."""
+        """Run a Python loop, or record one if nothing is differentiated through it."""
         tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
         tape = current()
         if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
@@ -118,7 +118,7 @@ class TorchBackend:
         )
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
-        """Run a real batch, every assignment caught; torch's random state is put back."""
+        """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:
             with torch.random.fork_rng(), running(step), scope:
@@ -128,21 +128,21 @@ class TorchBackend:
                     )
                 )
         finally:
-            for variable in scope.foreign.values():  # what a native step's backward() left behind
+            for variable in scope.foreign.values():  # gradients from a native step's backward()
                 if variable._value is not None:
                     variable._value.grad = None
-            for layer in step.layers:  # what Keras collected for PyTorch is the scope's
+            for layer in step.layers:  # Keras collected parameters with the scope's values
                 layer._modules.pop("_torch_params", None)
         return scope
 
     def executor(self, program: Program, options: Options) -> Executor:
-        """Return what plays the captured step, or the eager reference."""
+        """Return the executor of the captured step, or the eager one."""
         if options.execution == "eager":
             return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
         return CaptureExecutor(program, options, _step, self.to_device)
 
     def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Run a function; what it assigns stays in a scope."""
+        """Return a function that runs the program; its assignments are discarded."""
 
         def call(inputs: Any, stream: int) -> Any:
             with self.own_random(), torch.no_grad():
@@ -158,13 +158,13 @@ class TorchBackend:
         return call
 
     def explain(self, error: Exception) -> str:
-        """Explain what tensors of PyTorch cannot do."""
+        """Explain errors of PyTorch tensors."""
         found = hints.common(error, self.name)
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
         return found or (hints.NUMPY if numpy else "")
 
     def bfloat16_pays(self) -> bool:
-        """Measured: 1.3 times as fast as float32 on convolutions on a CPU, 1.9 on products."""
+        """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
         return not torch.cuda.is_available()
 
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
@@ -172,26 +172,26 @@ class TorchBackend:
         return None
 
     def computes_on(self) -> dict[str, Any]:
-        """Return how many devices and threads there are."""
+        """Return the devices and the number of threads."""
         devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
         return {"devices": devices, "threads": torch.get_num_threads()}
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler watches."""
+        """Return a context in which the profiler records."""
         return tracing(directory)
 
     def own_random(self) -> AbstractContextManager[Any]:
-        """Put torch's generator back afterwards: unseeded Dropout draws from it."""
+        """Return a context that restores PyTorch's generator, from which unseeded Dropout draws."""
         return torch.random.fork_rng()
 
     def read(self, variable: Variable) -> Any:
-        """Return a variable's value as a NumPy array of its own."""
+        """Return a copy of a variable's value as a NumPy array."""
         return np.array(self.to_numpy(variable._value))
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Copy a variable's value into a buffer."""
         value = variable._value.detach()
-        if buffer is None or value.dtype == torch.bfloat16:  # which NumPy cannot take from torch
+        if buffer is None or value.dtype == torch.bfloat16:  # from_numpy has no bfloat16
             return self.read(variable)
         torch.from_numpy(buffer).copy_(value)
         return buffer
@@ -206,7 +206,7 @@ class TorchBackend:
         return variable._value.detach().clone()
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
-        """Look at each, and fetch all answers; on a CPU with NumPy, which waits for no threads."""
+        """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""
         values = [v._value.detach() for v in variables]
         if all(x.is_cpu and x.dtype in (torch.float32, torch.float64) for x in values):
             return [bool(np.isfinite(x.numpy()).all()) for x in values]
@@ -217,19 +217,19 @@ class TorchBackend:
         return keras.ops.convert_to_numpy(tensor)
 
     def to_device(self, array: Any) -> Tensor:
-        """Return an array as a tensor, float64 as Keras' float type."""
+        """Convert an array to a tensor; float64 becomes Keras' float type."""
         if isinstance(array, np.ndarray) and array.dtype == np.float64:
             array = array.astype(keras.config.floatx())
         return keras.ops.convert_to_tensor(array)
 
 
 def _scoped() -> bool:
-    """Say whether variables have the values of a scope."""
+    """Return whether variables have the values of a scope."""
     return keras.src.backend.common.stateless_scope.in_stateless_scope()
 
 
 def _leaf(tensor: Tensor, fresh: bool) -> Tensor:
-    """Return a tensor to differentiate at: connected to what lies around it, and only to that."""
+    """Return a tensor to differentiate at, connected to the outer graph only."""
     if not fresh:
         return tensor
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()

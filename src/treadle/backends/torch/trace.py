@@ -1,4 +1,4 @@
-"""PyTorch's profiler, which writes traces for Perfetto by itself."""
+"""Profiling on PyTorch, whose profiler writes Perfetto traces itself."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from ..traces import TRACE
 
 @contextmanager
 def tracing(directory: Path) -> Generator[None]:
-    """Let the profiler watch meanwhile, and leave what it saw in a directory."""
+    """Profile the code in this context, and write the trace to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     with profile() as profiler:
         yield

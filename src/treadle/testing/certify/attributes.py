@@ -1,7 +1,7 @@
-"""What a task, its data and its hooks keep in plain Python, where no checkpoint looks.
+"""Plain Python values of a task, its data and its hooks, which checkpoints do not save.
 
-Two processes that stand at the same step should hold the same there. Where a drill finds other
-batches or values, what differs here is what they probably come from.
+Two processes at the same step should hold the same values. If their batches or results differ, a
+difference in these values is the probable cause.
 """
 
 import dis
@@ -21,7 +21,8 @@ DEEPEST: Final = 7
 MOST: Final = 500
 LONGEST: Final = 60
 WHOLE: Final = 1 << 20
-"""Arrays of more bytes are told by their form alone: data sets, which nobody changes."""
+"""Larger arrays (in bytes) are described by dtype and shape only: they are data sets, which do not
+change."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MANY = (list, tuple, set, frozenset)
@@ -46,15 +47,15 @@ OF_THE_MOMENT: Final = frozenset(
         "SystemRandom",
     ]
 )
-"""What code calls for the time, or for a generator that no checkpoint holds."""
+"""Functions that return the time, process-specific values, or unseeded random generators."""
 
 
 class Attributes:
-    """Plain Python values by where they are found.
+    """Plain Python values by path.
 
     Attributes:
         found: A short text of each value; equal for equal values in another process.
-        calls: What of the moment the code calls, by the name of the function.
+        calls: The functions of `OF_THE_MOMENT` that a function calls, by that function's name.
 
     Example:
         >>> attributes = Attributes()
@@ -66,13 +67,13 @@ class Attributes:
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        self._seen: dict[int, Any] = {}  # what is held here keeps its id
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
 
     def take(self, thing: Any, path: str, depth: int = 0) -> None:
-        """Take note of a value, and of what it holds or uses."""
+        """Record a value, and the values that it holds or uses."""
         if depth > DEEPEST or len(self.found) >= MOST:
             return
-        text = _told(thing)
+        text = _text_of(thing)
         if text is not None:
             self.found[path] = text
         if isinstance(thing, PLAIN) or id(thing) in self._seen:
@@ -108,7 +109,7 @@ class Attributes:
             self.take(part, path, depth + 1)
 
     def _take_function(self, function: FunctionType, path: str, depth: int) -> None:
-        """Take what a function closes over, its defaults, and what it uses of its own module."""
+        """Record a function's closure, its defaults and the globals that it uses."""
         own = not is_library(function.__globals__)
         name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
         for cell_name, cell in zip(
@@ -133,7 +134,7 @@ class Attributes:
                 self.take(value, f"{root_of(path)}: {used}", depth + 1)
 
     def _take_object(self, thing: Any, path: str, depth: int) -> None:
-        """Take the attributes of an object of the user's; those of Keras' are variables."""
+        """Record the attributes of a user-defined object; Keras' own objects have variables."""
         ours = type(thing).__module__.startswith("treadle.data")
         if not ours and not _is_users(type(thing)):
             return
@@ -157,7 +158,7 @@ class Attributes:
 
 
 def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return `(path, before, now)` of what both name and that differs.
+    """Return `(path, before, now)` of the values that are in both and differ.
 
     Example:
         >>> differing({"task.a": "1", "task.b": "2"}, {"task.a": "1", "task.b": "0"})
@@ -167,7 +168,7 @@ def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[s
 
 
 def root_of(path: str) -> str:
-    """Return what a path begins with: `task`, `train`, `validation` or `hooks`.
+    """Return the first part of a path: `task`, `train`, `validation` or `hooks`.
 
     Example:
         >>> root_of("task.seen[0]"), root_of("train: growing.seen")
@@ -176,8 +177,8 @@ def root_of(path: str) -> str:
     return path.partition(":")[0].partition(".")[0].partition("[")[0]
 
 
-def _told(thing: Any) -> str | None:
-    """Return a text of a plain value; None where its parts are to be told instead."""
+def _text_of(thing: Any) -> str | None:
+    """Return a text of a plain value; None if its parts are to be recorded instead."""
     if isinstance(thing, PLAIN):
         return _short(repr(thing))
     if isinstance(thing, random.Random):
@@ -214,7 +215,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the globals and attributes that code uses, inner functions included."""
+    """Return the names of globals and attributes that code uses, inner functions included."""
     names = {str(found.argval) for found in dis.get_instructions(code) if found.opname in _NAMING}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

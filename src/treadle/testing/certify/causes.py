@@ -1,4 +1,4 @@
-"""What a difference between two processes comes from, as far as it can be known, in a sentence."""
+"""The likely cause of a difference between two processes, in a sentence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,94 +17,94 @@ def cause(
     about: Mapping[str, Any],
     about_other: Mapping[str, Any],
 ) -> str:
-    """Say what the first difference comes from.
+    """Return the likely cause of the first difference.
 
     Args:
         found: Differences in the order of steps, at least one.
-        first: The step of the checkpoint; 0 where both processes began anew.
-        inexact: What the source says of itself.
-        about: What one process ran on, and how.
-        about_other: The same of the other.
+        first: The step of the checkpoint; 0 if both processes started from scratch.
+        inexact: The source's own warning that its position cannot be restored exactly, or None.
+        about: Backend, plan, devices, threads and versions of one process.
+        about_other: Those of the other process.
     """
     other = differences({**about, "score": None}, {**about_other, "score": None})
     if other:
-        return f"the two did not run alike: {'; '.join(other)}"
+        return f"the two processes ran under different conditions: {'; '.join(other)}"
     kinds = {d.kind for d in found}
     kind, step = found[0].kind, found[0].step
-    anew = not first
-    if kind == "start" and anew:
+    fresh = not first
+    if kind == "start" and fresh:
         return (
-            "what a task begins with is drawn from something that no seed decides: the time, or a "
+            "the initial values depend on something that no seed controls: the time, or a "
             "generator without a seed"
         )
     if kind == "start":
         return (
-            "a hook changed it at its start; or it was not restored, which is a fault of Treadle: "
-            "please report it"
+            "a hook changed it in its start method; or it was not restored, which is a bug in "
+            "Treadle: please report it"
         )
     if kind == "batch":
         if inexact:
-            return f"the source says why: {inexact}"
-        if anew:
+            return f"the source cannot be restored exactly: {inexact}"
+        if fresh:
             return (
-                "the data is drawn from something that no seed decides: the time, a generator "
+                "the data depends on something that no seed controls: the time, a generator "
                 "without a seed, the order of a set"
             )
         return (
             "the data depends on something that is not part of the checkpoint: a counter, a list, "
-            "a random generator of its own. Give the object that makes it state() and "
+            "a separate random generator. Give the object that makes it state() and "
             "restore(state), or draw from the generator that treadle.data.from_function passes"
         )
     if kind in ("value", "metrics", "variable"):
         begun = "the batches are equal" if "batch" not in kinds else f"step {step} had equal data"
-        if anew:
+        if fresh:
             return (
-                f"{begun}, and the step depends on something that no seed decides: the time, or a "
+                f"{begun}, and the step depends on something that no seed controls: the time, or a "
                 "generator without a seed"
             )
         return (
             f"{begun}, and the step depends on something that is not part of the checkpoint: a "
-            "value that a hook keeps for itself, or a global one. Keep it as an attribute of the "
-            "task, or give the hook state() and restore(state)"
+            "hook's attribute or a global variable. Keep it as an attribute of the task, or give "
+            "the hook state() and restore(state)"
         )
     if kind == "record":
         return (
-            "training is equal, and what is recorded is not: validation, or what a hook logs, "
-            "depends on something that is not part of the checkpoint"
+            "training is equal, but the records differ: validation, or what a hook logs, depends "
+            "on something that is not part of the checkpoint"
         )
     return (
-        "all values are equal, and a global generator was drawn from outside of training: by a "
-        "hook, or a source that draws ahead"
+        "all values are equal, but a global generator was drawn from outside of training: by a "
+        "hook, or by a source that draws batches in advance"
     )
 
 
 def suspects(a: Left, b: Left, between: tuple[int, int], found: Sequence[Difference]) -> list[str]:
-    """Name what of the user's plain Python differs, the likely culprits first.
+    """Describe the user's plain Python values that differ, the likely causes first.
 
     Args:
-        a: The straight run.
+        a: The uninterrupted run.
         b: The other process.
-        between: From which checkpoint to which they were compared.
-        found: What differs.
+        between: The steps of the checkpoints between which they were compared.
+        found: The differences.
     """
     first, last = between
     if first:
         these, those = a.noted(first), b.noted(last)["begun"]
-        names = f"at step {first} of the straight run", "when the resumed run went on"
+        names = f"at step {first} of the straight run", "when the resumed run started"
     else:
         these, those = a.noted(last), b.noted(last)
-        names = f"at step {last} of the first process", "in another one"
+        names = f"at step {last} of the first process", "in the other one"
     if not those:
         return []
     data = found[0].kind == "batch"
     order = ("train", "task", "hooks", "validation")
     order = order if data else ("task", "hooks", "train", "validation")
-    told = sorted(
+    changed = sorted(
         differing(these["attributes"], those["attributes"]),
         key=lambda d: order.index(root_of(d[0])),
     )
-    lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in told[:NAMED]]
-    if len(told) > NAMED:
-        lines.append(f"and {len(told) - NAMED} more")
+    lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in changed[:NAMED]]
+    if len(changed) > NAMED:
+        lines.append(f"and {len(changed) - NAMED} more")
     calls = sorted(these["calls"].items(), key=lambda call: order.index(root_of(call[0])))
     return lines + [f"{path} calls {functions}" for path, functions in calls[:NAMED]]

@@ -1,13 +1,14 @@
-"""The certificate: is a run of this task, on this data, exact?
+"""The certificate: a report on whether a task's runs are reproducible and resume bit for bit.
 
-Three processes train. The first goes straight through 2k steps. The second saves a checkpoint at
-step k and is killed soon after; the third goes on from there to step 2k. Each has other hashes and
-another time. What they left is compared bit for bit:
+Three processes train. The first trains for 2k steps without interruption. The second saves a
+checkpoint at step k and is killed soon after. The third resumes from it and trains to step 2k. The
+processes differ in hash seeds and in the time at which they run. Their run artifacts are compared
+bit for bit:
 
-- until step k the first with the second: does a run depend on nothing but its seed?
-- until step 2k the first with the third: does a resumed run do what an uninterrupted one does?
+- the first with the second, until step k: do the results depend on the seed alone?
+- the first with the third, until step 2k: does a resumed run equal an uninterrupted one?
 
-In the first process windows are compared with single steps, and compiled steps with eager ones.
+The first process also compares windows with single steps, and compiled steps with eager steps.
 """
 
 import json
@@ -27,7 +28,7 @@ from .causes import cause, suspects
 from .comparing import Left, differences_between, read_left
 
 GPUS: Final = ("/dev/nvidia0", "/dev/kfd")
-"""Where one of these exists, one process at a time runs: each may take all of its memory."""
+"""GPU device files. If one exists, processes run one at a time, as each may take all GPU memory."""
 
 EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
     "exact",
@@ -36,7 +37,7 @@ EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
     "refused",
     "not checked",
 )
-REPEATED, RESUMED = "two processes that begin anew", "resumed = never interrupted"
+REPEATED, RESUMED = "two fresh processes", "resumed = never interrupted"
 IN_ONE_PROCESS: Final = {
     "windows": ("many steps in one call = single steps", EXACT),
     "eager": ("compiled = eager", WITHIN),
@@ -46,12 +47,12 @@ LINES: Final = 12
 
 @dataclass(frozen=True)
 class Maker:
-    """What makes the task and its data in another process.
+    """A function that creates the task and its data in another process.
 
     Attributes:
-        function: `module:name` of a function that returns a `Subject`, and chooses the backend.
+        function: `module:name` of a function that sets the backend and returns a `Subject`.
         arguments: Its arguments, in JSON's types.
-        name: What messages call it.
+        name: The name used in messages.
     """
 
     function: str
@@ -61,12 +62,12 @@ class Maker:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that differs.
+    """A difference or an error that was found.
 
     Attributes:
-        kind: What: `start`, `batch`, `value`, `record`, `metrics`, `variable`, `random`, `refused`.
-        step: At which step first, or None.
-        path: Which variable, value, or array of the batch.
+        kind: `start`, `batch`, `value`, `record`, `metrics`, `variable`, `random` or `refused`.
+        step: The first step that differs, or None.
+        path: The variable, value, or array of the batch.
         text: A sentence with both values.
     """
 
@@ -78,15 +79,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, and what was found of it.
+    """A check of one property, and its result.
 
     Attributes:
-        name: The promise.
+        name: The property.
         result: `exact`, `within rounding`, `differs`, `refused` or `not checked`.
         compared: What was compared, or why nothing was.
         findings: The first difference of each kind, in the order of steps.
-        cause: What they come from, as far as it can be known.
-        suspects: What differs in plain Python attributes, which no checkpoint holds.
+        cause: The likely cause of the differences.
+        suspects: Differences in plain Python attributes, which no checkpoint holds.
     """
 
     name: str
@@ -99,15 +100,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What holds for a task on its data, and for what it was found.
+    """The results of all checks of a task on its data.
 
     Attributes:
-        task: What was examined.
-        steps: Steps until the checkpoint; as many follow.
-        place: Where in the data the checkpoint lies.
-        checks: Every promise.
-        inexact: What the source says of itself, where it cannot promise to be exact.
-        holds_for: Backend, plan, devices, threads, precision and versions.
+        task: The name of the task.
+        steps: Steps until the checkpoint; the same number follows.
+        place: The checkpoint's epoch and batch.
+        checks: The checks.
+        inexact: The source's own warning that its position cannot be restored exactly, or None.
+        holds_for: Backend, plan, devices, threads, precision and versions that the results hold
+            for.
     """
 
     task: str
@@ -119,15 +121,15 @@ class Certificate:
 
     @property
     def exact(self) -> bool:
-        """Whether every promise was checked and holds."""
+        """Whether every check was made and passed."""
         return all(check.result in (EXACT, WITHIN) for check in self.checks)
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it in JSON's types."""
+        """Return the certificate in JSON's types."""
         return {"exact": self.exact, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """Return all of it as lines of text."""
+        """Return the certificate as lines of text."""
         drill = (
             f"{self.steps} steps, a checkpoint ({self.place}), {self.steps} more in another process"
         )
@@ -138,28 +140,28 @@ class Certificate:
             lines += [f"{'':<16}why: {check.cause}"] if check.cause else []
             lines += [f"{'':<16}look at: {suspect}" for suspect in check.suspects]
         lines += [f"note: {self.inexact}"] if self.inexact else []
-        lines += [f"holds for: {_told(self.holds_for)}"] if self.holds_for else []
-        return [*lines, self._told_last()]
+        lines += [f"holds for: {_described(self.holds_for)}"] if self.holds_for else []
+        return [*lines, self._verdict()]
 
-    def _told_last(self) -> str:
+    def _verdict(self) -> str:
         if self.exact:
             return "exact"
         differs = any(check.result in (DIFFERS, REFUSED) for check in self.checks)
-        return f"{'not exact' if differs else 'nothing is proven'}: see above"
+        return f"{'not exact' if differs else 'not verified'}: see above"
 
 
 def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -> Certificate:
-    """Put a task and its data through the drill.
+    """Run a task on its data in three processes, and compare the results.
 
     Args:
-        maker: What makes them, in each process.
-        steps: Steps until the checkpoint; by default 8, or one and a half epochs where an epoch
-            has at most 24 batches.
-        only_resume: Leave out windows and eager execution.
+        maker: The function that creates the task and its data in each process.
+        steps: Steps until the checkpoint; by default 8, or one and a half epochs if an epoch has
+            at most 24 batches.
+        only_resume: Skip the checks of windows and eager execution.
 
     Raises:
-        ConfigurationError: Less than one step, or the task cannot be made.
-        TreadleError: What making the task raises.
+        ConfigurationError: `steps` is less than one, or the task cannot be created.
+        TreadleError: Any error of Treadle's that creating the task raises.
     """
     if steps is not None:
         steps = whole_number("steps", steps, ConfigurationError)
@@ -182,14 +184,14 @@ class _Drill:
     only_resume: bool
 
     def interrupted(self) -> tuple[Left, Left]:
-        """Run the part that is killed, and the one that goes on."""
+        """Run the process that is killed, then the process that resumes."""
         killed = self.leave("interrupted", "killed")
-        if killed.outcome:  # it was refused, or came to its end before it could be killed
+        if killed.outcome:  # it failed, or finished before it could be killed
             return killed, Left()
         return killed, self.leave("interrupted", "resumed")
 
     def leave(self, directory: str, part: str) -> Left:
-        """Run one part in a process of its own, and read what it left."""
+        """Run one part in a separate process, and read its run artifacts."""
         place, run = self.folder / part, self.folder / directory
         place.mkdir()
         order = place / "order.json"
@@ -213,14 +215,14 @@ class _Drill:
                 env={**os.environ, "PYTHONHASHSEED": hashes},
             )
             output.seek(0)
-            told = output.read().decode(errors="replace").splitlines()[-LINES:]
-        left = read_left(run, place, "\n".join(told), done.returncode)
+            printed = output.read().decode(errors="replace").splitlines()[-LINES:]
+        left = read_left(run, place, "\n".join(printed), done.returncode)
         _raise_if_unmade(self.maker, left)
         return left
 
 
 def _raise_if_unmade(maker: Maker, left: Left) -> None:
-    """Raise what making the task raised: nothing can be said of a task that is not there."""
+    """Raise the error that creating the task raised, if it failed: there is nothing to check."""
     if left.code and not left.outcome:
         raise ConfigurationError(
             f"the process that examined {maker.name} ended with code {left.code}:\n{left.output}"
@@ -237,18 +239,18 @@ def _raise_if_unmade(maker: Maker, left: Left) -> None:
 
 
 def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
-    """Return the certificate that follows from what the three processes left."""
+    """Return the certificate that follows from the run artifacts of the three processes."""
     middle = max(killed.saved, default=0)
     last = max(straight.saved, default=0)
     repeated = _repeated(straight, killed, middle)
     if repeated.result == EXACT:
         again = _resumed(straight, resumed, middle, last)
     else:
-        again = Check(RESUMED, SKIPPED, "there is no run that could be repeated")
+        again = Check(RESUMED, SKIPPED, "uninterrupted runs already differ")
     checks = [repeated, again]
     if "checks" in straight.outcome:
-        told: Mapping[str, str] = straight.outcome["checks"]
-        checks += [_in_process(which, told[which]) for which in IN_ONE_PROCESS if which in told]
+        texts: Mapping[str, str] = straight.outcome["checks"]
+        checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
     about = dict(straight.last.about) if straight.last else {}
     about.pop("score", None)
     return Certificate(
@@ -262,18 +264,18 @@ def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificat
 
 
 def _repeated(straight: Left, killed: Left, middle: int) -> Check:
-    refused = _refused(straight, "straight through") or _refused(killed, "in another process")
+    refused = _refused(straight, "the first process") or _refused(killed, "the other one")
     if refused is not None:
-        return Check(REPEATED, REFUSED, "the run did not come to its end", (refused,))
+        return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
     if killed.outcome or not middle or middle not in straight.saved:
         return Check(REPEATED, SKIPPED, _too_short(straight))
     return _compared(REPEATED, straight, killed, (0, middle), ("the first process", "another one"))
 
 
 def _resumed(straight: Left, resumed: Left, middle: int, last: int) -> Check:
-    refused = _refused(resumed, "after the resume")
+    refused = _refused(resumed, "the resumed run")
     if refused is not None:
-        return Check(RESUMED, REFUSED, "the resumed run did not come to its end", (refused,))
+        return Check(RESUMED, REFUSED, "the resumed run did not finish", (refused,))
     if last not in resumed.saved:
         text = f"one run ended after {last} steps, the resumed one after {max(resumed.saved)}"
         return Check(RESUMED, DIFFERS, "the logs", (Finding("value", None, "", text),))
@@ -314,12 +316,12 @@ def _in_process(which: str, text: str) -> Check:
     return Check(name, DIFFERS, compared, (Finding("value", None, "", text),))
 
 
-def _refused(left: Left, when: str) -> Finding | None:
+def _refused(left: Left, who: str) -> Finding | None:
     error = left.outcome.get("error")
     if error is None:
         return None
-    told: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
-    return Finding("refused", None, error["type"], f"{when} it ended with {'; '.join(told)}")
+    parts: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
+    return Finding("refused", None, error["type"], f"{who} failed with {'; '.join(parts)}")
 
 
 def _too_short(straight: Left) -> str:
@@ -327,7 +329,7 @@ def _too_short(straight: Left) -> str:
     if last is None:
         return "the run took no step"
     why = last.loop["reason"] or "no reason was given"
-    return f"the run ended itself after {last.progress.step} steps ({why}): use fewer --steps"
+    return f"the run stopped after {last.progress.step} steps ({why}): use fewer --steps"
 
 
 def _place(straight: Left, middle: int) -> str:
@@ -337,7 +339,7 @@ def _place(straight: Left, middle: int) -> str:
     return f"epoch {progress.epoch + 1}, after {progress.batch} of its batches"
 
 
-def _told(facts: Mapping[str, Any]) -> str:
+def _described(facts: Mapping[str, Any]) -> str:
     parts = [
         ", ".join(f"{name} {version}" for name, version in value.items())
         if isinstance(value, dict)

@@ -1,7 +1,7 @@
-"""A process of its own for one part of a drill: `python -m treadle.testing.certify.child FILE`.
+"""The child process of one part of a drill: `python -m treadle.testing.certify.child FILE`.
 
-The file says, in JSON, what makes the task (`module:function` and its arguments), and what is to be
-done. The backend is chosen by the maker, so nothing here imports Keras before it.
+The JSON file names the function that creates the task (`module:function` and its arguments) and the
+part to run. That function sets the backend, so nothing here imports Keras before it is called.
 """
 
 import importlib
@@ -15,7 +15,7 @@ OUTCOME = "outcome.json"
 
 
 def main(order: Path) -> None:
-    """Do what a file says, and write beside it what came of it."""
+    """Run the part that an order file describes, and write the outcome next to it."""
     asked: dict[str, Any] = json.loads(order.read_text())
     sys.path[:0] = [folder for folder in asked["path"] if folder not in sys.path]
     outcome: dict[str, Any] = {"error": None, "made": False}
@@ -27,7 +27,7 @@ def main(order: Path) -> None:
         outcome["made"] = True
         part, steps, only_resume = asked["part"], asked["steps"], asked["only_resume"]
         outcome |= run(subject, Path(asked["directory"]), part, steps, only_resume)
-    except Exception as error:  # the user's own as well: it is what was found
+    except Exception as error:  # including the user's own errors: they are part of the result
         traceback.print_exception(error)
         outcome["error"] = {
             "type": type(error).__name__,

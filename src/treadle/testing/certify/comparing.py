@@ -1,4 +1,4 @@
-"""What two processes of a drill left, compared bit for bit: the first difference of each kind."""
+"""Comparing the run artifacts of two processes bit for bit: the first difference of each kind."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ KINDS = ("start", "batch", "value", "record", "metrics", "variable", "random")
 
 @dataclass(frozen=True)
 class Left:
-    """What one process left.
+    """The run artifacts of one process.
 
     Attributes:
         steps: The line of every step in the log.
-        records: The lines of epochs, validations and the user's own.
+        records: The log lines of epochs, validations and the user's own records.
         saved: Checkpoints by their step.
-        outcome: What it said at its end; empty where it was killed.
-        output: The last lines that it printed.
-        code: Its exit code.
+        outcome: The content of the process's outcome file; empty if it was killed.
+        output: The last lines that the process printed.
+        code: The process's exit code.
     """
 
     steps: Sequence[Mapping[str, Any]] = ()
@@ -46,18 +46,18 @@ class Left:
         return self.saved[max(self.saved)] if self.saved else None
 
     def noted(self, step: int) -> Mapping[str, Any]:
-        """Return what was noted until the checkpoint of a step."""
+        """Return the recorder's state in the checkpoint of a step."""
         return self.saved[step].hooks["DrillRecorder"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two processes first differ.
+    """The first difference of one kind between two processes.
 
     Attributes:
         kind: One of `KINDS`.
-        step: The step, or None where that cannot be said.
-        path: The leaf of the batch, the name of the value, the path of the variable.
+        step: The step, or None if it is unknown.
+        path: The leaf of the batch, the name of the value, or the path of the variable.
         text: A sentence with both values.
     """
 
@@ -68,9 +68,9 @@ class Difference:
 
 
 def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
-    """Read what a process left in its run directory, and beside its order."""
+    """Read a process's run directory, and the outcome file next to its order file."""
     outcome = folder / OUTCOME
-    said = json.loads(outcome.read_text()) if outcome.exists() else {}
+    content = json.loads(outcome.read_text()) if outcome.exists() else {}
     log = directory / LOG
     steps, records = read_log(log) if log.exists() else ([], [])
     saved: dict[int, Checkpoint] = {}
@@ -83,20 +83,20 @@ def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
                 continue
             if found is not None:
                 saved[found.progress.step] = found
-    return Left(steps, records, saved, said, output, code)
+    return Left(steps, records, saved, content, output, code)
 
 
 def differences_between(
     a: Left, b: Left, first: int, last: int, names: tuple[str, str]
 ) -> list[Difference]:
-    """Return the first difference of each kind from one checkpoint to another, in order.
+    """Return the first difference of each kind between two checkpoints, in the order of steps.
 
     Args:
-        a: What is held to be right.
-        b: What is compared with it.
-        first: Both had saved this step, or b began at it.
-        last: Both have saved this step.
-        names: What the two are called.
+        a: The reference.
+        b: The process to compare with it.
+        first: The step to compare from: both saved it, or `b` resumed from it.
+        last: The step to compare up to; both saved it.
+        names: The names of the two processes in messages.
     """
     found = [
         *_of_start(a, b, first, names),
@@ -110,7 +110,7 @@ def differences_between(
 
 
 def _of_start(a: Left, b: Left, first: int, names: tuple[str, str]) -> Iterator[Difference]:
-    if first == 0:  # both began anew
+    if first == 0:  # both started from scratch
         for found in _of_arrays(a.saved[0].state, b.saved[0].state, names):
             yield Difference("start", 0, found.path, f"before the first step, {found.text}")
             return
@@ -123,8 +123,8 @@ def _of_start(a: Left, b: Left, first: int, names: tuple[str, str]) -> Iterator[
         for path in [*right, *there]:
             if right.get(path) != there.get(path):
                 text = (
-                    f"{path} was not what the checkpoint of step {first} holds when the resumed "
-                    "process went on"
+                    f"{path} differed from the checkpoint of step {first} when the resumed run "
+                    "started"
                 )
                 yield Difference("start", first, path, text)
                 return
@@ -170,7 +170,7 @@ def _of_records(a: Left, b: Left, last: int, names: tuple[str, str]) -> Iterator
     these, those = (
         [{k: v for k, v in line.items() if k != "seconds"} for line in x.records] for x in (a, b)
     )
-    # A checkpoint lies before what is recorded at the end of an epoch.
+    # A checkpoint is saved before the records of an epoch's end are written.
     last += last == max(b.saved) and bool(b.outcome)
     these, those = ([line for line in x if line["step"] < last] for x in (these, those))
     for one, other in zip_longest(these, those):
@@ -197,10 +197,10 @@ def _form(line: Mapping[str, Any]) -> Any:
 def _of_saved(
     a: Checkpoint, b: Checkpoint, step: int, names: tuple[str, str]
 ) -> Iterator[Difference]:
-    for part, told in (("means", "the running means"), ("validation", "the last validation")):
+    for part, label in (("means", "the running means"), ("validation", "the last validation")):
         these, those = leaves_of(a.loop[part], part), leaves_of(b.loop[part], part)
         if not all(_same(these.get(path), those.get(path)) for path in {**these, **those}):
-            text = f"after step {step}, {told} are {_both(a.loop[part], b.loop[part], names)}"
+            text = f"after step {step}, {label} are {_both(a.loop[part], b.loop[part], names)}"
             yield Difference("metrics", step, part, text)
             break
     for found in _of_arrays(a.state, b.state, names):
@@ -243,7 +243,9 @@ def _bits(array: Any) -> Any:
 
 def _whose(generator: str) -> str:
     owner = {"random/python": "Python's", "random/numpy": "NumPy's", "random/torch": "PyTorch's"}
-    return f"{owner.get(generator, 'a')} global generator was drawn from another number of times"
+    return (
+        f"{owner.get(generator, 'a')} global generator was drawn from a different number of times"
+    )
 
 
 def _both(one: Any, other: Any, names: tuple[str, str]) -> str:
@@ -252,4 +254,4 @@ def _both(one: Any, other: Any, names: tuple[str, str]) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return repr(a) == repr(b)  # every bit counts: zeros have signs, and NaN equals itself
+    return repr(a) == repr(b)  # bitwise: -0.0 differs from 0.0, and NaN equals NaN

@@ -1,4 +1,4 @@
-"""Digests of arrays: what is compared between processes, and kept of every batch."""
+"""Digests of arrays, with which batches and states are compared between processes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def digests(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Return a digest of each array: of its dtype, its shape and every bit."""
+    """Return a digest of each array's dtype, shape and bytes."""
     found: dict[str, str] = {}
     for name, array in arrays.items():
         array = np.ascontiguousarray(array)

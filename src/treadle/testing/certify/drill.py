@@ -1,8 +1,7 @@
-"""One process of a drill: a run of the user's task that leaves a log, checkpoints and digests.
+"""One process of a drill: a run of the user's task that writes a log, checkpoints and digests.
 
-What the processes leave is compared by `certify`; here nothing is judged. All of it lies in the run
-directory, most of it in the checkpoints: what this module notes of batches and attributes is the
-state of a hook.
+`certify` compares these run artifacts; this module only writes them. The digests of batches and the
+texts of attributes are saved in the checkpoints, as the state of a hook.
 """
 
 import os
@@ -30,7 +29,7 @@ Part = Literal["straight", "killed", "resumed"]
 SHORT_EPOCH: Final = 24
 FEW_STEPS: Final = 8
 COMPARED: Final = 4
-"""Batches for windows against single steps; two of them for compiled against eager."""
+"""How many batches windows and single steps are compared on; compiled and eager steps use two."""
 
 ROUNDING: Final = {"float32": (1e-4, 1e-6), "float64": (1e-4, 1e-6)}
 COARSE: Final = (3e-2, 1e-3)
@@ -38,14 +37,14 @@ COARSE: Final = (3e-2, 1e-3)
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined.
+    """The task to check, with its data and hooks.
 
     Attributes:
         task: A fresh task.
-        train: A source.
-        validation: A source, a dict of them, or None.
-        hooks: The task's own.
-        again: Makes another fresh task.
+        train: The training source.
+        validation: A source, a dict of sources, or None.
+        hooks: The task's own hooks.
+        again: A function that creates another fresh task.
     """
 
     task: Any
@@ -56,12 +55,12 @@ class Subject:
 
 
 def steps_until_checkpoint(asked: int | None, length: int | None) -> int:
-    """Return how many steps lie before the checkpoint: in the midst of an epoch, if it has one.
+    """Return the number of steps until the checkpoint, so that it is in the middle of an epoch.
 
     Args:
-        asked: What the user says; None for a number that is small, and crosses the end of an epoch
-            where epochs are short.
-        length: Batches in an epoch, where that is known.
+        asked: The number that the user gave; None for a small number, which crosses the end of an
+            epoch if epochs are short.
+        length: The number of batches in an epoch, or None if it is unknown.
 
     Example:
         >>> [steps_until_checkpoint(None, length) for length in (None, 469, 23, 2, 1)]
@@ -80,15 +79,16 @@ def run(
     """Run one part of the drill; the killed part does not return.
 
     Args:
-        subject: What is examined.
-        directory: Of the run.
-        part: Which part.
+        subject: The task to check, with its data and hooks.
+        directory: The run directory.
+        part: The part to run.
         asked: Steps until the checkpoint, or None.
-        only_resume: Leave out what is compared within one process.
+        only_resume: Skip the checks of windows and eager execution.
 
     Returns:
-        `inexact`, what the source says of itself; and of the straight run `checks`: for windows and
-        eager execution the difference, or an empty text.
+        `inexact`, the source's own warning that its position cannot be restored exactly, or None;
+        and `checks`, which the straight run fills: for windows and for eager execution the
+        difference, or an empty text.
     """
     train = as_source(subject.train)
     middle = steps_until_checkpoint(asked, train.length)
@@ -103,7 +103,7 @@ def run(
 
 
 def in_one_process(subject: Subject, batches: Sequence[Any]) -> dict[str, str]:
-    """Compare windows with single steps, and compiled steps with eager ones."""
+    """Compare windows with single steps, and compiled steps with eager steps."""
     rtol, atol = ROUNDING.get(precision_name(), COARSE)
     checks: dict[str, Callable[[], None]] = {
         "windows": lambda: fused_equals_unfused(subject.again, batches),
@@ -117,21 +117,21 @@ def in_one_process(subject: Subject, batches: Sequence[Any]) -> dict[str, str]:
         except (AssertionError, OwnershipError) as difference:
             found[name] = str(difference)
         except TreadleError as refusal:
-            found[name] = f"it was refused: {refusal}"
+            found[name] = f"refused: {refusal}"
     return found
 
 
 class DrillRecorder(Hook):
-    """Notes what was trained on, and what stands in plain Python at each checkpoint.
+    """Records digests of the batches, and the plain Python values at each checkpoint.
 
     Args:
-        subject: What is examined.
-        checkpoint: What saves.
+        subject: The task to check, with its data and hooks.
+        checkpoint: The hook that saves checkpoints.
         middle: The step of the checkpoint.
-        part: Which part of the drill this is.
+        part: The part of the drill that this process runs.
 
     Attributes:
-        batches: The first ones, of the straight run.
+        batches: The first batches of the straight run.
     """
 
     def __init__(self, subject: Subject, checkpoint: Checkpoint, middle: int, part: Part) -> None:
@@ -144,7 +144,7 @@ class DrillRecorder(Hook):
         self._begun: dict[str, Any] = {}
 
     def start(self, loop: LoopView) -> None:
-        """Note what is there before the first step of this process."""
+        """Record the restored state before the first step of a resumed process."""
         if loop.progress.step:
             self._begun = {
                 **self._attributes(),
@@ -153,7 +153,7 @@ class DrillRecorder(Hook):
             }
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Note each batch; the killed process ends where it stands."""
+        """Record each batch; the process to be killed exits after the checkpoint."""
         for step in range(logs.first_step, logs.progress.step + 1):
             batch = loop.batch_at(step)
             self._digests[str(step)] = digests(
@@ -164,12 +164,13 @@ class DrillRecorder(Hook):
             if self._part == "straight" and len(self.batches) < COMPARED:
                 self.batches.append(batch)
         if logs.progress.step >= self._middle:
-            self._checkpoint.saved.wait()  # for the one of step 0, so that the next is not late
+            # Wait until the checkpoint of step 0 is written, so that the next one is not delayed.
+            self._checkpoint.saved.wait()
         if self._part == "killed" and logs.progress.step > self._middle:
             os._exit(0)
 
     def state(self) -> dict[str, Any]:
-        """Return all that was noted; asked for at each checkpoint."""
+        """Return the records, for each checkpoint."""
         return {
             "batches": self._digests,
             "places": self._places,
@@ -178,7 +179,7 @@ class DrillRecorder(Hook):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the notes of the killed process."""
+        """Restore the records of the killed process."""
         self._digests = {step: dict(found) for step, found in state["batches"].items()}
         self._places = {step: list(place) for step, place in state["places"].items()}
 

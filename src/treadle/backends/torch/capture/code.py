@@ -1,4 +1,4 @@
-"""PyTorch: a tape as one Python function, which gives memory back as soon as it can be."""
+"""Generating a Python function from a tape, which frees each tensor after its last use."""
 
 import linecache
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from .nodes import (
 from .passes import simplified
 from .tape import Tape
 
-# Operators whose Python function takes the same arguments, and is called in two thirds of the time.
+# Operators whose Python function takes the same arguments, and needs two thirds of the call time.
 _BY_NAME = frozenset(
     """
     _adaptive_avg_pool2d _foreach_abs _foreach_add _foreach_add_ _foreach_div _foreach_maximum_
@@ -46,16 +46,16 @@ class Code:
     """A tape as a function `(state, batch, number) -> outputs`, which changes the state in place.
 
     Args:
-        tape: What was recorded.
-        outputs: What the function returns.
-        title: What to call it in tracebacks.
-        relaid: Let poolings work in the order in which their inputs lie.
+        tape: The recorded tape.
+        outputs: The values that the function returns.
+        title: The function's name in tracebacks.
+        relaid: Whether poolings use the memory layout of their inputs.
 
     Attributes:
         source: The lines of the function.
-        uses_number: It depends on the step's number.
-        draws: It draws from PyTorch's own generator, which others draw from as well.
-        length: How many operations it has.
+        uses_number: Whether it depends on the step's number.
+        draws: Whether it draws from PyTorch's global generator, which other code shares.
+        length: The number of operations.
     """
 
     def __init__(self, tape: Tape, outputs: Sequence[Ref], title: str, relaid: bool) -> None:
@@ -64,8 +64,8 @@ class Code:
         self.uses_number = self.draws = False
         self._tape = tape
         self._space: dict[str, Any] = {}
-        self._names: dict[int, str] = {}  # of what is bound in `space`, by id
-        self._origins: dict[int, str] = {}  # lines of the user's by those of `source`
+        self._names: dict[int, str] = {}  # names of the objects in `_space`, by id
+        self._origins: dict[int, str] = {}  # lines of user code, by line number in `source`
         self._file = f"<{title} captured, {next(_numbers)}>"
         self._write(*simplified(tape, list(outputs), relaid))
         source = "\n".join(self.source) + "\n"
@@ -73,10 +73,10 @@ class Code:
         self._step: Callable[..., Any] = self._space["step"]
         linecache.cache[self._file] = len(source), None, self.source, self._file  # for tracebacks
         finalize(self, linecache.cache.pop, self._file, None)
-        del self._tape  # and with it all that the recorded step computed
+        del self._tape  # frees all values of the recorded step
 
     def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> tuple[Any, ...]:
-        """Run the step: below differentiation, where the tape was recorded."""
+        """Run the step below automatic differentiation, the level at which it was recorded."""
         try:
             with internals._AutoDispatchBelowAutograd():
                 return self._step(state, batch, number)
@@ -100,7 +100,7 @@ class Code:
         self.source.append(f"    return {self._tuple(results)}")
 
     def _write_block(self, block: Block, indent: str, kept: set[Ref]) -> None:
-        """Write a block; each value that it makes is given back after its last use."""
+        """Write a block; each value that it makes is deleted after its last use."""
         made = {ref for node in block for ref in refs_in(node.outputs)} - kept
         last: dict[Ref, int] = {}
         for i, node in enumerate(block):
@@ -132,7 +132,7 @@ class Code:
             )
 
     def _write_loop(self, node: Loop, indent: str) -> None:
-        """Write a block for each row; the results of all rows are stacked after the last."""
+        """Write a loop over the rows; the results of all rows are stacked after it."""
         select, stack = (self._bound(_callable(x)) for x in (aten.select.int, aten.stack.default))
         outputs, inner = [self._text(ref) for ref in node.outputs], indent + "    "
         number = f"i{len(self.source)}"
@@ -185,7 +185,7 @@ class Code:
         return self._bound(x)
 
     def _bound(self, thing: Any) -> str:
-        """Return a name under which the function finds a thing."""
+        """Return the name of an object in the function's namespace, adding it if needed."""
         name = self._names.get(id(thing))
         if name is None:
             name = self._names[id(thing)] = f"c{len(self._space)}"
@@ -194,7 +194,7 @@ class Code:
 
 
 def _callable(function: Any) -> Any:
-    """Return the quickest way to call an operator."""
+    """Return the fastest callable for an operator."""
     if not is_operator(function):
         return function
     space, name = function._schema.name.split("::")

@@ -1,4 +1,4 @@
-"""PyTorch: what a tape is made of."""
+"""The nodes of a tape: operations, branches and loops."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 aten: Any = torch.ops.aten
-internals: Any = torch._C  # type: ignore[attr-defined]  # what PyTorch offers nowhere else
-# These change their statistics in place, which their schemas do not tell.
+internals: Any = torch._C  # type: ignore[attr-defined]  # PyTorch has no public equivalent
+# These change their statistics in place, although their schemas do not declare it.
 BATCH_NORMS = frozenset(
     {
         aten.native_batch_norm.default,
@@ -22,20 +22,21 @@ _OPERATOR = type(aten.add.Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A value on a tape: the position of what it was while the tape was recorded."""
+    """A reference to a value on a tape: its index among the recorded values."""
 
     index: int
 
 
 @dataclass(slots=True)
 class Operation:
-    """One call.
+    """One call of an operator or function.
 
     Attributes:
-        function: An operator, or a function that stands for several.
-        args: Its arguments, `Ref`s where values are meant.
-        outputs: A `Ref` for each value that it returned, in their structure.
-        line: The line of the user's that asked for it.
+        function: An operator, or a function that stands for several operators.
+        args: Its arguments, with `Ref`s for recorded values.
+        kwargs: Its keyword arguments, likewise.
+        outputs: A `Ref` for each returned value, in the structure of the return value.
+        line: The line of user code that made the call.
     """
 
     function: Callable[..., Any]
@@ -47,12 +48,14 @@ class Operation:
 
 @dataclass(slots=True)
 class Branch:
-    """One of two blocks, by a value that is looked at while the tape is played.
+    """Two blocks, one of which runs depending on a value at replay time.
 
     Attributes:
-        blocks: What is done where it is true, and where it is false.
-        results: What each block returns.
-        outputs: Under which names it is known afterwards.
+        predicate: The value.
+        blocks: The block that runs if the value is true, and the one if it is false.
+        results: The values that each block returns.
+        outputs: The `Ref`s of the returned values after the branch.
+        line: The line of user code.
     """
 
     predicate: Ref
@@ -64,15 +67,16 @@ class Branch:
 
 @dataclass(slots=True)
 class Loop:
-    """A block that is played once for each row of some tensors.
+    """A block that runs once for each row of some tensors.
 
     Attributes:
-        count: How many rows there are.
-        sources: The tensors whose rows are taken.
-        rows: Under which names the block knows its row of each.
-        block: What is done for a row.
-        results: What the block returns.
-        outputs: Under which names the results of all rows, stacked, are known afterwards.
+        count: The number of rows.
+        sources: The tensors to iterate over.
+        rows: The `Ref`s of the current row of each source, inside the block.
+        block: The nodes that run for each row.
+        results: The values that the block returns.
+        outputs: The `Ref`s of the stacked results of all rows, after the loop.
+        line: The line of user code.
     """
 
     count: int
@@ -90,17 +94,17 @@ Block = list[Node]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is to be known of an operator.
+    """The properties of an operator.
 
     Attributes:
-        writes: Which arguments it changes in place, by position and name.
-        returns: It returns something.
-        python: Something that is no tensor.
-        views: Another look at memory that it is given.
-        scales: It has a number `alpha`.
-        random: It draws from a generator.
-        dynamic: The shape of what it returns depends on values.
-        turns: It changes the shape of what it is given.
+        writes: The arguments that it changes in place, by position and name.
+        returns: Whether it returns something.
+        python: Whether it returns something other than tensors.
+        views: Whether it returns a view of an argument.
+        scales: Whether it has the argument `alpha`.
+        random: Whether it draws from a generator.
+        dynamic: Whether the shape of its result depends on values.
+        turns: Whether it changes the shape of an argument in place.
     """
 
     writes: tuple[tuple[int, str], ...]
@@ -138,12 +142,12 @@ class Kind:
 
 
 def is_operator(function: Any) -> bool:
-    """Say whether a function is an operator of PyTorch's, or one that stands for several."""
+    """Return whether a function is a PyTorch operator."""
     return isinstance(function, _OPERATOR)
 
 
 def refs_in(tree: Any) -> Iterator[Ref]:
-    """Yield every value that a structure names."""
+    """Yield every `Ref` in a structure."""
     if isinstance(tree, Ref):
         yield tree
     elif isinstance(tree, (list, tuple)):
@@ -155,7 +159,7 @@ def refs_in(tree: Any) -> Iterator[Ref]:
 
 
 def replaced(tree: Any, names: Mapping[Ref, Ref]) -> Any:
-    """Return a structure with other names in it."""
+    """Return a structure with its `Ref`s replaced by those in `names`."""
     if isinstance(tree, Ref):
         while tree in names:
             tree = names[tree]
@@ -168,7 +172,7 @@ def replaced(tree: Any, names: Mapping[Ref, Ref]) -> Any:
 
 
 def used_by(node: Node) -> set[Ref]:
-    """Return all values that a node uses; for one with blocks also those that it makes inside."""
+    """Return all values that a node uses, including those made inside its blocks."""
     if isinstance(node, Operation):
         return set(refs_in((node.args, node.kwargs)))
     if isinstance(node, Loop):

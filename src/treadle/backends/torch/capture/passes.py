@@ -1,7 +1,7 @@
-"""PyTorch: what need not be on a tape, taken off it.
+"""Passes that simplify a tape.
 
-Values stay what they are, bit for bit, except that `relaid` lets some lie in memory in another
-order, which later sums may show in their last bits.
+They preserve all values bit for bit, except for `relaid`, which changes the memory layout of some
+tensors, so that later sums may differ in their last bits.
 """
 
 from collections import Counter
@@ -26,16 +26,16 @@ from .nodes import (
 )
 from .tape import Tape
 
-LARGEST_CONSTANT = 2**20  # bytes of a value that is kept rather than computed in every step
+LARGEST_CONSTANT = 2**20  # bytes; larger fixed values are recomputed in every step
 
-Names = dict[Ref, Ref]  # of values that are now known by another name
+Names = dict[Ref, Ref]  # replaced references, and what replaces them
 _SAME = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 _SLICES: dict[Any, Any] = {
     aten.select_backward.default: aten.select.int,
     aten.slice_backward.default: aten.slice.Tensor,
 }
 _LAYOUTS = (torch.contiguous_format, torch.channels_last)
-_POOLS: dict[Any, int] = {  # and which argument is the image
+_POOLS: dict[Any, int] = {  # with the position of the image argument
     aten.max_pool2d_with_indices.default: 0,
     aten.max_pool2d_with_indices_backward.default: 1,
 }
@@ -45,12 +45,12 @@ _BOUND_TO_LAYOUT = frozenset(
 
 
 def simplified(tape: Tape, outputs: list[Ref], relaid: bool) -> tuple[Block, list[Ref]]:
-    """Return a tape's block without what is not needed, and how its outputs are then called.
+    """Return a simplified copy of a tape's block, and the references of its outputs there.
 
     Args:
-        tape: What was recorded.
-        outputs: The values that are wanted of it.
-        relaid: Let poolings work in the order in which their inputs lie.
+        tape: The recorded tape.
+        outputs: The values that are needed.
+        relaid: Whether poolings use the memory layout of their inputs.
     """
     names: Names = {}
     block = _without_the_same(tape, tape.block, names)
@@ -64,7 +64,7 @@ def simplified(tape: Tape, outputs: list[Ref], relaid: bool) -> tuple[Block, lis
 
 
 def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
-    """Drop what only gives another name, and what is the same in every step."""
+    """Drop aliases, and turn values that are the same in every step into constants."""
     kept: Block = []
     for node in block:
         if isinstance(node, Branch):
@@ -97,7 +97,7 @@ def _becomes_constant(tape: Tape, node: Operation) -> bool:
 
 
 def _needed(block: Block, wanted: set[Ref]) -> Block:
-    """Drop what nobody uses and what changes nothing."""
+    """Drop operations whose results are unused and that change nothing."""
     kept: Block = []
     wanted = set(wanted)  # grown in place: a new set for each operation would be quadratic
     for node in reversed(block):
@@ -119,7 +119,7 @@ def _needed(block: Block, wanted: set[Ref]) -> Block:
 
 
 def _need_of_rows(node: Loop, wanted: set[Ref]) -> None:
-    """Drop what nobody uses from a loop."""
+    """Drop unused results, operations and rows from a loop."""
     pairs = zip(node.results, node.outputs, strict=True)
     chosen = [(result, output) for result, output in pairs if output in wanted]
     node.results, node.outputs = [r for r, _ in chosen], [o for _, o in chosen]
@@ -130,7 +130,7 @@ def _need_of_rows(node: Loop, wanted: set[Ref]) -> None:
 
 
 def _acts(node: Operation) -> bool:
-    """Say whether an operation does more than return something."""
+    """Return whether an operation has side effects."""
     if not is_operator(node.function):
         return False
     kind = Kind.of(node.function)
@@ -138,9 +138,9 @@ def _acts(node: Operation) -> bool:
 
 
 def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
-    """Drop copies of what lies in memory as the copy would; copies of copies copy the original.
+    """Drop copies that do not change the memory layout; copies of copies copy the original.
 
-    Keras copies what it hands to a convolution twice: to PyTorch's order of the axes and back.
+    Keras copies the input of a convolution twice: to PyTorch's axis order and back.
     """
     kept: Block = []
     copied: Names = {}
@@ -167,9 +167,9 @@ def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) 
 
 
 def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
-    """Let max poolings take images whose channels lie together, where Keras would copy them.
+    """Run max poolings on channels-last images directly, without the copy that Keras makes.
 
-    PyTorch pools them eight times as fast, and what follows does not have to mix two orders.
+    PyTorch pools them eight times as fast, and later operations do not have to mix two layouts.
     """
     users: dict[Ref, list[Node]] = {}
     for node in block:
@@ -215,13 +215,13 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
 
 
 def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
-    """Add to a slice what would be added as a whole tensor of zeros around that slice.
+    """Replace the addition of a zero-padded slice by an in-place addition to that slice.
 
-    That is how PyTorch sums the gradients of a recurrent layer's steps: n tensors of n steps each.
+    PyTorch sums the gradients of a recurrent layer's n steps as n padded tensors of n steps each.
     """
     uses = Counter(ref for node in block for ref in used_by(node)) + Counter(outputs)
-    padded: dict[Ref, Operation] = {}  # values that are zero but for a slice, and used once
-    sums: set[Ref] = set()  # of those, used once as well
+    padded: dict[Ref, Operation] = {}  # values that are zero outside of a slice, and used once
+    sums: set[Ref] = set()  # sums of such values that are used once too
     dropped: set[int] = set()
     kept: Block = []
     for node in block:
@@ -259,7 +259,7 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
 
 
 def has_poolings(block: Block) -> bool:
-    """Say whether `simplified` may find something to lay out otherwise."""
+    """Return whether a block has poolings, for which `relaid` may make a difference."""
 
     def pools(node: Node) -> bool:
         if isinstance(node, Branch):
@@ -272,7 +272,7 @@ def has_poolings(block: Block) -> bool:
 
 
 def _is_view(node: Operation) -> bool:
-    """Say whether an operation returns another look at the memory it is given."""
+    """Return whether an operation returns a view of an argument."""
     return is_operator(node.function) and Kind.of(node.function).views
 
 
@@ -282,7 +282,7 @@ def _alike(tape: Tape, a: Ref, b: Ref) -> bool:
 
 
 def _renamed(node: Any, names: Names) -> Any:
-    """Return a node with names that have replaced others since it was written down."""
+    """Return a node with its references replaced by those in `names`."""
     if isinstance(node, Operation):
         args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
         return Operation(node.function, args, kwargs, replaced(node.outputs, names), node.line)

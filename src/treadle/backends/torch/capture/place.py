@@ -1,4 +1,4 @@
-"""PyTorch: which line of the user's is running."""
+"""Finding the running line of user code."""
 
 import inspect
 from functools import cache
@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 import torch
 
-_LIBRARIES = tuple(  # the standard library is where `inspect` is, and installed ones below it
+_LIBRARIES = tuple(  # the standard library is the folder of `inspect`, with site-packages inside
     str(Path(file).parent)
     for file in (torch.__file__, keras.__file__, inspect.__file__, str(Path(__file__).parents[2]))
     if file
@@ -16,7 +16,7 @@ _LIBRARIES = tuple(  # the standard library is where `inspect` is, and installed
 
 
 def place() -> str:
-    """Return the innermost line that is no library's: file, number and text; or nothing."""
+    """Return file, number and text of the innermost line of user code, or an empty string."""
     frame = inspect.currentframe()
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,8 +1,8 @@
-"""PyTorch: a step is recorded, and proven to do the same when it is played.
+"""Proving a captured PyTorch step: its replay must equal the original step.
 
-The proof runs a few steps both ways, each from the same state, and compares every variable, every
-returned value and what was drawn: in all bits, since a learning rate that became a constant would
-change no more than the last ones. Afterwards all is as it was before.
+The proof runs a few steps both ways from the same state, and compares every variable, every
+returned value and the random state. The comparison is bit for bit, since a learning rate that
+became a constant would change only the last bits. Afterwards the state is restored.
 """
 
 import random
@@ -25,36 +25,36 @@ from .passes import has_poolings
 from .recording import recording
 from .tape import Tape
 
-FAR = 1000  # how many steps ahead the proof's last one is, so that what depends on them shows
-# Equal operations give equal bits on a CPU. A GPU's threads add in any order, as does a tensor that
-# lies in memory in another: so many units in the last place of the largest number may differ.
+FAR = 1000  # the step number of the proof's last step, so that dependence on it becomes visible
+# Equal operations give equal bits on a CPU. On a GPU, or with another memory layout, the order of
+# summation may vary: this many units in the last place of the largest number may differ.
 ROUNDING = 64
 
 Around = Callable[[Program], AbstractContextManager[Any]]
 
 
 class SomeBatches(Protocol):
-    """What a proof runs on."""
+    """The batches that a proof runs on."""
 
     count: int
 
     def batch(self, index: int) -> Any:
-        """Return a batch in its own structure."""
+        """Return a batch in its original structure."""
         ...
 
     def tensors(self, index: int) -> list[Any]:
-        """Return a batch's tensors alone."""
+        """Return a batch's tensors as a flat list."""
         ...
 
 
 class Captured:
-    """A step as code, and how what it returns is named.
+    """A captured step: its code, and the names of its outputs.
 
     Attributes:
-        uses_number: It depends on the step's number.
-        draws: It draws from PyTorch's own generator, which others draw from as well.
-        length: How many operations it has.
-        source: The lines of its function.
+        uses_number: Whether it depends on the step's number.
+        draws: Whether it draws from PyTorch's global generator, which other code shares.
+        length: The number of operations.
+        source: The lines of the generated function.
     """
 
     def __init__(self, code: Code, names: Sequence[Sequence[str]]) -> None:
@@ -70,11 +70,11 @@ class Captured:
 
 
 class Prover:
-    """Captures a step for batches of one form.
+    """Captures a step for batches of equal structure, shapes and dtypes.
 
     Args:
         program: The step.
-        around: Entered around each step that runs as it is.
+        around: A function that returns the context manager for each eager step.
     """
 
     def __init__(self, program: Program, around: Around) -> None:
@@ -84,10 +84,10 @@ class Prover:
         self._has_loops = False
 
     def capture(self, batches: SomeBatches) -> Captured | str:
-        """Return the captured step, or why there is none; all is then as it was before."""
+        """Return the captured step, or the reason why it cannot be; the state is restored."""
         captured = self._capture(batches, rolled=True)
         if isinstance(captured, str) and self._has_loops:
-            # The function of a `for_each` may keep tensors of a row for the next one, in Python.
+            # The function of a `for_each` may pass tensors from row to row in Python: unroll it.
             captured = self._capture(batches, rolled=False)
         return captured
 
@@ -96,10 +96,10 @@ class Prover:
             with self._undone() as made:
                 tape, result = self._record(batches, rolled)
             if made:
-                return "it makes variables that its dry run did not make"
+                return "it creates variables that its dry run did not create"
         except RefusedError as refused:
             return str(refused)
-        except Exception as error:  # the step's own come again when it runs as it is
+        except Exception as error:  # the step's own errors are raised again when it runs eagerly
             return _in_one_line(error)
         parts = result.values, result.weights, result.broken
         names = [list(part) for part in parts]
@@ -116,7 +116,7 @@ class Prover:
             return plain if self._difference(relaid, batches, exact=False) else relaid
 
     def run_and_undo(self, batches: SomeBatches) -> None:
-        """Run the step as it is and put everything back."""
+        """Run the step eagerly, and restore the state."""
         with self._undone(), self._around(self._program):
             run_step(self._program, batches.batch(0), 0)
 
@@ -138,7 +138,7 @@ class Prover:
         return tape, result
 
     def _difference(self, captured: Captured, batches: SomeBatches, exact: bool) -> str:
-        """Run some steps both ways; return what differs first, or nothing."""
+        """Run some steps both ways; return the first difference, or an empty string."""
         for trial, number in enumerate((0, 1, FAR)):
             if number == FAR:
                 self._go_far()
@@ -148,8 +148,8 @@ class Prover:
                 try:
                     with self._around(self._program):
                         expected = run_step(self._program, batches.batch(index), number)
-                except Exception:  # of a later batch or number, which may never come
-                    return "" if trial else "it fails when it runs as it is"
+                except Exception:  # training may never reach this later batch or step number
+                    return "" if trial else "it fails when it runs eagerly"
                 wanted = [tensor.detach().clone() for tensor in self._state]
                 generator = torch.get_rng_state()
                 if moved := drawn.moved():
@@ -161,14 +161,14 @@ class Prover:
                     return _in_one_line(error)
                 differs = self._compared(expected, found, wanted, exact)
                 if not torch.equal(torch.get_rng_state(), generator):
-                    differs = differs or "played, it draws other random numbers"
+                    differs = differs or "when replayed, it draws different random numbers"
                 if differs:
                     return f"{differs}, in step {trial + 1} of the proof"
             _set(self._state, wanted)
         return ""
 
     def _go_far(self) -> None:
-        """Let optimizers believe that many steps were made."""
+        """Advance the optimizers' iteration counters."""
         for variable, tensor in zip(self._program.variables, self._state, strict=True):
             if variable.name == "iteration":
                 _set([tensor], [tensor + FAR])
@@ -178,7 +178,7 @@ class Prover:
     ) -> str:
         for path, old, new in zip(self._paths, wanted, self._state, strict=True):
             if not _agree(new, old, exact):
-                return f"played, it leaves another value in {path}"
+                return f"when replayed, it computes a different {path}"
         pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
             (expected.values, found.values),
             (expected.weights, found.weights),
@@ -189,15 +189,15 @@ class Prover:
                 return f"it returns {list(new)} first and then {list(old)}"
             for name in old:
                 if not _agree(new[name], old[name], exact):
-                    return f"played, it returns another {name!r}"
+                    return f"when replayed, it returns a different {name!r}"
         return ""
 
     @contextmanager
     def _undone(self) -> Generator[list[tuple[Any, Any]]]:
-        """Put every variable and every random state back afterwards.
+        """Restore every variable and every random state afterwards.
 
-        A variable that is made meanwhile gets its first value back: Python that looks at values may
-        take a branch that no dry run has seen, and build an optimizer in it.
+        Variables that are created inside are reset to their initial values: Python code that
+        depends on values may take a branch that the dry run did not, and build an optimizer in it.
         """
         before = [tensor.detach().clone() for tensor in self._state]
         states = _RandomStates()
@@ -213,7 +213,7 @@ class Prover:
 
 @contextmanager
 def _made() -> Generator[list[tuple[Any, Any]]]:
-    """Collect the Keras variables that are made inside, with their first values."""
+    """Collect the Keras variables that are created inside, with their initial values."""
     made: list[tuple[Any, Any]] = []
     original: Any = KerasVariable.__init__
 
@@ -236,7 +236,7 @@ class _RandomStates:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def moved(self) -> str:
-        """Return whose random state is another now, or nothing."""
+        """Return the generator whose state has changed, or an empty string."""
         if random.getstate() != self._python:
             return "Python's random"
         if repr(np.random.get_state()) != repr(self._numpy):
@@ -244,13 +244,13 @@ class _RandomStates:
         return ""
 
     def put_back(self) -> None:
-        """Set both to what they were."""
+        """Restore both states."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
 
 
 def device() -> str:
-    """Return where Keras' variables are, in PyTorch's words without a number."""
+    """Return the type of the device of Keras' variables, such as `"cpu"` or `"cuda"`."""
     return str(get_device()).partition(":")[0]
 
 
@@ -260,7 +260,7 @@ def step_number(step: int) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Any]:
-    """Return the tensors of a batch; it may hold None."""
+    """Return the tensors of a batch as a flat list, without None."""
     return [x for x in keras.tree.flatten(batch) if x is not None]
 
 
@@ -271,7 +271,7 @@ def _set(tensors: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def _agree(a: Any, b: Any, exact: bool) -> bool:
-    """Say whether two tensors are equal, or are but for the last bits of sums."""
+    """Return whether two tensors are equal, bit for bit or within the rounding of sums."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     equal = (a == b) | (a.isnan() & b.isnan())
@@ -283,6 +283,6 @@ def _agree(a: Any, b: Any, exact: bool) -> bool:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return an exception in one line; Keras colours those that pass through its layers."""
+    """Format an exception as one line, without the color codes that Keras' layers add."""
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
     return f"{type(error).__name__}: {text[:200]}"

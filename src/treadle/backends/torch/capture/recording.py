@@ -1,8 +1,8 @@
-"""PyTorch: recording a step, with what must be seen beside its operations.
+"""Recording a step, including accesses to tensors that are not operations.
 
-Some of what Python may ask of a tensor is no operation, and a few functions of Keras make Python
-values of tensors. While a step is recorded the first is refused, and the second do what they always
-do and tell the tape how to do it again.
+Some accesses to a tensor's value are not operations; they are refused during recording. A few Keras
+functions convert tensors to Python values; they are replaced by versions that also record on the
+tape how to repeat the conversion.
 """
 
 import threading
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ...plans import RefusedError
 from .tape import Tape
 
-_READS = frozenset(  # they look at values without an operation
+_READS = frozenset(  # they read values without an operation
     {
         torch.Tensor.numpy,
         torch.Tensor.__array__,
@@ -32,13 +32,13 @@ _READS = frozenset(  # they look at values without an operation
         torch.Tensor.__dlpack__,
     }
 )
-_CHECKS = frozenset({torch.nn.functional.one_hot})  # they look at values, to check them alone
+_CHECKS = frozenset({torch.nn.functional.one_hot})  # they read values only to validate them
 BACKWARD = "it calls backward() itself"
 _running = threading.local()
 
 
 def current() -> Tape | None:
-    """Return the tape that records in this thread at this moment."""
+    """Return the tape that is recording in this thread, or None."""
     return getattr(_running, "tape", None)
 
 
@@ -46,16 +46,16 @@ def current() -> Tape | None:
 def recording(
     state: Sequence[Any], batch: Sequence[Any], number: Any, rolled: bool = False
 ) -> Generator[Tape]:
-    """Record what is done to tensors inside.
+    """Record the tensor operations in this context.
 
     Args:
-        state: The variables' own tensors, which what is recorded may change.
-        batch: Tensors that are others in every step.
+        state: The variables' own tensors, which the operations may change.
+        batch: The batch's tensors, which differ in every step.
         number: The step's number, a tensor.
-        rolled: Record a mapped function as a loop, where that can be.
+        rolled: Whether to record mapped functions as loops, if possible.
 
     Raises:
-        RefusedError: It cannot be played again.
+        RefusedError: The operations cannot be replayed.
     """
     tape = Tape(state, batch, number, rolled)
     forms = [_form(tensor) for tensor in state]
@@ -66,7 +66,7 @@ def recording(
         with _capturable_keras(tape), _Watch(tape), tape:
             yield tape
     except Exception:
-        tape.check()  # Keras wraps exceptions that pass through its layers
+        tape.check()  # raises the original error: Keras wraps exceptions that pass its layers
         raise
     finally:
         _running.tape = None
@@ -77,7 +77,7 @@ def recording(
     if called_backward:
         raise RefusedError(BACKWARD)
     if [_form(tensor) for tensor in state] != forms:
-        raise RefusedError("it gives a variable other memory")
+        raise RefusedError("it replaces the memory of a variable")
 
 
 def _form(tensor: Any) -> Any:
@@ -85,7 +85,7 @@ def _form(tensor: Any) -> Any:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees what tensors are asked for that is no operation."""
+    """Intercepts accesses to tensors that are not operations."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of PyTorch, unless it looks at values."""
+        """Call a PyTorch function, unless it reads values."""
         kwargs, tape = kwargs or {}, self._tape
         if tape.idle:
             return func(*args, **kwargs)
         if func in _CHECKS and not kwargs:
             return tape.call(func, *args)
         if func in _READS and tape.is_seen(args[0]):
-            tape.refuse("it makes a Python value of a tensor")
+            tape.refuse("it converts a tensor to a Python value")
         if func is torch.Tensor.backward:
             tape.refuse(BACKWARD)
         if isinstance(kwargs.get("alpha"), torch.Tensor):  # Keras' optimizers: the learning rate
@@ -112,7 +112,7 @@ class _Watch(TorchFunctionMode):
 
 @contextmanager
 def _capturable_keras(tape: Tape) -> Generator[None]:
-    """Replace these functions of Keras while `tape` records."""
+    """Replace Keras functions that convert tensors to Python values while `tape` records."""
     replaced: Mapping[Any, Mapping[str, Any]] = {
         core: {"cond": tape.cond},
         keras_random: {
@@ -121,7 +121,7 @@ def _capturable_keras(tape: Tape) -> Generator[None]:
             "beta": _drawn(tape, keras_random.beta),
             "binomial": _drawn(tape, keras_random.binomial),
         },
-        # Nadam divides by NumPy numbers; tensors do as well.
+        # Nadam divides by NumPy numbers; dividing by tensors gives the same.
         torch_nadam: {"core": SimpleNamespace(convert_to_numpy=lambda x: x)},
     }
     originals = [(at, name, getattr(at, name)) for at, names in replaced.items() for name in names]
@@ -135,7 +135,7 @@ def _capturable_keras(tape: Tape) -> Generator[None]:
 
 
 def _in_this_thread(function: Any, original: Any) -> Any:
-    """Return a function that is another one in other threads, which may read data meanwhile."""
+    """Return `function` in this thread, and `original` in others, which may be reading data."""
     if not callable(function):
         return function
     thread = threading.get_ident()
@@ -148,7 +148,7 @@ def _in_this_thread(function: Any, original: Any) -> Any:
 
 
 def _sum_of_seed(seed: Any) -> Any:
-    """Return what Keras seeds a generator with, as a tensor; a seed generator moves on."""
+    """Return the number that Keras seeds a generator with, as a tensor; advances the seed."""
     first, second = draw_seed(seed)
     return first + second
 
@@ -156,7 +156,7 @@ def _sum_of_seed(seed: Any) -> Any:
 class _Seeded:
     """Seeds a generator as `keras.random` does, from the sum of a seed's two parts.
 
-    The generator is made once: making one takes longer than seeding it.
+    The generator is created once, since creating one takes longer than seeding it.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Seeded:
 
 
 class _Drawn:
-    """One of Keras' functions that seed PyTorch's own generator for a moment, as one operation."""
+    """A Keras function that temporarily seeds PyTorch's global generator, as one operation."""
 
     draws = True
 
@@ -181,7 +181,7 @@ class _Drawn:
 
 
 def _drawn(tape: Tape, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for such a function."""
+    """Return a replacement for such a function that records it on the tape."""
 
     def draw(shape: Any, dtype: Any = None, seed: Any = None, **parameters: Any) -> Any:
         function = _Drawn(original, shape, dtype, list(parameters))

@@ -1,11 +1,11 @@
-"""PyTorch: what a step does to tensors, written down operation by operation while it runs as it is.
+"""The tape, on which a step's tensor operations are recorded while it runs eagerly.
 
-A `Tape` watches below automatic differentiation, so the operations of gradients are on it like all
-others, and assignments to variables are what they are: changes in place. Playing the tape again is
-therefore the same operations in the same order on the same tensors, without the Python around them.
+A `Tape` records below automatic differentiation. It therefore contains the operations of gradients
+like all others, and assignments to variables as in-place changes. Replaying it runs the same
+operations in the same order on the same tensors, without the Python code around them.
 
-What would not be the same the next time is refused by name: Python that looks at a tensor's value,
-tensors whose shapes depend on values, changes of tensors that are not part of the state.
+Anything that could differ in the next step is refused with a reason: Python code that reads a
+tensor's value, shapes that depend on values, in-place changes of tensors that are not in the state.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -20,9 +20,9 @@ from ...plans import RefusedError
 from .nodes import BATCH_NORMS, Block, Branch, Kind, Loop, Operation, Ref, aten, internals
 from .place import place
 
-LONGEST = 20_000  # operations: Python takes seconds to compile more of them
+LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
 
-_SHAPED_ALONE = frozenset(  # what they return depends on the shape of what they are given
+_SHAPED_ALONE = frozenset(  # their results depend only on the shapes of their arguments
     {
         *("empty_like", "ones_like", "zeros_like", "full_like"),
         *("new_empty", "new_empty_strided", "new_ones", "new_zeros", "new_full"),
@@ -31,21 +31,22 @@ _SHAPED_ALONE = frozenset(  # what they return depends on the shape of what they
 
 
 class Tape(TorchDispatchMode):
-    """Records one run of a step; `recording` makes one.
+    """Records one run of a step; created by `recording`.
 
     Args:
         state: The variables' own tensors, which the step may change.
-        batch: Tensors that are others in every step.
+        batch: The batch's tensors, which differ in every step.
         number: The step's number.
-        rolled: Record a mapped function for one row, as a loop over all rows, where that can be.
+        rolled: Whether to record a mapped function for one row, as a loop over all rows, if
+            possible.
 
     Attributes:
         rolled: The same.
-        loops: How many loops were recorded.
-        block: What was done, in order.
-        objects: Every value by its `Ref`'s index.
-        turned: Indices of values that changed their shape in place.
-        idle: Nothing is written down at the moment.
+        loops: The number of recorded loops.
+        block: The recorded nodes, in order.
+        objects: Every value, by its `Ref`'s index.
+        turned: Indices of values whose shape was changed in place.
+        idle: Whether recording is paused.
     """
 
     def __init__(
@@ -64,61 +65,61 @@ class Tape(TorchDispatchMode):
         self._storages: list[int] = []
         self._written: set[int] = set()  # storages
         self._owners: dict[int, Any] = {}  # of storages: a kind, or the block that made it
-        self._homes: list[int] = []  # the block that each value is known in
-        self._blocks = [id(self.block)]  # those that are open
+        self._homes: list[int] = []  # the block in which each value is defined
+        self._blocks = [id(self.block)]  # the open blocks, outermost first
         self._length = 0
         self._refusal = ""
-        self._alpha: Ref | None = None  # of the operator that comes next
+        self._alpha: Ref | None = None  # the argument `alpha` of the next operator
         self._state = list(state)
         for kind, tensors in (("state", state), ("batch", batch), ("number", [number])):
             for position, tensor in enumerate(tensors):
                 self._inputs.setdefault(self._known(tensor, kind), (kind, position))
 
-    # What is asked when the step has run
+    # Used after the step has run
 
     def check(self) -> None:
-        """Raise what was refused while the step ran, also where the step caught it."""
+        """Raise the refusal of the recording, if there was one, even if the step caught it."""
         if self._refusal:
             raise RefusedError(self._refusal)
 
     def ref_of(self, tensor: Any) -> Ref:
-        """Return where a tensor that the step returned is found."""
+        """Return the reference of a tensor that the step returned."""
         return self._ref(tensor)
 
     def kind_of(self, ref: Ref) -> str:
-        """Return what a value is: of the `state`, the `batch`, the `number`, `found` or `made`."""
+        """Return a value's kind: `"state"`, `"batch"`, `"number"`, `"found"` or `"made"`."""
         if ref.index in self._inputs:
             return self._inputs[ref.index][0]
         return "found" if ref.index in self._found else "made"
 
     def position_of(self, ref: Ref) -> int:
-        """Return which variable, or which of the batch's tensors, a value is."""
+        """Return a value's position among the variables, or among the batch's tensors."""
         return self._inputs[ref.index][1]
 
     def is_fixed(self, ref: Ref) -> bool:
-        """Say whether a value is the same in every run of the tape."""
+        """Return whether a value is the same in every replay."""
         return ref.index in self._fixed and not self.is_written(ref)
 
     def is_written(self, ref: Ref) -> bool:
-        """Say whether the tape changes a value's memory in place."""
+        """Return whether the tape changes a value's memory in place."""
         return self._storages[ref.index] in self._written
 
     def keep(self, ref: Ref) -> None:
-        """Take a value from this recording into every run of the tape."""
+        """Use a value of this recording as a constant in every replay."""
         self._found.add(ref.index)
 
     def add(self, value: Any) -> Ref:
-        """Give a name to a value that no operation returned."""
+        """Register a value that no operation returned, and return its reference."""
         self.objects.append(value)
         self._storages.append(_storage(value))
         self._homes.append(self._blocks[-1])
         return Ref(len(self.objects) - 1)
 
-    # What is called while the step runs
+    # Called while the step runs
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Let tensors be looked at without a word of it on the tape."""
+        """Pause recording in this context."""
         before, self.idle = self.idle, True
         try:
             yield
@@ -126,7 +127,7 @@ class Tape(TorchDispatchMode):
             self.idle = before
 
     def refuse(self, why: str) -> None:
-        """Give up; even where the step catches the exception.
+        """Refuse the step; the refusal stays in effect if the step catches the exception.
 
         Raises:
             RefusedError: Always.
@@ -136,12 +137,12 @@ class Tape(TorchDispatchMode):
         raise RefusedError(self._refusal)
 
     def is_seen(self, tensor: Any) -> bool:
-        """Say whether a value may be another the next time, so must not be looked at."""
+        """Return whether a value may differ in the next step, so that it must not be read."""
         index = self._index.get(_key(tensor))
         return index is None or not self.is_fixed(Ref(index))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function whose result is not differentiated as one operation."""
+        """Call a function, and record it as one operation; its result is not differentiated."""
         with self.paused():
             result = function(*args)
         self._write_down(function, self._refs(args), {}, self._made(result))
@@ -149,22 +150,22 @@ class Tape(TorchDispatchMode):
 
     @contextmanager
     def scale_of(self, tensor: Any) -> Generator[Any]:
-        """Let one operator take a tensor's value at its time as its number `alpha`."""
+        """Pass a tensor's value, read at replay time, to one operator as its `alpha` argument."""
         if torch.is_grad_enabled():
-            self.refuse("it scales by a number made of a tensor, inside an objective")
+            self.refuse("it uses a tensor as a scaling factor (alpha) inside an objective")
         with self.paused():
             value = tensor.item()
         self._alpha = self.add(value)
         self._write_down(torch.Tensor.item, (self._ref(tensor),), {}, self._alpha)
         yield value
         if self._alpha_is_left():
-            self.refuse("it scales by a number made of a tensor")
+            self.refuse("it uses a tensor as a scaling factor (alpha)")
 
     def _alpha_is_left(self) -> bool:
         return self._alpha is not None
 
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Record both branches, the one that is not taken on a state that is put back."""
+        """Record both branches; the state is restored after the one that is not taken."""
         with self.paused():
             taken = bool(predicate)
         if not isinstance(predicate, torch.Tensor) or not self.is_seen(predicate):
@@ -205,11 +206,11 @@ class Tape(TorchDispatchMode):
         return results[taken]
 
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """Record a function for the first row, to be played for each; return its results, stacked.
+        """Record a function for the first row, to be replayed for each row; return stacked results.
 
-        Only outside of differentiation: the gradients of each row would have to be kept for later.
-        The results have the right shapes; the values are those of the first row, which matters as
-        little as the values of any recorded step.
+        This only works outside of differentiation, which would need the gradients of each row.
+        The results have the right shapes, but all values are those of the first row. This does not
+        matter, since the values of a recorded step are discarded.
         """
         tensors = keras.tree.flatten(inputs)
         sources, count = [self._ref(x) for x in tensors], tensors[0].shape[0]
@@ -237,7 +238,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operator and write it down."""
+        """Run an operator, and record it."""
         kwargs = kwargs or {}
         if self.idle:
             return func(*args, **kwargs)
@@ -253,11 +254,11 @@ class Tape(TorchDispatchMode):
         refs, named = self._refs(args), self._refs(kwargs)
         if self._alpha is not None:
             if not kind.scales:
-                self.refuse(f"{func} takes a number made of a tensor")
+                self.refuse(f"{func} takes a number that was converted from a tensor")
             named["alpha"], self._alpha = self._alpha, None
         result = func(*args, **kwargs)
         if not all(isinstance(x, torch.Tensor) or x is None for x in _leaves(result)):
-            return result  # a Python value, of fixed ones
+            return result  # a Python value, computed from fixed values
         first = len(self.objects)
         outputs = self._made(result)
         name = func._schema.name.removeprefix("aten::")
@@ -267,23 +268,23 @@ class Tape(TorchDispatchMode):
         return result
 
     def _literal(self, tensor: Any) -> Any:
-        """Know a tensor that was just made of numbers: new, and the same, in every run."""
+        """Register a tensor that was just created from numbers: each replay gets a fresh copy."""
         pristine = Ref(self._known(tensor.clone(), "found"))
         literal = self._made(tensor)
         self._fixed |= {pristine.index, literal.index}
         self._write_down(aten.clone.default, (pristine,), {}, literal)
         return tensor
 
-    # What would be another the next time
+    # Checks for operations whose results could differ in the next step
 
     def _check_sizes(self, func: Any, kind: Kind, args: Sequence[Any]) -> None:
         if kind.python:
-            self.refuse("it makes a Python value of a tensor")
+            self.refuse("it converts a tensor to a Python value")
         if kind.dynamic and not (func is aten.index.Tensor and not _masked(args[1])):
             self.refuse(f"{func} returns a tensor whose shape depends on values")
 
     def _check_writes(self, func: Any, kind: Kind, args: Any, kwargs: Any) -> None:
-        """Refuse changes that would outlive the step, before they are made."""
+        """Refuse changes that would outlive the step, before they take effect."""
         if func in BATCH_NORMS and not args[5]:  # not training
             return
         for position, name in kind.writes:
@@ -302,10 +303,10 @@ class Tape(TorchDispatchMode):
             if isinstance(x, torch.Generator) and _key(x) not in self._index:
                 self.refuse(f"{func} draws from a torch.Generator that is not part of the state")
 
-    # Names
+    # References
 
     def _known(self, thing: Any, owner: Any) -> int:
-        """Take a value in, and keep it, so that nothing else gets its id."""
+        """Return a value's index; registering keeps it alive, so that its id is not reused."""
         index = self._index.get(_key(thing))
         if index is None:
             index = self._index[_key(thing)] = self.add(thing).index
@@ -334,7 +335,7 @@ class Tape(TorchDispatchMode):
         return tree
 
     def _made(self, tree: Any) -> Any:
-        """Return refs for what was returned: new ones, or those of what was changed in place."""
+        """Return references of returned values; values changed in place keep theirs."""
         if isinstance(tree, (torch.Tensor, torch.Generator)):
             return Ref(self._known(tree, self._blocks[-1]))
         if isinstance(tree, (list, tuple)):
@@ -350,7 +351,7 @@ class Tape(TorchDispatchMode):
     # Branches
 
     def _recorded(self, branch: Callable[[], Any]) -> tuple[Block, Any]:
-        """Run a branch in a block of its own; its tensors come out under names of their own."""
+        """Run a branch in a new block; its results get new references."""
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
@@ -365,7 +366,7 @@ class Tape(TorchDispatchMode):
         return _Result.apply(x, self) if isinstance(x, torch.Tensor) else x
 
     def _merged(self, taken: Ref, other: Ref) -> Ref:
-        """Know a tensor from here on as what either block may have made."""
+        """Register a new reference for a tensor that either block may have made."""
         self._written |= {self._storages[taken.index], self._storages[other.index]}
         tensor = self.objects[taken.index]
         merged = self.add(tensor)
@@ -374,9 +375,9 @@ class Tape(TorchDispatchMode):
 
 
 class _Result(torch.autograd.Function):
-    """What a branch returned, under a name of its own.
+    """Gives a branch's result a new reference, and refuses to differentiate it.
 
-    A gradient would have to go back through the branch that is taken then, not through this one.
+    A gradient would have to flow through the branch taken at replay time, not the recorded one.
     """
 
     @staticmethod
@@ -415,14 +416,14 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 def _key(thing: Any) -> Any:
-    """Return by what a value is known: PyTorch makes a new object for a generator each time."""
+    """Return a value's key: its id, but for generators, as PyTorch creates new wrapper objects."""
     if isinstance(thing, torch.Generator):
         return "generator", getattr(thing, "_cdata")  # noqa: B009 - no stub knows it
     return id(thing)
 
 
 def _storage(value: Any) -> int:
-    """Return what is equal for tensors that share memory."""
+    """Return a key that is equal for tensors that share memory."""
     if not isinstance(value, torch.Tensor):
         return 0
     with internals.DisableTorchFunction():

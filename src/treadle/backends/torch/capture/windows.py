@@ -1,8 +1,8 @@
-"""PyTorch's windows: a step is captured for batches of one form, proven, and then played.
+"""Windows on PyTorch: a step is captured, proven, and then replayed for each batch.
 
-A tape (`_torch_tape`) is recorded, made into code (`_torch_passes`, `_torch_code`) and proven
-(`_torch_proof`); here is what runs it. What cannot be captured runs as it is, and the plan says
-why.
+The step is recorded on a tape (`recording`, `tape`), simplified (`passes`), compiled to a Python
+function (`code`) and proven (`proof`); this module runs it. Steps that cannot be captured run
+eagerly, and the plan gives the reason.
 """
 
 import time
@@ -24,21 +24,21 @@ from ...window import Rows, Window, row
 from .proof import Captured, Prover, device, step_number, tensors_of
 
 CAPTURED = "captured"
-MOST_FORMS = 16  # of batches that are captured: each takes memory and a proof
+MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs memory and a proof
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Data sets as tensors by their owner, each made once; on a CPU they are the arrays' own memory."""
+"""Data sets as tensors, by owner; each is converted once, on a CPU without a copy."""
 
 
 class Batches:
-    """A window's batches as tensors, one after another.
+    """A window's batches as tensors.
 
     Args:
         window: The window.
-        to_device: Makes a tensor of an array.
+        to_device: A function that converts an array to a tensor.
 
     Attributes:
-        count: How many there are.
+        count: The number of batches.
     """
 
     def __init__(self, window: Window, to_device: Callable[[Any], Any]) -> None:
@@ -53,13 +53,13 @@ class Batches:
             self._indices = torch.as_tensor(self._rows.indices, device=device()).unbind()
 
     def batch(self, index: int) -> Any:
-        """Return a batch in its own structure."""
+        """Return a batch in its original structure."""
         if self._rows is None:
             return row(self._held, index)
         return _mapped(lambda x: x.index_select(0, self._indices[index]), self._held)
 
     def tensors(self, index: int) -> list[Any]:
-        """Return a batch's tensors alone."""
+        """Return a batch's tensors as a flat list."""
         if self._rows is None:
             return [column[index] for column in self._columns]
         chosen = self._indices[index]
@@ -67,15 +67,15 @@ class Batches:
 
 
 class CaptureExecutor:
-    """Plays a captured step for each batch of a window; runs it as it is where that cannot be.
+    """Replays a captured step for each batch of a window; runs it eagerly if it is not captured.
 
-    All batches are of one form.
+    All batches have equal structure, shapes and dtypes.
 
     Args:
         program: The step.
-        options: How to execute.
-        around: Entered around each step that runs as it is.
-        to_device: Makes a tensor of an array.
+        options: Execution options.
+        around: A function that returns the context manager for each eager step.
+        to_device: A function that converts an array to a tensor.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class CaptureExecutor:
         return int(isinstance(self._captured, Captured))
 
     def facts(self, window: Window) -> Facts:
-        """Capture the step, or say why it cannot be."""
+        """Capture the step, or return facts with the reason why it cannot be captured."""
         captured = self._capture(window)
         if isinstance(captured, Captured):
             return Facts(device(), (CAPTURED,))
-        if self._options.execution == "compiled":  # an error of the step's own says more
+        if self._options.execution == "compiled":  # raises the step's own error if there is one
             Prover(self._program, self._around).run_and_undo(self._batches(window))
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
 
     def compile(self, window: Window) -> bool:
-        """Capture the step; False if that was tried before."""
+        """Capture the step; return False if this was tried before, or if it failed."""
         if not self.plan.compiler or self._captured is not None:
             return False
         return isinstance(self._capture(window), Captured)
@@ -115,8 +115,8 @@ class CaptureExecutor:
     def run(self, window: Window, first_step: int) -> Done | Running:
         """Run the window's batches in order.
 
-        A captured step runs in a thread of its own where reading the next window may take long,
-        which a step must not that draws from the generator that the reader may draw from.
+        If reading the next window may take long, a captured step runs in a background thread,
+        unless it draws from the global generator, from which the reader may draw too.
         """
         started = time.monotonic()
         self.compile(window)
@@ -132,7 +132,7 @@ class CaptureExecutor:
         return Done(lambda: fetched, time.monotonic() - started)
 
     def _batches(self, window: Window) -> Batches:
-        """Return a window's batches, which are asked for more than once before it runs."""
+        """Return a window's batches, cached since they are used several times before it runs."""
         if self._ready is None or self._ready[0] is not window:
             self._ready = window, Batches(window, self._to_device)
         return self._ready[1]
@@ -150,13 +150,13 @@ class CaptureExecutor:
             return run_step(self._program, batch, number)
 
     def _capture(self, window: Window) -> Captured | str:
-        """Return the captured step, or why there is none."""
+        """Return the captured step, or the reason why it cannot be captured."""
         if self._captured is None:
             if self._program.number < MOST_FORMS:
                 prover = Prover(self._program, self._around)
                 self._captured = prover.capture(self._batches(window))
             else:
-                self._captured = f"batches come in more than {MOST_FORMS} forms"
+                self._captured = f"batches have more than {MOST_FORMS} different shapes"
         return self._captured
 
 
@@ -175,7 +175,7 @@ def _stacked(steps: Sequence[Any]) -> dict[str, Any]:
 
 def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> Any:
     if rows.owner not in _placed:
-        # PyTorch takes over memory only where it may be written to, though nothing is.
+        # PyTorch shares memory only with writable arrays, although it does not write to them.
         _placed[rows.owner] = _mapped(
             lambda x: to_device(np.require(x, requirements=["C", "W"])), rows.arrays
         )
