@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import keras
 from keras import ops
-from keras.src.backend.common.stateless_scope import get_stateless_scope
 
+from ..core.keras_internals import get_stateless_scope, warn_if_untested
 from ..core.options import Options
 from .plans import Facts, Plan
 from .window import Window
@@ -509,6 +509,7 @@ def active() -> Backend:
     """Return the backend that Keras runs on."""
     name = keras.config.backend()
     if name not in _backends:
+        warn_if_untested(keras.__version__)
         module = importlib.import_module(f"treadle.backends.{name}.backend")
         _backends[name] = module.BACKEND
     return _backends[name]

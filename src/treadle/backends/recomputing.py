@@ -6,9 +6,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from keras import ops
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import get_stateless_scope
 
+from ..core.keras_internals import get_stateless_scope, global_state
 from ..errors import StepError
 from .base import Scope, Tensor, Variable, context, hand_outward
 

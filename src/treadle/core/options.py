@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, did_you_mean, whole_number
+from . import keras_internals
 from .backend_choice import choose_backend, choose_default_backend
 
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
@@ -219,15 +220,13 @@ def _seed_everything(seed: int) -> None:
     """
     import keras
     import numpy as np
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-    from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
     if "tensorflow" in sys.modules:
         keras.utils.set_random_seed(seed)
         return
-    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, seed)
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    store = keras_internals.global_state.set_global_attribute
+    store(keras_internals.rng_utils.GLOBAL_RANDOM_SEED, seed)
+    store(keras_internals.seed_generator.GLOBAL_SEED_GENERATOR, None)
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:
@@ -236,9 +235,7 @@ def _seed_everything(seed: int) -> None:
 
 def global_random_seed() -> int | None:
     """Return the seed passed to `keras.utils.set_random_seed`, or None."""
-    from keras.src.utils.rng_utils import get_random_seed
-
-    return get_random_seed()
+    return keras_internals.rng_utils.get_random_seed()
 
 
 @contextmanager
@@ -249,9 +246,7 @@ def without_tensorflow() -> Generator[None]:
     takes about 4 seconds and prints TensorFlow's log lines. As long as TensorFlow is not imported,
     no object can be of its types.
     """
-    from keras.src.utils.module_utils import tensorflow
-
-    known = vars(tensorflow)
+    known = vars(keras_internals.module_utils.tensorflow)
     if "tensorflow" in sys.modules or "_available" not in known:
         yield
         return
@@ -264,9 +259,7 @@ def without_tensorflow() -> Generator[None]:
 
 def _existing_layer() -> str:
     """Return the name of a layer that exists already, or an empty string."""
-    from keras.src.backend.common import global_state
-
-    counters = global_state.get_global_attribute("object_name_uids", {}) or {}
+    counters = keras_internals.global_state.get_global_attribute("object_name_uids", {}) or {}
     made = [name for name, count in counters.items() if count and name not in NOT_BUILT]
     return f"'{made[0]}'" if made else ""
 

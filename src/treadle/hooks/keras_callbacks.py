@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import keras_internals
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.triggers import Span, When
@@ -385,10 +386,10 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
     config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
         # A plain function was wrapped, which `compile` does itself.
-        wrapped = type(task.loss) is keras.src.losses.losses.LossFunctionWrapper
+        wrapped = type(task.loss) is keras_internals.LossFunctionWrapper
         config["loss"] = task.loss.fn if wrapped else task.loss
         config["metrics"] = list(task.metrics.values())
-    serializable = keras.src.saving.serialization_lib.SerializableDict(**config)
+    serializable = keras_internals.SerializableDict(**config)
     return {"compiled": True, "_compile_config": serializable}
 
 

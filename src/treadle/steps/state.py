@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from ..backends.base import Variable, active
+from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError
 from .constants import Constant, mark, part_of, set_attribute, set_part
@@ -82,7 +83,7 @@ class State:
         for path, optimizer in state.optimizers.items():
             state._add_optimizer(path, optimizer)
         # `keras.random` functions use this generator if no seed is given.
-        generator = keras.src.random.seed_generator.global_seed_generator()
+        generator = seed_generator.global_seed_generator()
         state._add("random/keras", generator.state)
         state.seeds.append(generator.state)
         return state

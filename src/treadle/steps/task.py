@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from ..core.identity import made_with
+from ..core.keras_internals import LossFunctionWrapper
 from ..errors import ConfigurationError, StepError
 from .gradients import gradients
 from .helpers import Weighted
@@ -132,7 +133,7 @@ class Supervised(Task):
         found = keras.losses.get(loss)
         if not isinstance(found, keras.Loss):  # a function: one loss per example, not yet averaged
             name = getattr(found, "__name__", "loss")
-            found = keras.src.losses.losses.LossFunctionWrapper(found, name=name)
+            found = LossFunctionWrapper(found, name=name)
         self.loss = found
         self.optimizer = keras.optimizers.get(optimizer)
         if isinstance(metrics, Mapping):

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jax.extend.core import Var, jaxpr_as_fun
 
 from ...core.cores import cores
+from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from .. import hints
 from ..base import (
@@ -94,7 +95,7 @@ class _Pure:
                 for (key, variable), value in zip(self.changed.items(), values, strict=True)
             }
         )
-        outer = keras.src.backend.common.stateless_scope.get_stateless_scope()
+        outer = get_stateless_scope()
         if outer is not None:
             outer.losses[:] = losses
             for loss, layers in zip(losses, self.layers_of_losses, strict=True):
@@ -394,7 +395,7 @@ def _same_form(branches: Sequence[Any]) -> None:
 @contextmanager
 def _stateful() -> Generator[None]:
     """Ensure that a scope collects assignments; outside of a step, apply them at the end."""
-    if keras.src.backend.common.stateless_scope.in_stateless_scope():
+    if in_stateless_scope():
         yield
         return
     with keras_random():

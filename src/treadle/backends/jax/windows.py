@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from keras.src.random import seed_generator
 
+from ...core.keras_internals import global_state, seed_generator
 from ..background import Results, Running
 from ..base import Program, Scope, Tensor
 from ..eager import StepResult, run_step
@@ -264,8 +264,6 @@ def keras_random() -> Generator[None]:
 
 
 def _global_generator() -> Any:
-    from keras.src.backend.common import global_state
-
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     if generator is None:
         generator = seed_generator.global_seed_generator()

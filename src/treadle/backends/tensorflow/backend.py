@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ...core.cores import cores
+from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...errors import StepError
 from .. import hints
@@ -60,7 +61,7 @@ class TensorFlowBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with a `GradientTape` over the variables, or over their scope's values."""
-        scoped = keras.src.backend.common.stateless_scope.in_stateless_scope()
+        scoped = in_stateless_scope()
         with (
             tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
             deeper() as nested,
@@ -111,7 +112,7 @@ class TensorFlowBackend:
         """Run `tf.cond`; inside a scope, it also returns the values that either branch assigns."""
         if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
             predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
-            if not keras.src.backend.common.stateless_scope.in_stateless_scope():
+            if not in_stateless_scope():
                 return tf.cond(predicate, then, otherwise)
             changed = {**_assigned_by(then), **_assigned_by(otherwise)}
             result, values = tf.cond(
@@ -125,7 +126,7 @@ class TensorFlowBackend:
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
         """Run `tf.map_fn`, or a Python loop if values of a scope must carry over."""
         inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
-        if tf.executing_eagerly() or keras.src.backend.common.stateless_scope.in_stateless_scope():
+        if tf.executing_eagerly() or in_stateless_scope():
             count = tf.nest.flatten(inputs)[0].shape[0]
             rows = [function(row(inputs, i)) for i in range(count)]
             return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from .. import hints
 from ..base import (
@@ -225,7 +226,7 @@ class TorchBackend:
 
 def _scoped() -> bool:
     """Return whether variables have the values of a scope."""
-    return keras.src.backend.common.stateless_scope.in_stateless_scope()
+    return in_stateless_scope()
 
 
 def _leaf(tensor: Tensor, fresh: bool) -> Tensor:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import torch
-from keras.src.backend.common import KerasVariable
 from keras.src.backend.torch.core import get_device
 
+from ....core.keras_internals import KerasVariable
 from ...base import Program
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
