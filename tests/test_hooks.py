@@ -166,7 +166,7 @@ def test_nonfinite_says_that_it_was_the_step():
         "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so it was "
         "the step. Lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer); "
         "make sure that labels lie in the range of the classes; "
-        'treadle.Options(execution="eager") lets you look inside the step'
+        'treadle.Options(execution="eager") lets you debug the step'
     )
 
 
@@ -309,8 +309,8 @@ def test_the_direction_must_be_known():
     with pytest.raises(ConfigurationError) as caught:
         hooks.EarlyStopping("reward")
     assert str(caught.value) == (
-        "whether a smaller or a larger 'reward' is better does not follow from its name: state it, "
-        "as direction='min' or direction='max'"
+        "cannot infer from the name 'reward' whether smaller or larger is better: pass "
+        "direction='min' or direction='max'"
     )
     with pytest.raises(ConfigurationError) as caught:
         hooks.EarlyStopping(direction="maximum")
@@ -358,8 +358,8 @@ def test_a_validation_may_come_later_than_an_epoch():
 def test_a_monitor_that_never_came_is_told_of():
     loop = trained(hooks.EarlyStopping(), [1.0], name="loss")
     assert loop.warnings == [
-        "EarlyStopping never saw val_loss: pass a validation source to fit, or monitor a value "
-        "that epochs have"
+        "EarlyStopping found no val_loss: pass a validation source to fit, or monitor a value "
+        "that is recorded every epoch"
     ]
     assert trained(hooks.EarlyStopping(), [1.0], ValueError(), name="loss").warnings == []
 

@@ -834,7 +834,7 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
         ),
         (
             {"monitor": "quality"},
-            "whether a smaller or a larger 'quality' is better does not follow",
+            "cannot infer from the name 'quality' whether smaller or larger is better",
         ),
         ({"direction": "down"}, "unknown direction 'down'. Known: min, max."),
         ({"trials": 0}, "trials must be at least 1, not 0"),

@@ -142,6 +142,6 @@ def test_what_evaluations_return_is_warned_of_once() -> None:
     assert np.isinf(history["val_ratio"]).all() or np.isnan(history["val_ratio"]).all()
     assert history["warning"] == [
         f"val_ratio is {history['val_ratio'][0]} after step 5, epoch 1, batch 5: look for values "
-        "that are not finite in the set that it was measured on, and at the step or metric that "
-        "made it"
+        "that are not finite in the data it was computed on, and check the step or metric that "
+        "computed it"
     ]
