@@ -595,7 +595,7 @@ def test_a_line_that_is_not_of_a_log_is_named(tmp_path):
         with pytest.raises(DataError) as caught:
             read_log(path)
         shown = wrong.decode(errors="replace")
-        assert str(caught.value) == f"line 2 of {path} is not of a log: {shown!r}"
+        assert str(caught.value) == f"line 2 of {path} is not a line of a log: {shown!r}"
 
 
 @pytest.mark.parametrize("tail", [b"", b"{", b'{"step": 4, "lo', b"\xff\xfe\x00"])

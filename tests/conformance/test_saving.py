@@ -220,7 +220,7 @@ def test_a_run_that_went_on_elsewhere_is_not_gone_on_with(tmp_path: Path, before
         for _ in range(2):
             with pytest.raises(
                 DirectoryError,
-                match=f"^the run in {tmp_path} went on in another process since it was read: run",
+                match=f"^another process continued the run in {tmp_path} after it was read here",
             ):
                 stale.fit(source(), epochs=2)
             assert files(tmp_path) == there
