@@ -143,8 +143,8 @@ def test_nonfinite_names_the_rows_of_the_batch():
     loop = Loop(step=20, batches={22: (x, {"label": y, "id": np.arange(8), "none": None})})
     assert nonfinite(loop, loss=[1.0, NAN, NAN]) == (
         "loss is nan at step 22, epoch 1, batch 2. The batch held it already: the first array, "
-        "rows 2, 5; the array [1]['label'], row 7. Mend or leave out these rows (their numbers "
-        "count within the batch)"
+        "rows 2, 5; the array [1]['label'], row 7. Fix or remove these rows (numbered within "
+        "the batch)"
     )
 
 
@@ -152,19 +152,19 @@ def test_nonfinite_names_a_few_rows_of_many():
     x = np.full((9, 2), NAN, ml_dtypes.bfloat16)
     message = nonfinite(Loop(batches={1: x}), loss=[INF])
     assert message.startswith("loss is inf at step 1, epoch 1, batch 1. ")
-    assert "held it already: the batch, rows 0, 1, 2, 3, 4 and 4 more. Mend" in message
+    assert "held it already: the batch, rows 0, 1, 2, 3, 4 and 4 more. Fix" in message
 
 
 def test_nonfinite_names_a_leaf_without_rows():
     message = nonfinite(Loop(batches={1: {"weight": np.float32(NAN)}}), loss=[INF])
-    assert "held it already: the array 'weight'. Mend" in message
+    assert "held it already: the array 'weight'. Fix" in message
 
 
 def test_nonfinite_says_that_it_was_the_step():
     loop = Loop(batches={1: (np.zeros((4, 2)), np.arange(4))})
     assert nonfinite(loop, loss=[-INF]) == (
-        "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so it was "
-        "the step. Lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer); "
+        "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so the "
+        "step caused it. Lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer); "
         "make sure that labels lie in the range of the classes; "
         'treadle.Options(execution="eager") lets you debug the step'
     )
@@ -196,7 +196,7 @@ def test_nonfinite_lets_steps_pass_that_were_undone():
     loop.window(hooks.NonFinite(), loss=[1.0, INF], **scaling)
     loop = Loop(batches={2: np.array([0.0, NAN])})
     message = nonfinite(loop, loss=[1.0, NAN], **scaling)
-    assert "The batch held it already: the batch, row 1. Mend" in message
+    assert "The batch held it already: the batch, row 1. Fix" in message
 
 
 def test_nonfinite_says_what_float16_may_have_done():

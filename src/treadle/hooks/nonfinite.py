@@ -272,18 +272,18 @@ def _replay_instruction(loop: LoopView, step: int | None, path: str = "") -> str
     else:
         which = f"step={step}" if step else f"bisect={condition!r}"
         how = f"print(treadle.doctor.replay(task, train, {directory!r}, {which}))"
-    return f". To see all that it computed: {how}"
+    return f". To inspect the step: {how}"
 
 
 def _reason(rows: list[str], narrow: bool) -> str:
     if rows:
         return (
-            f"The batch held it already: {'; '.join(rows)}. Mend or leave out these rows (their "
-            "numbers count within the batch)"
+            f"The batch held it already: {'; '.join(rows)}. Fix or remove these rows (numbered "
+            "within the batch)"
         )
     half = "Compute the loss in float32, since float16 ends at 65,504. " if narrow else ""
     return (
-        f"All inputs of this batch are finite, so it was the step. {half}Lower the learning rate, "
+        f"All inputs of this batch are finite, so the step caused it. {half}Lower the learning rate, "
         "or clip gradients (clipnorm=1.0 in the optimizer); make sure that labels lie in the range "
         'of the classes; treadle.Options(execution="eager") lets you debug the step'
     )
@@ -317,14 +317,14 @@ def _ruined(loop: LoopView, bad: Mapping[str, Any], clean: int) -> str:
     since = f"step {last}" if last == clean + 1 else f"some step from {clean + 1} to {last}"
     where = _bad_batches(loop, clean)
     why = (
-        f"{where}. Mend or leave out these rows (their numbers count within the batch)"
+        f"{where}. Fix or remove these rows (numbered within the batch)"
         if where
-        else "Look for such values in the data, as with numpy.isfinite(x).all(); where there are "
+        else "Look for such values in the data, as with numpy.isfinite(x).all(); if there are "
         "none, lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer)"
     )
     return (
         f"{path} holds {int(flags.sum())} of {flags.size} values that are not finite{more}, since "
-        f"{since}, though every step returned finite ones. {why}"
+        f"{since}, although every step returned finite values. {why}"
     )
 
 
