@@ -50,8 +50,8 @@ def test_weights_ruined_by_the_data_end_the_run(tmp_path: Path) -> None:
         loop.fit(data.from_arrays(x, y, batch_size=8, shuffle=False), epochs=1)
     told = (
         "model/layers/0/kernel holds 8 of 48 values that are not finite (and 1 more variable "
-        "does), since some step from 1 to 5, although every step returned finite values. The batch of "
-        "step 5 held some already: the first array, row 3. Fix or remove these rows (numbered "
+        "does), since some step from 1 to 5, although every step returned finite values. The batch "
+        "of step 5 held some already: the first array, row 3. Fix or remove these rows (numbered "
         "within the batch)"
     )
     hidden = keras.config.backend() == "tensorflow"
