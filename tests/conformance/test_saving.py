@@ -142,7 +142,7 @@ def test_what_cannot_be_removed_is_told_of_what_is_saved(
     loop = save_by_hand(tmp_path, *steps, last=1)
     (told,) = loop.history["warning"]
     step = steps[-1]
-    assert told.startswith(f"step {step} is saved, but what it replaces is still there: cannot re")
+    assert told.startswith(f"step {step} is saved, but old checkpoints were not removed: cannot re")
     assert saved(tmp_path).steps() == [0, step]
 
 
