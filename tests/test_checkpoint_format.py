@@ -263,7 +263,10 @@ def test_what_lies_deep_is_refused_both_ways():
 
 
 def test_what_takes_too_much_is_refused_both_ways():
-    hint = ". Convert long lists in the states of hooks and sources to NumPy arrays, which are stored in another file"
+    hint = (
+        ". Convert long lists in the states of hooks and sources to NumPy arrays, which are "
+        "stored in another file"
+    )
     many, long = [0] * 400_001, "x" * (8 << 20)
     for value, fault in (
         (many, "holds about 400,001 values; at most 400,000 are allowed"),
