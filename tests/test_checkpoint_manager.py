@@ -430,7 +430,7 @@ def _free_unknown(perform):
         ("sync_folder", "checkpoints", "sync the folder"),
         ("replace", ".partial", "rename"),
         ("listdir", "checkpoints", "list the folder"),
-        ("lstat", "fixed", "look at"),
+        ("lstat", "fixed", "inspect"),
         ("open_file", "manifest.json", "read"),
         ("read_file", "manifest.sha256", "read"),
     ],

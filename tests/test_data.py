@@ -219,7 +219,7 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: from_arrays(X, batch_size=0), r"^batch_size must be at least 1, not 0$"),
         (
             lambda: from_arrays(X, batch_size=13, drop_last=True),
-            r"^12 examples make no full batch of 13, and drop_last leaves out the short one: use",
+            r"^12 examples make no full batch of 13, and drop_last drops shorter batches: use",
         ),
         (lambda: from_arrays(X, batch_size=1, seed=-1), r"^seed must be at least 0, not -1$"),
         (
