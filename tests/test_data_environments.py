@@ -181,11 +181,11 @@ def test_messages(monkeypatch):
 
 def test_closed_is_exact_where_all_that_it_changes_is_named():
     environments = Environments(Walk, 2, seed=0)
-    assert closed(print).inexact.endswith("checkpoints: keeps=[…] names what has them")
+    assert closed(print).inexact.endswith("checkpoints: pass objects that have them as keeps=[…]")
     assert closed(print, keeps=[]).inexact is None
     assert closed(print, keeps=environments).inexact is None
     message = (
-        r"^keeps names a list, which no checkpoint can hold: it needs state\(\) and "
+        r"^keeps contains a list, which cannot be saved in checkpoints: it needs state\(\) and "
         r"restore\(state\)$"
     )
     with pytest.raises(DataError, match=message):

@@ -191,7 +191,7 @@ INEXACT = {
     "the state of a Loader does not hold the random": lambda: kinds.torch_loader(
         Loader, num_workers=1
     ),
-    "what a closed source gives depends on what its": lambda: closed(print),
+    "the batches of a closed source depend on the state": lambda: closed(print),
     "the function drawing cannot seek: a resumed run": lambda: kinds.drawing,
 }
 
