@@ -27,8 +27,8 @@ ACCEPTED: Final = (
 )
 
 _streams: Final[WeakValueDictionary[int, Source]] = WeakValueDictionary()
-"""Sources in use by the id of their data, which they keep alive so that ids stay unique. If a stream
-is passed again while it is being read, the same source continues reading it."""
+"""Sources in use by the id of their data, which they keep alive so that ids stay unique. If a
+stream is passed again while it is being read, the same source continues reading it."""
 
 
 def as_source(data: Any) -> Source:
