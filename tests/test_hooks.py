@@ -251,7 +251,7 @@ def test_the_best_weights_are_put_back_on_every_way_out(error):
     stopped = trained(hooks.EarlyStopping(patience=2), [3, 1, 2, 4, 0], error)
     assert stopped.weights == 2 and stopped.progress.step == 4
     assert stopped.reason == (
-        "val_loss was not better 2 times in a row than 1, its best, of step 2"
+        "val_loss did not improve in the last 2 records: its best is 1, at step 2"
     )
     assert loop.warnings == stopped.warnings == []
 
@@ -259,7 +259,7 @@ def test_the_best_weights_are_put_back_on_every_way_out(error):
 def test_the_best_weights_need_not_be_put_back():
     loop = trained(hooks.EarlyStopping(patience=1, restore_best=False), [1, 2])
     assert loop.weights == 102
-    assert loop.reason == "val_loss was not better once than 1, its best, of step 1"
+    assert loop.reason == "val_loss did not improve in the last record: its best is 1, at step 1"
     assert loop.warnings == []
 
 
@@ -272,7 +272,7 @@ def test_larger_may_be_better_and_better_by_how_much():
 def test_nan_is_never_better():
     assert trained(hooks.EarlyStopping(), [NAN, 2, NAN, 3]).weights == 2
     loop = trained(hooks.EarlyStopping(patience=3), [NAN] * 5)
-    assert loop.reason == "val_loss was NaN 3 times in a row" and loop.weights == 103
+    assert loop.reason == "val_loss was NaN in the last 3 records" and loop.weights == 103
 
 
 def test_a_value_counts_once_for_each_step():
@@ -379,7 +379,7 @@ def test_early_stopping_survives_a_restart():
     after.restore(state)
     loop = trained(after, [2.0, 2.0, 2.0], loop=Loop(step=3))
     assert loop.progress.step == 5 and loop.weights == 0  # as the first process had them
-    assert loop.reason == "val_loss was not better 3 times in a row than 1, its best, of step 2"
+    assert loop.reason == "val_loss did not improve in the last 3 records: its best is 1, at step 2"
     assert loop.warnings == []
 
 

@@ -338,8 +338,8 @@ def _only_model(task: Any) -> Any:
         names = ", ".join(found) or "none as an attribute"
         example = next(iter(found), "model")
         raise ConfigurationError(
-            f"KerasCallbacks needs the one model that callbacks get, and {type(task).__name__} has "
-            f"{names}: say which, as KerasCallbacks([...], model=task.{example})"
+            f"KerasCallbacks needs exactly one model, but {type(task).__name__} has {names}: pass "
+            f"it, as KerasCallbacks([...], model=task.{example})"
         )
     return next(iter(found.values()))
 

@@ -85,11 +85,11 @@ class Monitor:
 
     def why(self) -> str:
         """Describe the lack of improvement, for the reason of a stop."""
-        times = "once" if self.waited == 1 else f"{self.waited} times in a row"
+        records = "the last record" if self.waited == 1 else f"the last {self.waited} records"
         if self.best is None:
-            return f"{self.name} was NaN {times}"
+            return f"{self.name} was NaN in {records}"
         return (
-            f"{self.name} was not better {times} than {self.best:.6g}, its best, of step "
+            f"{self.name} did not improve in {records}: its best is {self.best:.6g}, at step "
             f"{self.best_step}"
         )
 
