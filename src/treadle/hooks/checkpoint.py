@@ -31,7 +31,8 @@ class Checkpoint(Hook):
     Args:
         every: The interval between checkpoints, in steps, epochs, examples or time.
         keep_last: The number of newest checkpoints to keep.
-        keep_every: Permanently keep one checkpoint per this many steps, such as `"1000 steps"`.
+        keep_every: Permanently keep checkpoints whose step is a multiple of this, such as
+            `"1000 steps"`.
         keep_best: The number of best checkpoints to keep permanently, ranked by `monitor`. Each
             state for which `monitor` is recorded is saved for this ranking.
         monitor: The name of the recorded value that ranks checkpoints.

@@ -220,7 +220,7 @@ class _Call:
         else:
             self._print(f"finished: {ran}", "bold green")
         if loop.unfinished and loop.directory is not None:
-            self._print(f"progress is saved in {loop.directory}: run the same again to resume")
+            self._print(f"progress is saved in {loop.directory}: run the same command to resume")
 
     def show_activity(self, loop: LoopView, now: float) -> None:
         """Show the elapsed time while the loop compiles or validates."""

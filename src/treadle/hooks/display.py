@@ -67,7 +67,7 @@ class Position:
     Attributes:
         epoch: The epoch, such as `3`, or `3/10` if the number of epochs is known.
         epoch_part: The finished fraction of all epochs; None if unknown.
-        step: The step of the run, or within the epoch if only the number of epochs is known.
+        step: The step of the run, or within the epoch if the total number of steps is unknown.
         step_part: The finished fraction of the steps that `step` counts; None if unknown.
         steps_left: The number of steps until the end of the call; None if unknown.
     """
