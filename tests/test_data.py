@@ -246,7 +246,7 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: closed(lambda loop: 0, 1.5), r"^length must be a whole number, not 1\.5$"),
         (
             lambda: closed(lambda loop: 0).read(0).take(1),
-            r"^a closed source calls its function with the running loop, but no loop is running$",
+            r"^a closed source calls its function with the running loop, but no loop is running",
         ),
         (lambda: as_source([]).read(0).take(1), r"^the source gave no batch in epoch 1: is it emp"),
         (lambda: as_source([None]).read(0).take(1), r"^the source gave None where a batch was exp"),
