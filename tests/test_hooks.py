@@ -417,8 +417,8 @@ def test_a_reduction_is_told():
     plateau(hooks.ReduceOnPlateau(factor=0.5, patience=1), [1, 2], loop=loop)
     assert loop.history.records[-1].values == {
         "optimizer/learning_rate": 0.5,
-        "note": "the learning rate of optimizer went from 1 to 0.5, because val_loss was not "
-        "better once than 1, its best, of step 1",
+        "note": "the learning rate of optimizer went from 1 to 0.5, because val_loss did "
+        "not improve in the last record: its best is 1, at step 1",
     }
 
 
