@@ -159,7 +159,7 @@ def json_of(text):
 CASES = {
     "object dtype declared": (
         lambda f: forge(f, declared(dtype="|O")),
-        "manifest.json is not a checkpoint's: '|O' is no dtype of numbers",
+        "manifest.json is not a checkpoint's: '|O' is not a numeric dtype",
     ),
     "pickled objects": (
         lambda f: forge(f, checksummed(OBJECTS), archive(("state/a.npy", OBJECTS), NESTED)),
@@ -171,8 +171,8 @@ CASES = {
             checksummed(OBJECTS[:144].ljust(144)),
             archive(("state/a.npy", OBJECTS[:144].ljust(144)), NESTED),
         ),
-        "arrays.npz does not hold what its manifest says: state/a is no array of float32 and shape "
-        "(4,)",
+        "arrays.npz does not hold what its manifest says: state/a is not an array of float32 and "
+        "shape (4,)",
     ),
     "a pickle": (
         lambda f: forge(f, arrays=pickle.dumps([Bomb(), "x" * 1000])),
@@ -184,13 +184,13 @@ CASES = {
     ),
     "a name that climbs, in both": (
         lambda f: forge(f, declared(entry="../../evil"), MISPLACED),
-        "manifest.json is not a checkpoint's: an entry is called '../../evil', which is no name "
-        "for one",
+        "manifest.json is not a checkpoint's: an entry is called '../../evil', which is not a "
+        "valid name",
     ),
     "an absolute name": (
         lambda f: forge(f, declared(entry="/etc/evil")),
-        "manifest.json is not a checkpoint's: an entry is called '/etc/evil', which is no name "
-        "for one",
+        "manifest.json is not a checkpoint's: an entry is called '/etc/evil', which is not a "
+        "valid name",
     ),
     "another file": (
         lambda f: forge(f, declared(file="../other.npz")),
@@ -276,8 +276,8 @@ CASES = {
     ),
     "another entry's numbers": (
         lambda f: forge(f, declared(dtype="<i4")),
-        "arrays.npz does not hold what its manifest says: state/a is no array of int32 and shape "
-        "(4,)",
+        "arrays.npz does not hold what its manifest says: state/a is not an array of int32 and "
+        "shape (4,)",
     ),
     "numbers under another's checksum": (
         lambda f: forge(f, arrays=archive(STATE, NESTED).replace(A, A[:-1] + b"\1")),
@@ -303,11 +303,11 @@ CASES = {
     ),
     "deep values": (
         lambda f: forge(f, deep),
-        "manifest.json is not a checkpoint's: values lie more than 60 levels deep",
+        "manifest.json is not a checkpoint's: values are nested more than 60 levels deep",
     ),
     "brackets without end": (
         json_of(b"[" * 300_000),
-        "manifest.json is not a checkpoint's: values lie more than 60 levels deep",
+        "manifest.json is not a checkpoint's: values are nested more than 60 levels deep",
     ),
     "a giant manifest": (
         json_of(b'{"format": 1}'.ljust(100 << 20)),
@@ -333,11 +333,11 @@ CASES = {
     ),
     "a progress of something else": (
         lambda f: forge(f, lambda r: r["progress"].update(step=-1)),
-        "manifest.json is not a checkpoint's: its progress says 'step': -1",
+        "manifest.json is not a checkpoint's: its progress has an invalid 'step': -1",
     ),
     "a progress of unknown things": (
         lambda f: forge(f, lambda r: r["progress"].update({"\x1b[2J" * 30: 1})),
-        "manifest.json is not a checkpoint's: its progress says "
+        "manifest.json is not a checkpoint's: its progress has an invalid "
         + ascii("\x1b[2J" * 30)[:77]
         + "…: 1",
     ),

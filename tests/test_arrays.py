@@ -193,5 +193,5 @@ def test_dtypes_have_names_of_their_own(dtype):
 
 @pytest.mark.parametrize("name", ["O", "|O", "|V8", "<U4", "<f3", "float32", "finfo", "f4,f4", ""])
 def test_other_names_are_no_dtypes(name):
-    with pytest.raises(ValueError, match=r"^'.*' is no dtype of numbers$"):
+    with pytest.raises(ValueError, match=r"^'.*' is not a numeric dtype$"):
         dtype_named(name)

@@ -164,8 +164,8 @@ def test_where_all_are_damaged_nothing_begins_anew(folder):
         )
         assert f"; {folder}/step-000000000006/arrays.npz is damaged: it has 0 bytes" in message
         assert message.endswith(
-            ". Nothing was changed: put a copy back in place, or start anew in another run "
-            "directory"
+            ". Nothing was changed: restore a copy of the files, or start from scratch in another "
+            "run directory"
         )
         assert [name for name, _ in found.rejected] == [NEWEST, "step-000000000006"]
     assert found.steps() == [6, 12]

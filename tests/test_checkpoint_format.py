@@ -253,16 +253,19 @@ def test_what_lies_deep_is_refused_both_ways():
     for value in (nested(DEEPEST + 1), endless):
         with pytest.raises(CheckpointError) as caught:
             encode(value, "it", [])
-        lies = f" lies more than {DEEPEST} levels deep, or holds itself"
+        lies = f" is nested more than {DEEPEST} levels deep, or contains itself"
         assert str(caught.value) == f"it{'[0]' * (DEEPEST + 1)}{lies}"
     for depth in (DEEPEST + 1, 50_000):
-        with pytest.raises(ValueError, match=f"^values lie more than {DEEPEST} levels deep$"):
+        with pytest.raises(
+            ValueError, match=f"^values are nested more than {DEEPEST} levels deep$"
+        ):
             decode(parse_json(b"[" * depth + b"0" + b"]" * depth), [])
 
 
 def test_what_takes_too_much_is_refused_both_ways():
     hint = (
-        ". Let hooks and sources keep long lists as NumPy arrays, which lie in a file of their own"
+        ". Convert long lists in the states of hooks and sources to NumPy arrays, which are "
+        "stored in another file"
     )
     many, long = [0] * 400_001, "x" * (8 << 20)
     for value, fault in (
@@ -285,13 +288,13 @@ def test_what_takes_too_much_is_refused_both_ways():
         ('["ä"]'.encode(), "'ascii' codec can't decode"),
         (b"[1", "Expecting ',' delimiter"),
         (b"9" * 5000, "Exceeds the limit"),
-        (b'{"!object": 1}', "a value is marked '!object', which means nothing here"),
-        (b'{"!float": "7ff"}', "a value is marked '!float', which means nothing here"),
+        (b'{"!object": 1}', "a value has the invalid tag '!object'"),
+        (b'{"!float": "7ff"}', "a value has the invalid tag '!float'"),
         (b'{"!float": "zzzzzzzzzzzzzzzz"}', "non-hexadecimal number"),
         (b'{"!int": "zz"}', "invalid literal for int"),
-        (b'{"!array": 1}', "a value is marked '!array', which means nothing here"),
-        (b'{"!array": true}', "a value is marked '!array', which means nothing here"),
-        (b'{"!array": 0, "a": 0}', "a value is marked '!array', which means nothing here"),
+        (b'{"!array": 1}', "a value has the invalid tag '!array'"),
+        (b'{"!array": true}', "a value has the invalid tag '!array'"),
+        (b'{"!array": 0, "a": 0}', "a value has the invalid tag '!array'"),
     ],
 )
 def test_json_that_was_never_written_is_refused(data, fault):
@@ -302,7 +305,7 @@ def test_json_that_was_never_written_is_refused(data, fault):
 
 def test_fixed_names_what_is_in_the_state(tmp_path):
     wrong = Checkpoint(Progress(3), {"a": np.zeros(1)}, frozenset(["b"]))
-    with pytest.raises(CheckpointError, match=r"^fixed names what is not in the state: b$"):
+    with pytest.raises(CheckpointError, match=r"^fixed has paths that the state lacks: b$"):
         write(tmp_path, wrong, Quick())
 
 

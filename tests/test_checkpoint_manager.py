@@ -430,7 +430,7 @@ def _free_unknown(perform):
         ("sync_folder", "checkpoints", "sync the folder"),
         ("replace", ".partial", "rename"),
         ("listdir", "checkpoints", "list the folder"),
-        ("lstat", "fixed", "look at"),
+        ("lstat", "fixed", "inspect"),
         ("open_file", "manifest.json", "read"),
         ("read_file", "manifest.sha256", "read"),
     ],
@@ -464,7 +464,7 @@ def test_what_cannot_be_removed_is_told_and_costs_nothing(tmp_path):
     with pytest.raises(LeftoverError) as caught:
         checkpoints.wait()
     assert str(caught.value).startswith(
-        "step 12 is saved, but what it replaces is still there: cannot remove "
+        "step 12 is saved, but old checkpoints were not removed: cannot remove "
         f"{tmp_path}/.partial-removed-step-000000000006-"
     )
     assert checkpoints.committed == 12

@@ -219,7 +219,7 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: from_arrays(X, batch_size=0), r"^batch_size must be at least 1, not 0$"),
         (
             lambda: from_arrays(X, batch_size=13, drop_last=True),
-            r"^12 examples make no full batch of 13, and drop_last leaves out the short one: use",
+            r"^12 examples make no full batch of 13, and drop_last drops shorter batches: use",
         ),
         (lambda: from_arrays(X, batch_size=1, seed=-1), r"^seed must be at least 0, not -1$"),
         (
@@ -246,7 +246,7 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: closed(lambda loop: 0, 1.5), r"^length must be a whole number, not 1\.5$"),
         (
             lambda: closed(lambda loop: 0).read(0).take(1),
-            r"^a closed source asks its function with the running loop: none runs",
+            r"^a closed source calls its function with the running loop, but no loop is running",
         ),
         (lambda: as_source([]).read(0).take(1), r"^the source gave no batch in epoch 1: is it emp"),
         (lambda: as_source([None]).read(0).take(1), r"^the source gave None where a batch was exp"),

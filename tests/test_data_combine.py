@@ -202,7 +202,7 @@ def test_zipped_carries_what_is_unknown_and_inexact():
     source = zipped(arrays(), stream, closed(lambda loop: np.zeros(1)))
     assert source.length is None and not source.endless
     assert source.inexact.startswith("source 1: the function stream cannot seek")
-    assert "; source 2: what a closed source gives" in source.inexact
+    assert "; source 2: the batches of a closed source" in source.inexact
     assert zipped(good=arrays(), bad=stream).inexact.startswith("source bad: ")
     assert groups(stream, 2).inexact == limited(stream, 2).inexact == as_source(stream).inexact
     assert zipped(closed(print), closed(print)).endless

@@ -143,9 +143,9 @@ def test_an_environment_that_does_not_do_the_same_again_is_named():
     environments = Environments(Forgetful, 2, seed=0)
     environments.step([0, 0], playing=[False, True])
     message = (
-        r"^environment 1 does not do the same again: after reset and the 1 actions of episode 1 it "
-        r"shows something else than when the checkpoint was made\. It must draw from "
-        r"self\.np_random alone, which reset\(seed=…\) sets"
+        r"^environment 1 is not deterministic: after reset and the 1 actions of episode 1, its "
+        r"observation differs from the one in the checkpoint\. It must draw random numbers only "
+        r"from self\.np_random, which reset\(seed=…\) sets"
     )
     with pytest.raises(DataError, match=message):
         environments.restore(environments.state())
@@ -164,7 +164,7 @@ def test_messages(monkeypatch):
     with pytest.raises(DataError, match=message):
         environments.step([0, 1, 0])
     message = (
-        r"^the checkpoint holds 2 environments, and there are 3: they must be as many as when the "
+        r"^the checkpoint holds 2 environments, but there are 3: use the same number as when the "
         r"run began$"
     )
     with pytest.raises(DataError, match=message):
@@ -181,11 +181,11 @@ def test_messages(monkeypatch):
 
 def test_closed_is_exact_where_all_that_it_changes_is_named():
     environments = Environments(Walk, 2, seed=0)
-    assert closed(print).inexact.endswith("checkpoints: keeps=[…] names what has them")
+    assert closed(print).inexact.endswith("checkpoints: pass objects that have them as keeps=[…]")
     assert closed(print, keeps=[]).inexact is None
     assert closed(print, keeps=environments).inexact is None
     message = (
-        r"^keeps names a list, which no checkpoint can hold: it needs state\(\) and "
+        r"^keeps contains a list, which cannot be saved in checkpoints: it needs state\(\) and "
         r"restore\(state\)$"
     )
     with pytest.raises(DataError, match=message):

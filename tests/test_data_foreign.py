@@ -164,7 +164,7 @@ def test_epochs_are_read_anew(name):
         with pytest.raises(
             DataError,
             match=r"^a (generator|list_iterator) gives its batches once: 3 of them are spent, and "
-            r"batch 1 of epoch 2 cannot be had from it. Pass the function that makes it \(train, "
+            r"batch 1 of epoch 2 cannot be read from it. Pass the function that makes it \(train, "
             r"not train\(\)\), or cut one long stream into epochs with treadle.data.limited",
         ):
             source.read(1)

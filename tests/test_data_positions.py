@@ -185,13 +185,13 @@ INEXACT = {
     "a DataLoader with in_order=False gives": lambda: kinds.torch_loader(
         num_workers=1, in_order=False
     ),
-    "persistent workers of a DataLoader go on": lambda: kinds.torch_loader(
+    "persistent workers of a DataLoader continue": lambda: kinds.torch_loader(
         num_workers=1, persistent_workers=True
     ),
     "the state of a Loader does not hold the random": lambda: kinds.torch_loader(
         Loader, num_workers=1
     ),
-    "what a closed source gives depends on what its": lambda: closed(print),
+    "the batches of a closed source depend on the state": lambda: closed(print),
     "the function drawing cannot seek: a resumed run": lambda: kinds.drawing,
 }
 

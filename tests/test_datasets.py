@@ -145,7 +145,7 @@ def test_named_folder_without_the_file_is_an_error_and_nothing_else_is_tried(
         LOADERS[name](tmp_path)
     message = str(caught.value)
     assert f"{name} was not found" in message
-    assert f"the folder that was named: {tmp_path / name}.npz does not exist" in message
+    assert f"the given folder: {tmp_path / name}.npz does not exist" in message
     assert "Keras' cache and download" not in message
     assert "--data-dir FOLDER" in message and "TREADLE_DATA" in message
 
@@ -172,7 +172,7 @@ def test_one_message_says_all_that_was_tried(tmp_path, monkeypatch, name):
         LOADERS[name]()
     assert str(caught.value) == (
         f"{name} was not found. Tried\n"
-        f"  - TREADLE_DATA: {tmp_path / name}.npz is no file\n"
+        f"  - TREADLE_DATA: {tmp_path / name}.npz is not a file\n"
         "  - Keras' cache and download: URL fetch failure on https://example.org: no connection\n"
         f"Name a folder that holds {name}.npz with --data-dir FOLDER (data_dir= in Python) or in "
         "the environment variable TREADLE_DATA, or run once with a connection: Keras then "

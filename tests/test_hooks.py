@@ -143,8 +143,8 @@ def test_nonfinite_names_the_rows_of_the_batch():
     loop = Loop(step=20, batches={22: (x, {"label": y, "id": np.arange(8), "none": None})})
     assert nonfinite(loop, loss=[1.0, NAN, NAN]) == (
         "loss is nan at step 22, epoch 1, batch 2. The batch held it already: the first array, "
-        "rows 2, 5; the array [1]['label'], row 7. Mend or leave out these rows (their numbers "
-        "count within the batch)"
+        "rows 2, 5; the array [1]['label'], row 7. Fix or remove these rows (numbered within "
+        "the batch)"
     )
 
 
@@ -152,21 +152,21 @@ def test_nonfinite_names_a_few_rows_of_many():
     x = np.full((9, 2), NAN, ml_dtypes.bfloat16)
     message = nonfinite(Loop(batches={1: x}), loss=[INF])
     assert message.startswith("loss is inf at step 1, epoch 1, batch 1. ")
-    assert "held it already: the batch, rows 0, 1, 2, 3, 4 and 4 more. Mend" in message
+    assert "held it already: the batch, rows 0, 1, 2, 3, 4 and 4 more. Fix" in message
 
 
 def test_nonfinite_names_a_leaf_without_rows():
     message = nonfinite(Loop(batches={1: {"weight": np.float32(NAN)}}), loss=[INF])
-    assert "held it already: the array 'weight'. Mend" in message
+    assert "held it already: the array 'weight'. Fix" in message
 
 
 def test_nonfinite_says_that_it_was_the_step():
     loop = Loop(batches={1: (np.zeros((4, 2)), np.arange(4))})
     assert nonfinite(loop, loss=[-INF]) == (
-        "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so it was "
-        "the step. Lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer); "
-        "make sure that labels lie in the range of the classes; "
-        'treadle.Options(execution="eager") lets you look inside the step'
+        "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so the "
+        "step caused it. Lower the learning rate, or clip gradients (clipnorm=1.0 in the "
+        "optimizer); make sure that labels lie in the range of the classes; "
+        'treadle.Options(execution="eager") lets you debug the step'
     )
 
 
@@ -196,7 +196,7 @@ def test_nonfinite_lets_steps_pass_that_were_undone():
     loop.window(hooks.NonFinite(), loss=[1.0, INF], **scaling)
     loop = Loop(batches={2: np.array([0.0, NAN])})
     message = nonfinite(loop, loss=[1.0, NAN], **scaling)
-    assert "The batch held it already: the batch, row 1. Mend" in message
+    assert "The batch held it already: the batch, row 1. Fix" in message
 
 
 def test_nonfinite_says_what_float16_may_have_done():
@@ -251,7 +251,7 @@ def test_the_best_weights_are_put_back_on_every_way_out(error):
     stopped = trained(hooks.EarlyStopping(patience=2), [3, 1, 2, 4, 0], error)
     assert stopped.weights == 2 and stopped.progress.step == 4
     assert stopped.reason == (
-        "val_loss was not better 2 times in a row than 1, its best, of step 2"
+        "val_loss did not improve in the last 2 records: its best is 1, at step 2"
     )
     assert loop.warnings == stopped.warnings == []
 
@@ -259,7 +259,7 @@ def test_the_best_weights_are_put_back_on_every_way_out(error):
 def test_the_best_weights_need_not_be_put_back():
     loop = trained(hooks.EarlyStopping(patience=1, restore_best=False), [1, 2])
     assert loop.weights == 102
-    assert loop.reason == "val_loss was not better once than 1, its best, of step 1"
+    assert loop.reason == "val_loss did not improve in the last record: its best is 1, at step 1"
     assert loop.warnings == []
 
 
@@ -272,7 +272,7 @@ def test_larger_may_be_better_and_better_by_how_much():
 def test_nan_is_never_better():
     assert trained(hooks.EarlyStopping(), [NAN, 2, NAN, 3]).weights == 2
     loop = trained(hooks.EarlyStopping(patience=3), [NAN] * 5)
-    assert loop.reason == "val_loss was NaN 3 times in a row" and loop.weights == 103
+    assert loop.reason == "val_loss was NaN in the last 3 records" and loop.weights == 103
 
 
 def test_a_value_counts_once_for_each_step():
@@ -309,8 +309,8 @@ def test_the_direction_must_be_known():
     with pytest.raises(ConfigurationError) as caught:
         hooks.EarlyStopping("reward")
     assert str(caught.value) == (
-        "whether a smaller or a larger 'reward' is better does not follow from its name: state it, "
-        "as direction='min' or direction='max'"
+        "cannot infer from the name 'reward' whether smaller or larger is better: pass "
+        "direction='min' or direction='max'"
     )
     with pytest.raises(ConfigurationError) as caught:
         hooks.EarlyStopping(direction="maximum")
@@ -358,8 +358,8 @@ def test_a_validation_may_come_later_than_an_epoch():
 def test_a_monitor_that_never_came_is_told_of():
     loop = trained(hooks.EarlyStopping(), [1.0], name="loss")
     assert loop.warnings == [
-        "EarlyStopping never saw val_loss: pass a validation source to fit, or monitor a value "
-        "that epochs have"
+        "EarlyStopping found no val_loss: pass a validation source to fit, or monitor a value "
+        "that is recorded every epoch"
     ]
     assert trained(hooks.EarlyStopping(), [1.0], ValueError(), name="loss").warnings == []
 
@@ -379,7 +379,7 @@ def test_early_stopping_survives_a_restart():
     after.restore(state)
     loop = trained(after, [2.0, 2.0, 2.0], loop=Loop(step=3))
     assert loop.progress.step == 5 and loop.weights == 0  # as the first process had them
-    assert loop.reason == "val_loss was not better 3 times in a row than 1, its best, of step 2"
+    assert loop.reason == "val_loss did not improve in the last 3 records: its best is 1, at step 2"
     assert loop.warnings == []
 
 
@@ -417,8 +417,8 @@ def test_a_reduction_is_told():
     plateau(hooks.ReduceOnPlateau(factor=0.5, patience=1), [1, 2], loop=loop)
     assert loop.history.records[-1].values == {
         "optimizer/learning_rate": 0.5,
-        "note": "the learning rate of optimizer went from 1 to 0.5, because val_loss was not "
-        "better once than 1, its best, of step 1",
+        "note": "the learning rate of optimizer went from 1 to 0.5, because val_loss did "
+        "not improve in the last record: its best is 1, at step 1",
     }
 
 
@@ -595,7 +595,7 @@ def test_a_line_that_is_not_of_a_log_is_named(tmp_path):
         with pytest.raises(DataError) as caught:
             read_log(path)
         shown = wrong.decode(errors="replace")
-        assert str(caught.value) == f"line 2 of {path} is not of a log: {shown!r}"
+        assert str(caught.value) == f"line 2 of {path} is not a line of a log: {shown!r}"
 
 
 @pytest.mark.parametrize("tail", [b"", b"{", b'{"step": 4, "lo', b"\xff\xfe\x00"])

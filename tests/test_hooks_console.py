@@ -189,7 +189,7 @@ def test_the_plan_is_told_once_when_it_is_known(plain_text):
 
 def test_a_run_that_goes_on_says_from_where(plain_text):
     run = plain_text(at=31)
-    assert run.lines[0] == "going on after step 31"
+    assert run.lines[0] == "resuming after step 31"
 
 
 def test_the_last_line_says_why_it_ended(plain_text):

@@ -834,7 +834,7 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
         ),
         (
             {"monitor": "quality"},
-            "whether a smaller or a larger 'quality' is better does not follow",
+            "cannot infer from the name 'quality' whether smaller or larger is better",
         ),
         ({"direction": "down"}, "unknown direction 'down'. Known: min, max."),
         ({"trials": 0}, "trials must be at least 1, not 0"),
@@ -1178,7 +1178,7 @@ def test_threads_that_were_asked_for_are_kept(monkeypatch):
         ),
         (["digits", "--search", "units=9..3"], "9 is not less than 3"),
         (["digits", "--search", "units=3..9", "--set", "units=4"], "units is both searched (3..9)"),
-        (["digits", "--monitor", "quality"], "whether a smaller or a larger 'quality' is better"),
+        (["digits", "--monitor", "quality"], "cannot infer from the name 'quality'"),
         (["digits", "--data-dir", "nowhere"], "--data-dir nowhere: there is no such folder"),
         (["digits", "units=3"], "repeat --set for each setting, as --set units=3"),
     ],

@@ -183,7 +183,7 @@ def test_the_user_s_own_files_are_not_overwritten(tmp_path: Path) -> None:
     for fresh in (False, True):
         with pytest.raises(
             DirectoryError,
-            match=r"holds log\.jsonl, model\.keras, but no run\.json: these are not of a run",
+            match=r"holds log\.jsonl, model\.keras, but no run\.json: these files are not of",
         ):
             run(tmp_path, fresh=fresh)
     assert {path.read_text() for path in tmp_path.iterdir()} == {"mine"}

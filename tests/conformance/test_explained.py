@@ -142,7 +142,7 @@ def test_lists_of_numbers(batch: Any, name: str) -> None:
     task = Does(lambda *_: None)
     message = (
         f"{name} is a list of Python numbers, not an array: make it one with numpy.asarray, or a "
-        "tuple where each number is meant by itself"
+        "tuple if each number is a separate input"
     )
     assert told(DataError, task, train=[batch(*arrays())]) == message
     with pytest.raises(DataError) as caught:
@@ -156,8 +156,8 @@ def test_lists_of_numbers(batch: Any, name: str) -> None:
         (
             {"label": np.array(["cat"])},
             "the array 'label' is a ndarray of dtype <U3: batches are arrays of numbers or "
-            "booleans. Encode texts and categories as numbers, pad what is ragged, make what is "
-            "sparse dense",
+            "booleans. Encode strings and categories as numbers, pad ragged arrays, and make "
+            "sparse arrays dense",
         ),
         *(
             (

@@ -378,8 +378,8 @@ def test_of_several_models_one_is_named() -> None:
     with pytest.raises(ConfigurationError) as caught:
         train()
     assert str(caught.value) == (
-        "KerasCallbacks needs the one model that callbacks get, and Pair has critic, generator: "
-        "say which, as KerasCallbacks([...], model=task.critic)"
+        "KerasCallbacks needs exactly one model, but Pair has critic, generator: pass it, as "
+        "KerasCallbacks([...], model=task.critic)"
     )
 
 

@@ -53,9 +53,9 @@ def test_weights_ruined_by_the_data_end_the_run(tmp_path: Path) -> None:
         loop.fit(data.from_arrays(x, y, batch_size=8, shuffle=False), epochs=1)
     told = (
         "model/layers/0/kernel holds 8 of 48 values that are not finite (and 1 more variable "
-        "does), since some step from 1 to 5, though every step returned finite ones. The batch of "
-        "step 5 held some already: the first array, row 3. Mend or leave out these rows (their "
-        "numbers count within the batch)"
+        "does), since some step from 1 to 5, although every step returned finite values. The batch "
+        "of step 5 held some already: the first array, row 3. Fix or remove these rows (numbered "
+        "within the batch)"
     )
     hidden = keras.config.backend() == "tensorflow"
     assert (told if hidden else "The batch held it already: the first array, row 3") in str(
@@ -77,9 +77,9 @@ def test_weights_are_looked_at_when_an_epoch_ends(value: float, tmp_path: Path) 
     text = message_of(lambda loop: loop.fit(source(), epochs=3), task, directory=tmp_path)
     assert text == (
         "model/layers/0/kernel holds 2 of 24 values that are not finite, since some step from 6 to "
-        "10, though every step returned finite ones. Look for such values in the data, as with "
-        "numpy.isfinite(x).all(); where there are none, lower the learning rate, or clip gradients "
-        "(clipnorm=1.0 in the optimizer). To see all that it computed: "
+        "10, although every step returned finite values. Look for such values in the data, as with "
+        "numpy.isfinite(x).all(); if there are none, lower the learning rate, or clip gradients "
+        "(clipnorm=1.0 in the optimizer). To inspect the step: "
         f"print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
         "bisect='not isfinite(model/layers/0/kernel)'))"
     )
@@ -146,6 +146,6 @@ def test_what_evaluations_return_is_warned_of_once() -> None:
     assert np.isinf(history["val_ratio"]).all() or np.isnan(history["val_ratio"]).all()
     assert history["warning"] == [
         f"val_ratio is {history['val_ratio'][0]} after step 5, epoch 1, batch 5: look for values "
-        "that are not finite in the set that it was measured on, and at the step or metric that "
-        "made it"
+        "that are not finite in the data it was computed on, and check the step or metric that "
+        "computed it"
     ]

@@ -337,7 +337,7 @@ def stopped(make: Callable[[], Any], directory: Path, *args: Any, **kwargs: Any)
     with pytest.raises(NonFiniteError) as caught:
         train(make, directory, *args, **kwargs)
     message = str(caught.value)
-    call = re.search(r"To see all that it computed: print\((.*), step=(\d+)\)\)$", message)
+    call = re.search(r"To inspect the step: print\((.*), step=(\d+)\)\)$", message)
     assert call is not None, message
     assert call[1] == f"treadle.doctor.replay(task, train, {str(directory)!r}"
     return message, int(call[2])
@@ -508,7 +508,7 @@ def test_weights_ruined_at_an_unknown_step_are_searched_for(tmp_path: Path) -> N
     with pytest.raises(NonFiniteError) as caught:
         train(lambda: Divided("nothing"), tmp_path, hooks=hooks)
     assert str(caught.value).endswith(
-        f"To see all that it computed: print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
+        f"To inspect the step: print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
         "bisect='not isfinite(memory)'))"
     )
 

@@ -369,7 +369,7 @@ def test_two_loops_cannot_train_into_one_directory(tmp_path: Path) -> None:
         ({"every": "5"}, "cannot read '5'"),
         ({"keep_every": "2 epochs"}, "keep_every='2 epochs' must count steps"),
         ({"keep_best": 2}, "keep_best=2 needs monitor="),
-        ({"keep_best": 2, "monitor": "points"}, "does not follow from its name"),
+        ({"keep_best": 2, "monitor": "points"}, "cannot infer from the name 'points'"),
         ({"keep_last": 0}, "keep_last must be at least 1"),
     ],
 )

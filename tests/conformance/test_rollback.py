@@ -165,7 +165,7 @@ def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
 
 
 def test_what_is_not_the_data_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="10 batches were passed over before this one"):
+    with pytest.raises(NonFiniteError, match="10 batches were excluded before this one"):
         trained(batches(of=arrays(*range(1, 12))), tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_does_not_repeat_itself_says_so(tmp_path: Path) -> None:
     assert loop.progress.step == 12
     (warning,) = loop.history["warning"]
     assert re.search(
-        "went back to look for what was not finite at step .*, and met nothing", warning
+        "rolled back to find the cause .* at step .*, but it did not occur again", warning
     )
 
 

@@ -145,7 +145,7 @@ def test_what_cannot_be_removed_is_told_of_what_is_saved(
     loop = save_by_hand(tmp_path, *steps, last=1)
     (told,) = loop.history["warning"]
     step = steps[-1]
-    assert told.startswith(f"step {step} is saved, but what it replaces is still there: cannot re")
+    assert told.startswith(f"step {step} is saved, but old checkpoints were not removed: cannot re")
     assert saved(tmp_path).steps() == [0, step]
 
 
@@ -223,7 +223,7 @@ def test_a_run_that_went_on_elsewhere_is_not_gone_on_with(tmp_path: Path, before
         for _ in range(2):
             with pytest.raises(
                 DirectoryError,
-                match=f"^the run in {tmp_path} went on in another process since it was read: run",
+                match=f"^another process continued the run in {tmp_path} after it was read here",
             ):
                 stale.fit(source(), epochs=2)
             assert files(tmp_path) == there

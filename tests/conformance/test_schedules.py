@@ -142,8 +142,8 @@ def test_a_plateau_lowers_the_rate_of_compiled_steps() -> None:
     np.testing.assert_allclose(history.steps("loss"), expected, atol=1e-6)
     notes = [r.values["note"] for r in history.records if "note" in r.values]
     assert notes[0] == (
-        "the learning rate of optimizer went from 0.1 to 0.05, because loss was not better once "
-        "than -0.05, its best, of step 2"
+        "the learning rate of optimizer went from 0.1 to 0.05, because loss did not improve in "
+        "the last record: its best is -0.05, at step 2"
     )
     assert len(notes) == 3
     assert history["optimizer/learning_rate"][-1] == pytest.approx(0.0125)

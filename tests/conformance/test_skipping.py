@@ -150,7 +150,7 @@ def test_a_poisoned_state_is_never_saved(tmp_path: Path) -> None:
     loop = trained(x, y, *hooks, directory=tmp_path)
     assert max(Checkpoints(tmp_path / "checkpoints").steps()) < 4  # of those that had their turn
     told = [text for text in loop.history["warning"] if "no checkpoint of step" in text]
-    assert told and "holds values that are not finite, so it would be of no use" in told[0]
+    assert told and "holds values that are not finite" in told[0]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""All that a run is, on the disk: written completely or not at all, checked before it is used."""
+"""Saving and reading checkpoints: written atomically and validated before use."""
 
 from .files import Files
 from .format import FORMAT, Checkpoint, write

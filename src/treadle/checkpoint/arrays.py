@@ -1,7 +1,7 @@
-"""Arrays of numbers in files: `.npz` as NumPy reads it, never compressed, never pickled.
+"""Writing and reading arrays of numbers as uncompressed, unpickled `.npz` files.
 
-Files are produced piece by piece, so that nothing is copied as a whole, and whoever writes the
-pieces can hash them on the way. The same arrays always give the same bytes: no clock is in them.
+Files are produced in pieces, so that they can be hashed while they are written, and arrays are not
+copied as a whole. The same arrays always give the same bytes, since files contain no timestamps.
 """
 
 import os
@@ -20,13 +20,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DType = np.dtype[Any]
 Piece = bytes | memoryview
 
-# The entry that names the dtypes which NumPy's format does not know: rows of (path, dtype).
+# The entry with the dtypes that NumPy's format does not support: rows of (path, dtype).
 DTYPES = "__dtypes__"
 
-# Small enough to stay in a processor's cache from one hash to the next and to the disk.
+# Small enough for a piece to stay in the CPU cache while it is checksummed, hashed and written.
 _PIECE = 1 << 20
 
-# Dtypes that NumPy's format does not know, by name. They are stored as unsigned integers.
+# Dtypes that NumPy's format does not support, by name. They are stored as unsigned integers.
 _FOREIGN: dict[str, DType] = {
     np.dtype(kind).name: np.dtype(kind)
     for kind in vars(ml_dtypes).values()
@@ -36,7 +36,7 @@ _NUMBERS = re.compile("[<>|][biufc][0-9]{1,2}")
 
 
 def name_of(dtype: DType) -> str | None:
-    """Return by what name a dtype is stored; None where it is not one of numbers.
+    """Return the name under which a dtype is stored, or None if it is not numeric.
 
     Example:
         >>> name_of(np.dtype("float32")), name_of(np.dtype(ml_dtypes.bfloat16))
@@ -49,22 +49,23 @@ def name_of(dtype: DType) -> str | None:
 
 
 def dtype_named(name: str) -> DType:
-    """Return the dtype that `name_of` gave this name.
+    """Return the dtype for a name returned by `name_of`.
 
     Raises:
-        ValueError: There is none: so nothing that a file says makes an array of objects.
+        ValueError: If the name is not of a numeric dtype. Files can thus never create object
+            arrays.
     """
     try:
         return _FOREIGN[name] if name in _FOREIGN else np.dtype(_NUMBERS.fullmatch(name)[0])  # type: ignore[index]
     except TypeError as error:
-        raise ValueError(f"{name[:40]!a} is no dtype of numbers") from error
+        raise ValueError(f"{name[:40]!a} is not a numeric dtype") from error
 
 
 def npy_header(shape: tuple[int, ...], dtype: DType) -> bytes:
-    """Return what comes before the numbers in a `.npy` file, in C order.
+    """Return the header of a `.npy` file for an array in C order.
 
-    Written here, not by NumPy, so that a reader can compare it byte by byte for ever, and needs to
-    parse none.
+    NumPy's own writer is not used, since readers compare headers byte by byte instead of parsing
+    them: the bytes must not change with the NumPy version.
     """
     if dtype.name in _FOREIGN:
         dtype = np.dtype(f"u{dtype.itemsize}")
@@ -75,13 +76,13 @@ def npy_header(shape: tuple[int, ...], dtype: DType) -> bytes:
 
 
 class Npz:
-    """An `.npz` file, to be written piece by piece.
+    """An `.npz` file, produced in pieces.
 
     Attributes:
-        checksums: Per entry the CRC-32 that its end holds; complete when all pieces were taken.
+        checksums: The CRC-32 of each entry; complete after all pieces are produced.
 
     Args:
-        arrays: Entry and array; entries differ.
+        arrays: Pairs of a unique entry name and an array.
 
     Example:
         >>> archive = Npz([("a", np.zeros(2)), ("b/c", np.ones(()))])
@@ -95,9 +96,9 @@ class Npz:
         self.checksums: dict[str, int] = {}
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the bytes of the file; each is to be used before the next is taken."""
+        """Yield the bytes of the file. Each piece is valid only until the next one is produced."""
         sink = _Sink()
-        # By hand: np.savez takes names as its parameters, so a variable could not be called `file`.
+        # Not np.savez: it takes entry names as keyword arguments, so none could be called `file`.
         with zipfile.ZipFile(sink, "w", allowZip64=True) as archive:  # type: ignore[arg-type]
             for name, array in self._arrays:
                 info = zipfile.ZipInfo(f"{name}.npy")
@@ -112,7 +113,7 @@ class Npz:
 
 
 class _Sink:
-    """What a ZipFile writes into: it cannot seek, so that what was written once stays."""
+    """A write-only stream for ZipFile. It cannot seek, so written pieces never change."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -130,13 +131,13 @@ class _Sink:
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays of numbers by name as `.npz`: complete, or not at all.
+    """Write named arrays of numbers to an `.npz` file atomically.
 
-    Dtypes that NumPy's format does not know, as bfloat16, are stored as unsigned integers of the
-    same bits, and named by an entry of their own.
+    Dtypes that NumPy's format does not support, such as bfloat16, are stored as unsigned integers
+    with the same bits. A separate entry stores their names.
 
     Raises:
-        StateError: An array holds something else than numbers.
+        StateError: If an array is not numeric.
 
     Example:
         >>> write_arrays("weights.npz", {"model/kernel": np.ones(3, ml_dtypes.bfloat16)})
@@ -162,11 +163,11 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
 
 
 def read_arrays(path: str | Path) -> dict[str, Array]:
-    """Read what `write_arrays` wrote, every array with its true dtype; runs no code of the file.
+    """Read arrays written by `write_arrays`, with their original dtypes. Runs no code in the file.
 
     Raises:
-        StateError: The file is none of its kind, holds Python objects, or is compressed: it could
-            be of any size in memory.
+        StateError: If the file has another format, contains Python objects, or is compressed. A
+            compressed file could have any size in memory.
 
     Example:
         >>> write_arrays("weights.npz", {"model/bias": np.zeros(2)})
@@ -174,7 +175,7 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
         {'model/bias': array([0., 0.])}
     """
     try:
-        # Opened here: np.load leaves a file that it cannot read open.
+        # Opened here, since np.load does not close a file that it cannot read.
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             _check_sizes(archive.zip, os.fstat(file.fileno()).st_size)
             arrays = {name: archive[name] for name in archive.files}
@@ -186,10 +187,10 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
 
 
 def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an archive that would take more memory than the file has bytes.
+    """Reject an archive that would need more memory than the size of the file.
 
     Raises:
-        ValueError: It is compressed, or its entries claim more.
+        ValueError: If the archive is compressed, or its entries claim to be larger than the file.
     """
     infos = archive.infolist()
     compressed = next((i for i in infos if i.compress_type != zipfile.ZIP_STORED), None)

@@ -1,4 +1,4 @@
-"""All that checkpoints do to the file system, and what goes wrong there."""
+"""The file system operations of checkpoints, and their errors."""
 
 import errno
 import os
@@ -15,18 +15,19 @@ from .arrays import Piece
 T = TypeVar("T")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Where a file system cannot do this for folders: those of some networks.
+# Some network file systems cannot sync folders.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 class Files:
-    """The file system, as checkpoints use it.
+    """The file system operations that checkpoints use.
 
-    Every operation passes through `perform`: a test overrides this one method to count operations,
-    to let one fail, to record them, or to slow them down.
+    Every operation calls `perform`, which tests override to count, record, delay or fail
+    operations.
 
     Raises:
-        CheckpointError: By every method: what could not be done, with which path, and why.
+        CheckpointError: If an operation fails, with the operation, the path and the reason. Every
+            method can raise it.
 
     Example:
         >>> files = Files()
@@ -36,100 +37,100 @@ class Files:
     """
 
     def perform(self, operation: Callable[..., T], *arguments: Any) -> T:
-        """Do one thing to the file system: `operation(*arguments)`."""
+        """Perform one file system operation: `operation(*arguments)`."""
         return operation(*arguments)
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it that are missing; they are there for good."""
+        """Create a folder and its missing parents, and sync them to disk."""
         if not path.parent.exists():
             self.make_folder(path.parent)
-        with self._telling("make the folder", path), suppress(FileExistsError):
+        with self._reporting("make the folder", path), suppress(FileExistsError):
             self.perform(os.mkdir, path)
         self.sync_folder(path.parent)
 
     def make_new_folder(self, path: Path) -> None:
-        """Make a folder that is not there, in one that is."""
-        with self._telling("make the folder", path):
+        """Create a folder that does not exist, in an existing folder."""
+        with self._reporting("make the folder", path):
             self.perform(os.mkdir, path)
 
     def write(self, path: Path, pieces: Iterable[Piece], size: int) -> None:
-        """Write a new file; what it holds is on the disk when this returns.
+        """Write a new file and sync it to disk.
 
         Args:
-            path: A file that is not there.
-            pieces: What it is to hold.
-            size: How many bytes that is about, for the message of a full disk.
+            path: The path, where no file exists.
+            pieces: The content.
+            size: The approximate size in bytes, for the error message if the disk is full.
         """
-        with self._telling("write", path, size), self.perform(create, path) as file:
+        with self._reporting("write", path, size), self.perform(create, path) as file:
             for piece in pieces:
                 self.perform(append, file, piece)
             self.perform(sync, file)
 
     def sync_folder(self, path: Path) -> None:
-        """Let the names in a folder be on the disk when this returns."""
-        with self._telling("sync the folder", path):
+        """Sync the names in a folder to disk."""
+        with self._reporting("sync the folder", path):
             self.perform(sync_folder, path)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file or a folder another name, which nothing has but a file in place of a file."""
-        with self._telling("rename", old):
+        """Rename a file or a folder. An existing file may only be replaced by a file."""
+        with self._reporting("rename", old):
             self.perform(os.replace, old, new)
 
     def remove_file(self, path: Path) -> None:
-        """Remove a file or a link, unless it is gone."""
-        with self._telling("remove", path), suppress(FileNotFoundError):
+        """Remove a file or a link, if it exists."""
+        with self._reporting("remove", path), suppress(FileNotFoundError):
             self.perform(os.unlink, path)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder with all that lies in it, unless it is gone; links are not followed."""
+        """Remove a folder and its content, if it exists. Links are not followed."""
         for name in self.names(path):
             if self.is_folder(path / name):
                 self.remove_folder(path / name)
             else:
                 self.remove_file(path / name)
-        with self._telling("remove the folder", path), suppress(FileNotFoundError):
+        with self._reporting("remove the folder", path), suppress(FileNotFoundError):
             self.perform(os.rmdir, path)
 
     def names(self, path: Path) -> list[str]:
-        """Return the names in a folder, in order; none where it is not there."""
-        with self._telling("list the folder", path), suppress(FileNotFoundError):
+        """Return the sorted names in a folder; empty if it does not exist."""
+        with self._reporting("list the folder", path), suppress(FileNotFoundError):
             return sorted(self.perform(os.listdir, path))
         return []
 
     def is_folder(self, path: Path) -> bool:
-        """Say whether this is a folder; a link to one is none."""
-        with self._telling("look at", path), suppress(FileNotFoundError):
+        """Return whether a path is a folder, and not a link to one."""
+        with self._reporting("inspect", path), suppress(FileNotFoundError):
             return stat.S_ISDIR(self.perform(os.lstat, path).st_mode)
         return False
 
     @contextmanager
     def opened(self, path: Path) -> Generator[tuple[BinaryIO, int]]:
-        """Open a file for reading; gives it and its size. Links and devices are refused."""
-        with self._telling("read", path), self.perform(open_file, path) as file:
+        """Open a file for reading; yield the file and its size. Links and devices are rejected."""
+        with self._reporting("read", path), self.perform(open_file, path) as file:
             yield file, os.fstat(file.fileno()).st_size
 
     def read(self, path: Path, limit: int) -> bytes:
-        """Return what a file holds, which must not be more than `limit` bytes."""
+        """Return the content of a file, which must not exceed `limit` bytes."""
         with self.opened(path) as (file, size):
             if size > limit:
                 raise CheckpointError(f"{path} has {size:,} bytes; at most {limit:,} are expected")
             return self.perform(read_file, file, limit)
 
     def size(self, path: Path) -> int | None:
-        """Return the size of a file; None where there is no file."""
-        with self._telling("look at", path), suppress(FileNotFoundError):
+        """Return the size of a file, or None if there is no regular file."""
+        with self._reporting("inspect", path), suppress(FileNotFoundError):
             found = self.perform(os.lstat, path)
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
 
     def free(self, path: Path) -> int:
-        """Return how many bytes are free on the disk of a folder."""
-        with self._telling("look at the disk of", path):
+        """Return the number of free bytes on the disk of a folder."""
+        with self._reporting("inspect the disk of", path):
             return self.perform(shutil.disk_usage, path).free
 
     @contextmanager
-    def _telling(self, doing: str, path: Path, size: int = 0) -> Generator[None]:
-        """Turn what the system says into a message with the path."""
+    def _reporting(self, doing: str, path: Path, size: int = 0) -> Generator[None]:
+        """Convert an `OSError` to a `CheckpointError` with the operation and the path."""
         try:
             yield
         except OSError as error:
@@ -151,25 +152,25 @@ class Files:
 
 
 def create(path: Path) -> BinaryIO:
-    """Open a file that is not there; nothing is held back from the system."""
+    """Open a new file for unbuffered writing."""
     return path.open("xb", buffering=0)  # type: ignore[return-value]
 
 
 def append(file: BinaryIO, piece: Piece) -> None:
-    """Write all of a piece."""
+    """Write a complete piece; a single unbuffered write may write only a part of it."""
     left = memoryview(piece)
     while left.nbytes:
         left = left[file.write(left) :]
 
 
 def sync(file: BinaryIO) -> None:
-    """Let what was written be on the disk."""
+    """Sync the content of a file to disk."""
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Let the names in a folder be on the disk, where the system can."""
-    if os.name == "nt":  # folders cannot be opened there
+    """Sync the names in a folder to disk, if the file system supports it."""
+    if os.name == "nt":  # folders cannot be opened on Windows
         return
     folder = os.open(path, os.O_RDONLY)
     try:
@@ -182,7 +183,7 @@ def sync_folder(path: Path) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading: no link is followed, and no pipe or device is waited for."""
+    """Open a regular file for reading; reject links, and do not block on pipes or devices."""
     file = open(path, "rb", opener=_open_strictly)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -197,5 +198,5 @@ def _open_strictly(path: str, flags: int) -> int:
 
 
 def read_file(file: BinaryIO, limit: int) -> bytes:
-    """Return what a file holds, up to so many bytes."""
+    """Return the content of a file, up to `limit` bytes."""
     return file.read(limit)

@@ -1,13 +1,13 @@
-"""A checkpoint as files, and how they are written so that they are there completely or not at all.
+"""The files of a checkpoint, and how they are written atomically.
 
-    step-000000000012/manifest.json      all but the arrays; of each array its file, entry, shape,
-                                         dtype and CRC-32; of each file its size and SHA-256
-    step-000000000012/manifest.sha256    of manifest.json, as `sha256sum` writes it
-    step-000000000012/arrays.npz         variables, and the arrays that hooks and sources keep
+    step-000000000012/manifest.json      everything except arrays; for each array its file, entry,
+                                         shape, dtype and CRC-32; for each file size and SHA-256
+    step-000000000012/manifest.sha256    checksum of manifest.json, in the format of `sha256sum`
+    step-000000000012/arrays.npz         variables, and the arrays of hooks and sources
     fixed/<its SHA-256>.npz              variables that no step changes, shared by all checkpoints
 
-Where the same step is saved again, its folder is called step-000000000012-1, then -2: the higher
-one counts, and the lower one is removed only when the higher one is on the disk.
+If a step is saved again, its folder is step-000000000012-1, then -2. The highest number is valid,
+and the previous folder is removed only when the new one is on disk.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from .arrays import Array, Npz, Piece, name_of
 from .files import Files
 from .structure import encode, to_json
 
-# The version of what is described above. What writes another one reads this one too.
+# The version of the format above. Every later version of Treadle can read it.
 FORMAT = 1
 
 MANIFEST, DIGEST, ARRAYS, FIXED = "manifest.json", "manifest.sha256", "arrays.npz", "fixed"
@@ -39,19 +39,21 @@ _FOLDER = re.compile(r"step-([0-9]{12,18})(?:-([1-9][0-9]{0,8}))?")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All that a run is at the end of a window.
+    """The complete state of a run at the end of a window.
 
-    `loop`, `source`, `hooks` and `about` are lists and dicts (by str) of None, bool, int, float,
-    str and NumPy arrays of numbers. Tuples come back as lists, NumPy scalars as Python's.
+    `loop`, `source`, `hooks` and `about` are lists and dicts (with str keys) of None, bool, int,
+    float, str and NumPy arrays of numbers. Tuples are read back as lists, and NumPy scalars as
+    Python scalars.
 
     Attributes:
-        progress: Where the run stands.
+        progress: The progress of the run.
         state: Every variable by path, and the random states.
-        fixed: The paths of those that no step changes: they are stored once for all checkpoints.
-        loop: What the loop keeps for itself.
-        source: The source's position, where the numbers in `progress` do not say it.
-        hooks: What each hook's `state()` returned.
-        about: What the run is and what it runs on; and `score`, by which the best is kept.
+        fixed: The paths of variables that no step changes. They are stored once for all
+            checkpoints.
+        loop: Internal state of the loop.
+        source: The position of the source, if `progress` does not determine it.
+        hooks: The state of each hook, as returned by `state()`.
+        about: The description of the run and its environment; and `score`, which ranks checkpoints.
 
     Example:
         >>> import numpy as np
@@ -68,11 +70,11 @@ class Checkpoint:
 
 
 class Name(NamedTuple):
-    """What the name of a checkpoint's folder says; in the order of which is newer.
+    """The parsed name of a checkpoint folder; ordered from older to newer.
 
     Attributes:
-        step: The step that was saved.
-        again: How often it had been saved before.
+        step: The saved step.
+        again: How many times this step had been saved before.
     """
 
     step: int
@@ -80,7 +82,7 @@ class Name(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "Name | None":
-        """Return what a name says; None for the name of something else.
+        """Parse the name of a checkpoint folder; return None for other names.
 
         Example:
             >>> Name.parse("step-000000000012-1")
@@ -95,28 +97,28 @@ class Name(NamedTuple):
 
 
 def partial(name: str) -> str:
-    """Return a name that says that something is not complete: on its way in, or out."""
+    """Return a temporary name for a file or folder that is being written or removed."""
     return f"{PARTIAL}{name}-{secrets.token_hex(4)}"
 
 
 class Draft:
-    """A checkpoint as it is now, sorted into files: to be written while the run goes on.
+    """A snapshot of a checkpoint, arranged into files and ready to be written during training.
 
-    What hooks and sources returned may change from here on: it is encoded, and its arrays are
-    copied, unless they are read-only. The arrays of the state are not copied.
+    The states of hooks and sources may change afterwards: they are encoded, and their arrays are
+    copied unless they are read-only. The arrays of `checkpoint.state` are not copied.
 
     Attributes:
-        step: Its step.
-        changing: The arrays of its own file.
-        size: How many bytes these have.
-        fixed: Those that no step changes, if any.
-        files: What the manifest is to say of each file, once that is written.
+        step: The step of the checkpoint.
+        changing: The archive of the arrays that are saved in each checkpoint.
+        size: The size of these arrays in bytes.
+        fixed: The archive of the arrays that no step changes, if any.
+        files: The size and hash of each written file, for the manifest.
 
     Args:
-        checkpoint: The arrays of its state must not change until it is written.
+        checkpoint: The checkpoint. The arrays of its state must not change until it is written.
 
     Raises:
-        CheckpointError: It holds what cannot be stored.
+        CheckpointError: If the checkpoint contains values that cannot be stored.
 
     Example:
         >>> Draft(Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)})).size
@@ -135,11 +137,11 @@ class Draft:
         nested = [array.copy() if array.flags.writeable else array for array in nested]
         unknown = checkpoint.fixed - checkpoint.state.keys()
         if unknown:
-            raise CheckpointError(f"fixed names what is not in the state: {', '.join(unknown)}")
+            raise CheckpointError(f"fixed has paths that the state lacks: {', '.join(unknown)}")
         self._state: dict[str, dict[str, Any]] = {}
         contents: dict[str, list[tuple[str, Array]]] = {"arrays": [], "fixed": []}
         for number, (path, array) in enumerate(checkpoint.state.items()):
-            # A path can hold what no archive should: it is made of the user's attributes and keys.
+            # A path is built from attribute names and keys, so it may not be a safe entry name.
             entry = f"state/{path}" if is_entry(f"state/{path}") else f"unnamed/{number}"
             file = "fixed" if path in checkpoint.fixed else "arrays"
             self._state[path] = _described(path, array, file, entry)
@@ -152,7 +154,7 @@ class Draft:
         self.files: dict[str, dict[str, Any]] = {}
 
     def manifest(self) -> bytes:
-        """Return the manifest, once the arrays are written."""
+        """Return the manifest; call this after the arrays are written."""
         for found in (*self._state.values(), *self._nested):
             archive = self.fixed if found["file"] == "fixed" else self.changing
             assert archive is not None
@@ -164,23 +166,24 @@ class Draft:
 def write(
     folder: Path, checkpoint: Checkpoint | Draft, files: Files, whole: set[str] | None = None
 ) -> Path:
-    """Write a checkpoint into the folder of a run's checkpoints.
+    """Write a checkpoint into the checkpoint folder of a run.
 
-    When this returns it is on the disk, as a whole. When it raises, nothing of it has a
-    checkpoint's name, and what was there before is as it was.
+    When this returns, the complete checkpoint is on disk. When it raises, existing checkpoints are
+    unchanged, and no new folder has the name of a checkpoint.
 
     Args:
-        folder: An existing folder.
-        checkpoint: What is to be written; arrays of its state must not change meanwhile.
+        folder: The existing folder of the run's checkpoints.
+        checkpoint: The checkpoint; the arrays of its state must not change during the call.
         files: The file system.
-        whole: Names of shared files that were compared with their hashes already; gets those that
-            are compared now. One that is damaged is written again.
+        whole: The names of shared files whose hashes have been verified. Files verified by this
+            call are added. A damaged shared file is written again.
 
     Returns:
-        The new folder in it.
+        The folder of the new checkpoint.
 
     Raises:
-        CheckpointError: The file system refused, or it holds what cannot be stored.
+        CheckpointError: If a file operation fails, or the checkpoint contains values that cannot be
+            stored.
     """
     draft = checkpoint if isinstance(checkpoint, Draft) else Draft(checkpoint)
     step = draft.step
@@ -196,7 +199,7 @@ def write(
             )
         files.make_new_folder(new)
         digest = _Digest()
-        files.write(new / ARRAYS, digest.passing(draft.changing.pieces()), draft.size)
+        files.write(new / ARRAYS, digest.update_from(draft.changing.pieces()), draft.size)
         draft.files["arrays"] = digest.result()
         manifest = draft.manifest()
         files.write(new / MANIFEST, [manifest], len(manifest))
@@ -213,12 +216,12 @@ def write(
 
 
 def digest_line(manifest: bytes) -> bytes:
-    """Return what `manifest.sha256` holds."""
+    """Return the content of `manifest.sha256`."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def is_entry(name: str) -> bool:
-    """Say whether an entry of an archive may have this name: a path that stays below its folder."""
+    """Return whether a name is valid for an archive entry: a path that stays below its folder."""
     return (
         len(name) <= LONGEST_ENTRY
         and name.isascii()
@@ -238,14 +241,14 @@ def _described(path: str, array: Array, file: str, entry: str) -> dict[str, Any]
 
 
 def _write_fixed(folder: Path, archive: Npz, files: Files, whole: set[str]) -> dict[str, Any]:
-    """Write the arrays that no step changes, unless they are there."""
+    """Write the arrays that no step changes, unless the file exists; return its size and hash."""
     digest = _Digest()
-    for _ in digest.passing(archive.pieces()):
+    for _ in digest.update_from(archive.pieces()):
         pass
     found = digest.result()
     place = folder / FIXED
     target = place / f"{found['sha256']}.npz"
-    if not _is_there(target, found, files, whole):
+    if not _is_valid_file(target, found, files, whole):
         if not files.is_folder(place):
             files.make_new_folder(place)
             files.sync_folder(folder)
@@ -257,20 +260,20 @@ def _write_fixed(folder: Path, archive: Npz, files: Files, whole: set[str]) -> d
             with suppress(CheckpointError):
                 files.remove_file(new)
             raise
-    # Also where it was there: a run that was killed may have left its name in memory only.
+    # Also for an existing file: a killed run may have renamed it without syncing the folder.
     files.sync_folder(place)
     return found
 
 
-def _is_there(path: Path, expected: Mapping[str, Any], files: Files, whole: set[str]) -> bool:
-    """Say whether a shared file is there; its contents are looked at once."""
+def _is_valid_file(path: Path, expected: Mapping[str, Any], files: Files, whole: set[str]) -> bool:
+    """Return whether a shared file exists and is valid; its content is verified only once."""
     if files.size(path) != expected["size"]:
         return False
     if path.name not in whole:
         digest = _Digest()
         try:
             with files.opened(path) as (file, _):
-                for _ in digest.passing(iter(lambda: file.read(_PIECE), b"")):
+                for _ in digest.update_from(iter(lambda: file.read(_PIECE), b"")):
                     pass
         except CheckpointError:
             return False
@@ -281,12 +284,12 @@ def _is_there(path: Path, expected: Mapping[str, Any], files: Files, whole: set[
 
 
 class _Digest:
-    """Hashes what passes, so that nothing is read again."""
+    """Computes the SHA-256 and size of pieces as they are written."""
 
     def __init__(self) -> None:
         self._hash, self._size = hashlib.sha256(), 0
 
-    def passing(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def update_from(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             self._hash.update(piece)
             self._size += len(piece)

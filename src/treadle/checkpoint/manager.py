@@ -1,4 +1,4 @@
-"""The checkpoints of one run: written in a thread of their own, kept, removed, and found again."""
+"""The checkpoints of one run: writing in a background thread, retention, removal and lookup."""
 
 import sys
 import weakref
@@ -14,35 +14,36 @@ from .reading import Manifest, UnknownFormatError, read, read_manifest
 
 
 class LeftoverError(CheckpointError):
-    """A checkpoint was saved, and what it replaces could not be removed."""
+    """A checkpoint was saved, but old checkpoints could not be removed."""
 
 
 class Checkpoints:
-    """What a run saved, in one folder.
+    """The checkpoints of a run, in one folder.
 
-    Kept are step 0, the newest, and what `keep_every` and `keep_best` ask for. The oldest goes
-    before a new one is written, but never the newest that is known to be readable: so with
-    `keep_last=2` there are never more than three states on the disk. A run that went back to an
-    earlier step and saves again leaves what came later: it is removed.
+    Step 0, the newest checkpoints, and those selected by `keep_every` and `keep_best` are kept. The
+    oldest checkpoint is removed before a new one is written, but never the newest one that is known
+    to be readable; with `keep_last=2`, at most three states are on disk at a time. If a run rolls
+    back to an earlier step and saves again, checkpoints of later steps are removed.
 
-    One process writes at a time; the run's lock sees to that. Order is that of steps, whatever
-    clocks say, and the folder may be moved between runs.
+    Only one process writes at a time, which the lock of the run ensures. Checkpoints are ordered by
+    step, not by file times. The folder may be moved between runs.
 
     Attributes:
-        committed: The newest step that this object saved and that is on the disk, power cut or
-            not; None where there is none.
-        rejected: Folder and reason for those that `latest`, `before` or `best` passed over.
+        committed: The newest step that this object saved and synced to disk, so that it survives a
+            power cut; None if there is none.
+        rejected: The folder and reason of each checkpoint that `latest`, `before` or `best`
+            skipped.
 
     Args:
-        folder: Made when it is first needed.
-        keep_last: How many of the newest are kept, beside step 0.
-        keep_every: Keep those of every so many steps.
-        keep_best: How many of the best are kept, by `about["score"]`.
+        folder: The folder; created when it is first needed.
+        keep_last: The number of newest checkpoints to keep, in addition to step 0.
+        keep_every: Keep the checkpoints whose step is a multiple of this number.
+        keep_best: The number of best checkpoints to keep, by `about["score"]`.
         direction: Whether the smallest or the largest score is best.
         files: The file system.
 
     Raises:
-        ConfigurationError: A number that cannot be meant.
+        ConfigurationError: If an argument is invalid.
 
     Example:
         >>> from treadle.core.progress import Progress
@@ -75,16 +76,16 @@ class Checkpoints:
         self._files = files or Files()
         self.committed: int | None = None
         self.rejected: list[tuple[str, str]] = []
-        # What is known of what lies on the disk, so that nothing is read at every save.
+        # Caches of the state of the files on disk, so that saving does not read them each time.
         self._readable: set[Name] = set()
         self._damaged: set[Name] = set()
         self._manifests: dict[Name, Manifest] = {}
-        self._whole: set[str] = set()  # of the shared files
+        self._whole: set[str] = set()  # names of validated shared files
         self._folder_made = False
-        # The interpreter waits for such a thread at its end, and an idle one does not hold it up.
+        # The interpreter waits for this thread at exit; an idle thread does not delay it.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="treadle-checkpoint")
         self._pending: list[Future[None]] = []
-        weakref.finalize(self, _tell_unseen, self._pending)
+        weakref.finalize(self, _print_unraised, self._pending)
 
     @property
     def busy(self) -> bool:
@@ -92,23 +93,24 @@ class Checkpoints:
         return any(not future.done() for future in self._pending)
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Hand a checkpoint to the writer.
+        """Start writing a checkpoint in the background thread.
 
         Args:
-            checkpoint: The arrays of its state must not change until `busy` is False.
+            checkpoint: The checkpoint. The arrays of its state must not change until `busy` is
+                False.
 
         Returns:
-            False where the one before is still being written, and nothing was done.
+            False if the previous checkpoint is still being written; nothing is saved then.
 
         Raises:
-            CheckpointError: What went wrong in the writer before, as `check` does.
+            CheckpointError: If writing the previous checkpoint failed, as in `check`.
         """
         if self.busy:
             return False
         self.check()
         try:
             draft = Draft(checkpoint)
-        except CheckpointError as error:  # told as what goes wrong in the writer is
+        except CheckpointError as error:  # `check` reports it like an error of the thread
             failed: Future[None] = Future()
             failed.set_exception(error)
             self._pending.append(failed)
@@ -117,38 +119,38 @@ class Checkpoints:
         return True
 
     def check(self) -> None:
-        """Raise what went wrong in the writer, once; does not wait.
+        """Raise the error of the last finished save, once. Does not wait.
 
         Raises:
-            CheckpointError: A checkpoint was not written; those before are as they were.
-            LeftoverError: It was, and an old one could not be removed.
+            CheckpointError: If the checkpoint was not written; earlier checkpoints are unchanged.
+            LeftoverError: If it was written, but an old checkpoint could not be removed.
         """
         if self._pending and self._pending[0].done():
             self._pending.pop().result()
 
     def settle(self) -> None:
-        """Wait until nothing is being written, whatever came of it; `check` tells."""
+        """Wait until nothing is being written. Does not raise errors; call `check` for these."""
         wait(self._pending)
 
     def wait(self) -> None:
-        """Wait until what was handed over is on the disk.
+        """Wait until the last checkpoint is on disk.
 
         Raises:
-            CheckpointError: As `check` does.
+            CheckpointError: If writing it failed, as in `check`.
         """
         self.settle()
         self.check()
 
     def clean(self) -> None:
-        """Make the folder, and remove what torn saves left in it; only with the run's lock.
+        """Create the folder, and remove files of incomplete saves. Requires the lock of the run.
 
         Raises:
-            CheckpointError: The folder cannot be made or written to, or something in it not be
-                removed.
+            CheckpointError: If the folder cannot be created or written to, or if files in it cannot
+                be removed.
         """
         self.settle()
         self._make_folder()
-        # Where nothing can be written here, it is better known before the first step.
+        # A trial write detects a folder that is not writable before the first step.
         self._files.write(self._folder / partial("trial"), [], 0)
         for place in (self._folder, self._folder / FIXED):
             for name in self._files.names(place):
@@ -160,45 +162,46 @@ class Checkpoints:
         self._remove_unshared()
 
     def steps(self) -> list[int]:
-        """Return the steps that there are checkpoints of, damaged ones included."""
+        """Return the steps of all checkpoints, including damaged ones."""
         self.settle()
         return sorted({name.step for name in self._names()})
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; None where none was ever saved.
+        """Return the newest valid checkpoint, or None if none was saved.
 
         Raises:
-            CheckpointError: There are some, and every one is damaged; or a newer Treadle wrote it.
+            CheckpointError: If all checkpoints are damaged, or a newer version of Treadle wrote
+                the newest one.
         """
         self.settle()
-        return self._first_whole(self._names()[::-1], "any checkpoint")
+        return self._first_valid(self._names()[::-1], "any checkpoint")
 
     def before(self, step: int) -> Checkpoint | None:
-        """Return the newest checkpoint at or before a step that is whole; None without one.
+        """Return the newest valid checkpoint at or before a step, or None if there is none.
 
         Raises:
-            CheckpointError: There are some, and every one is damaged.
+            CheckpointError: If all checkpoints up to this step are damaged.
         """
         self.settle()
         names = [name for name in self._names()[::-1] if name.step <= step]
-        return self._first_whole(names, f"any checkpoint at or before step {step}")
+        return self._first_valid(names, f"any checkpoint at or before step {step}")
 
     def best(self) -> Checkpoint | None:
-        """Return the checkpoint with the best score that is whole; None where none has a score.
+        """Return the valid checkpoint with the best score, or None if none has a score.
 
         Raises:
-            CheckpointError: There are some, and every one is damaged.
+            CheckpointError: If all checkpoints with a score are damaged.
         """
         self.settle()
         ranked = self._ranked(_newest_of_each_step(self._names()))
-        return self._first_whole(ranked, "any checkpoint with a score")
+        return self._first_valid(ranked, "any checkpoint with a score")
 
     def _names(self) -> list[Name]:
-        """Return what has a checkpoint's name, in order."""
+        """Return the names of all checkpoint folders, in order."""
         names = (Name.parse(name) for name in self._files.names(self._folder))
         return sorted(name for name in names if name)
 
-    def _first_whole(self, names: Iterable[Name], what: str) -> Checkpoint | None:
+    def _first_valid(self, names: Iterable[Name], what: str) -> Checkpoint | None:
         self.rejected = []
         for name in names:
             folder = self._folder / str(name)
@@ -207,7 +210,7 @@ class Checkpoints:
                 if found.progress.step != name.step:
                     raise CheckpointError(f"{folder} holds step {found.progress.step}")
             except UnknownFormatError:
-                raise  # to go on from an older one would lose what a newer Treadle has done
+                raise  # resuming from an older checkpoint would discard work of a newer Treadle
             except CheckpointError as error:
                 self.rejected.append((str(name), str(error)))
                 self._damaged.add(name)
@@ -217,8 +220,8 @@ class Checkpoints:
         if self.rejected:
             reasons = "; ".join(reason for _, reason in self.rejected)
             raise CheckpointError(
-                f"cannot read {what} of {self._folder}: {reasons}. Nothing was changed: put a copy "
-                "back in place, or start anew in another run directory"
+                f"cannot read {what} of {self._folder}: {reasons}. Nothing was changed: restore a "
+                "copy of the files, or start from scratch in another run directory"
             )
         return None
 
@@ -229,37 +232,38 @@ class Checkpoints:
         folder = write(self._folder, draft, self._files, self._whole)
         name = Name.parse(folder.name)
         assert name
-        # What cannot be read is not told of as saved, and remembered for what is kept.
+        # Reading it back ensures that it can be read before it counts as saved; the retention rules
+        # use the cached manifest.
         self._manifests[name] = read_manifest(folder, self._files)
         self._damaged.discard(name)
         self._readable.add(name)
         try:
-            # Until what came later is gone it would be taken for the newest.
+            # Later steps are removed first, since they would be read as the newest checkpoint.
             self._remove([other for other in self._names() if other.step > step])
             self.committed = step
-            self._remove_all_but(self._worth_keeping(step, self._last))
+            self._remove_all_but(self._kept_at(step, self._last))
             self._remove_unshared()
         except CheckpointError as error:
             raise LeftoverError(
-                f"step {step} is saved, but what it replaces is still there: {error}"
+                f"step {step} is saved, but old checkpoints were not removed: {error}"
             ) from error
 
     def _make_folder(self) -> None:
-        # Once: a folder that is removed while the run goes on is an error, not made again.
+        # Only once: if the folder is removed during the run, that is an error.
         if not self._folder_made:
             self._files.make_folder(self._folder)
             self._folder_made = True
 
     def _make_room(self, step: int) -> None:
-        """Remove what will not be kept beside a new checkpoint, if there is one to fall back on."""
+        """Remove checkpoints that a new one replaces, if a readable one remains."""
         safe = [name for name in self._names() if name in self._readable]
         if safe:
-            # Where the run went back to its start, the newest of what it leaves.
+            # If the run rolled back to its start, this is the newest of the later checkpoints.
             fallback = max([name for name in safe if 0 < name.step <= step] or safe)
-            self._remove_all_but({*self._worth_keeping(step, max(self._last - 1, 1)), fallback})
+            self._remove_all_but({*self._kept_at(step, max(self._last - 1, 1)), fallback})
 
-    def _worth_keeping(self, step: int, last: int) -> set[Name]:
-        """Return what is to be kept when a run stands at `step`, `last` of the newest among it."""
+    def _kept_at(self, step: int, last: int) -> set[Name]:
+        """Return the checkpoints to keep when a run is at `step`, with the `last` newest ones."""
         names = [name for name in self._names() if name.step <= step and name not in self._damaged]
         newest = _newest_of_each_step(names)
         kept = {name for name in newest if name.step == 0}
@@ -271,12 +275,12 @@ class Checkpoints:
         return kept
 
     def _ranked(self, names: Iterable[Name]) -> list[Name]:
-        """Return those that have a score, the best first, of equal ones the earlier first."""
+        """Return the checkpoints with a score, best first; with equal scores, the earlier first."""
         scores = [(manifest.score, name) for name, manifest in self._known(names).items()]
         return [name for _, name in sorted((self._sign * s, n) for s, n in scores if s is not None)]
 
     def _known(self, names: Iterable[Name]) -> Mapping[Name, Manifest]:
-        """Return the manifests of those that can be read."""
+        """Return the manifests of the checkpoints that can be read."""
         found: dict[Name, Manifest] = {}
         for name in names:
             try:
@@ -299,20 +303,21 @@ class Checkpoints:
             self._readable.discard(name)
             self._damaged.discard(name)
         if away:
-            # The names go for good before the contents do: no half checkpoint has its name.
+            # Sync the renaming before removing contents, so that a partially removed checkpoint
+            # never has a valid name.
             self._files.sync_folder(self._folder)
         for folder in away:
             self._files.remove_folder(folder)
 
     def _remove_unshared(self) -> None:
-        """Remove the files of unchanging arrays that no checkpoint names."""
+        """Remove shared files of constant arrays that no checkpoint references."""
         place = self._folder / FIXED
         files = [name for name in self._files.names(place) if name.endswith(".npz")]
         if not files:
             return
         names = self._names()
         known = self._known(names)
-        if len(known) < len(names):  # what a damaged one names is not known
+        if len(known) < len(names):  # the references of a damaged checkpoint are unknown
             return
         needed = {manifest.fixed for manifest in known.values()}
         for name in files:
@@ -324,8 +329,8 @@ def _newest_of_each_step(names: Iterable[Name]) -> list[Name]:
     return list({name.step: name for name in sorted(names)}.values())
 
 
-def _tell_unseen(pending: list[Future[None]]) -> None:
-    """Tell, at the end of the process, what went wrong in the writer and nobody asked for."""
+def _print_unraised(pending: list[Future[None]]) -> None:
+    """Print errors of the background thread that were not raised before the process ends."""
     for future in pending:
         error = future.exception() if future.done() else None
         if error is not None:

@@ -1,8 +1,8 @@
-"""Reading a checkpoint: everything is checked before anything is returned, and nothing is run.
+"""Reading and validating checkpoints without running any code in them.
 
-A file may be cut, changed in some bits, or made to harm. So sizes come before hashes, hashes before
-contents, and no array is allocated that its file is not large enough for. What is expected of a
-file is compared with what it holds byte for byte: no header is parsed, no name becomes a path.
+A file may be truncated, corrupted or malicious. Sizes are therefore checked before hashes, hashes
+before contents, and no array is allocated that is larger than its file. Headers are compared with
+the expected bytes instead of being parsed, and names in files are never used as paths.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ from .structure import MOST_BYTES, decode, parse_json
 
 _PIECE = 1 << 20
 _SHA256 = re.compile("[0-9a-f]{64}")
-# What an archive has beside its entries' contents: what it says of each, and its own end. So a
-# small manifest cannot come with an archive of a million entries.
+# Upper bounds for the bytes that an archive needs for each entry in addition to its content, and
+# for its end. They prevent an archive with far more entries than the manifest lists.
 _PER_ENTRY, _PER_ARCHIVE = 200 + 2 * LONGEST_ENTRY, 200
 
 
 class UnknownFormatError(CheckpointError):
-    """A checkpoint that is whole, and of a format that this version does not know."""
+    """The checkpoint is valid, but this version of Treadle does not support its format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its numbers."""
+        """The size of the array in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -73,13 +73,13 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The parsed manifest of a checkpoint.
 
     Attributes:
-        progress: Where the run stood.
-        sections: Loop, source, hooks and about; their arrays are not yet in place.
-        files: By name, `arrays` and perhaps `fixed`.
-        state: By path.
+        progress: The progress of the run.
+        sections: The encoded sections `loop`, `source`, `hooks` and `about`, without their arrays.
+        files: The files by name: `arrays`, and `fixed` if there is one.
+        state: The variables by path.
         nested: The arrays of the sections.
     """
 
@@ -91,26 +91,27 @@ class Manifest:
 
     @property
     def fixed(self) -> str | None:
-        """The name of the file that is shared with other checkpoints."""
+        """The name of the file shared with other checkpoints, or None if there is none."""
         return f"{self.files['fixed'].sha256}.npz" if "fixed" in self.files else None
 
     @property
     def score(self) -> float | None:
-        """By what the best is kept; None where there is none, or it is no finite number."""
+        """The score that ranks checkpoints; None if it is missing or not a finite number."""
         score = self.sections["about"].get("score")
         return score if isinstance(score, (int, float)) and -inf < score < inf else None
 
 
 def read(folder: Path, files: Files) -> Checkpoint:
-    """Read a checkpoint.
+    """Read and validate a checkpoint.
 
     Args:
-        folder: Its folder, which `write` returned; the whole run may have been moved since.
+        folder: The folder of the checkpoint, as returned by `write`. The run directory may have
+            been moved since.
         files: The file system.
 
     Raises:
-        CheckpointError: It is damaged, of another format, or not what it says; names the file and
-            the reason.
+        CheckpointError: If the checkpoint is damaged, inconsistent or of another format. The
+            message contains the file and the reason.
     """
     manifest = read_manifest(folder, files)
     every = [*manifest.state.values(), *manifest.nested]
@@ -135,10 +136,10 @@ def read(folder: Path, files: Files) -> Checkpoint:
 
 
 def read_manifest(folder: Path, files: Files) -> Manifest:
-    """Read what a checkpoint says of itself, without its arrays.
+    """Read and validate the manifest of a checkpoint, without its arrays.
 
     Raises:
-        CheckpointError: It is damaged or of another format.
+        CheckpointError: If the manifest is damaged or of another format.
     """
     path = folder / MANIFEST
     if not files.is_folder(folder):
@@ -194,7 +195,7 @@ def _array(value: Any, stored: Mapping[str, StoredFile]) -> StoredArray:
     record = _dict(value, "an array")
     entry, file = record.get("entry"), record.get("file")
     if not isinstance(entry, str) or not is_entry(entry):
-        raise ValueError(f"an entry is called {_shown(entry)}, which is no name for one")
+        raise ValueError(f"an entry is called {_shown(entry)}, which is not a valid name")
     if not isinstance(file, str) or file not in stored:
         raise ValueError(f"the file of {entry} is {_shown(file)}")
     shape = tuple(_count(n, f"the shape of {entry}") for n in _list(record.get("shape"), "a shape"))
@@ -218,14 +219,14 @@ def _progress(record: dict[str, Any]) -> Progress:
     for name, value in record.items():
         kinds = (int, float) if known.get(name) is float else (known.get(name),)
         if type(value) not in kinds or value < 0:
-            raise ValueError(f"its progress says {_shown(name)}: {_shown(value)}")
+            raise ValueError(f"its progress has an invalid {_shown(name)}: {_shown(value)}")
     return Progress(**record)
 
 
 def _read_arrays(
     path: Path, stored: StoredFile, arrays: Sequence[StoredArray], files: Files
 ) -> dict[str, Array]:
-    """Return the arrays of one file, by entry."""
+    """Read the arrays of one file, by entry."""
     with files.opened(path) as (file, size):
         if size != stored.size:
             raise CheckpointError(
@@ -243,7 +244,7 @@ def _read_arrays(
             with zipfile.ZipFile(file) as archive:
                 infos = _infos(archive, arrays)
                 return {a.entry: _read_array(archive, infos[a.entry], a) for a in arrays}
-        # What zipfile raises, beside its own error, about a file that was made up.
+        # All exceptions that zipfile can raise for a corrupt or malicious file.
         except (
             zipfile.BadZipFile,
             EOFError,
@@ -258,7 +259,7 @@ def _read_arrays(
 
 
 def _infos(archive: zipfile.ZipFile, arrays: Sequence[StoredArray]) -> dict[str, zipfile.ZipInfo]:
-    """Return what the archive says of each array; it must say no more and no less."""
+    """Return the archive entry of each array; raise if entries are missing or unexpected."""
     infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     _check_unique(info.filename for info in archive.infolist())
     expected = {array.entry: array for array in arrays}
@@ -280,9 +281,11 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, array: StoredAr
     header = npy_header(array.shape, array.dtype)
     with archive.open(info) as entry:
         if entry.read(len(header)) != header:
-            raise ValueError(f"{array.entry} is no array of {array.dtype} and shape {array.shape}")
+            raise ValueError(
+                f"{array.entry} is not an array of {array.dtype} and shape {array.shape}"
+            )
         numbers = np.empty(array.nbytes, np.uint8)
-        _fill(entry, numbers.data)  # the end of an entry compares its CRC-32
+        _fill(entry, numbers.data)  # reading to the end verifies the CRC-32
     return numbers.view(array.dtype).reshape(array.shape)
 
 
@@ -333,6 +336,6 @@ def _matching(value: Any, pattern: re.Pattern[str], what: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message: short, and without what could change a terminal."""
+    """Format a value for a message: shortened, and without terminal control characters."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,8 +1,8 @@
-"""Nested Python values as JSON and back, exactly: floats bit for bit, integers of any size.
+"""Exact conversion of nested Python values to JSON and back: floats bit for bit, any integer size.
 
-What JSON lacks becomes an object with one key: `{"!float": bits}` for NaN and infinity,
-`{"!int": digits}` for a very large integer, `{"!array": n}` for the n-th array. A key of the user's
-that begins with `!` gets one more.
+Values that JSON lacks are encoded as an object with one key: `{"!float": bits}` for NaN and
+infinity, `{"!int": digits}` for a very large integer, `{"!array": n}` for the n-th array. If a key
+of the user starts with `!`, another `!` is prepended.
 """
 
 import json
@@ -16,27 +16,27 @@ import numpy as np
 from ..errors import CheckpointError
 from .arrays import Array, name_of
 
-# Bounds of what is read, so that a file made to harm cannot fill the memory: JSON takes up to 30
-# times its size as Python values. A run that needs more keeps its long lists as arrays.
+# Limits on input, so that a malicious file cannot exhaust memory: Python values take up to 30 times
+# the size of their JSON. Longer lists must be stored as arrays.
 MOST_BYTES = 8 << 20
 MOST_VALUES = 400_000
 DEEPEST = 60
-# Beyond it Python refuses to read an integer's decimal digits, or takes time by their square.
+# For larger integers, Python rejects decimal digits or takes quadratic time to parse them.
 _LARGE = 1 << 2048
 
 
 def encode(value: Any, where: str, arrays: list[Array], depth: int = 0) -> Any:
-    """Return a value as what JSON can hold; its arrays are added to `arrays`.
+    """Convert a value to JSON types, and append its arrays to `arrays`.
 
     Args:
         value: None, bool, int, float, str, NumPy scalars and arrays of numbers; lists, tuples and
-            dicts of these.
-        where: What it is called, for the message.
-        arrays: Takes the arrays.
-        depth: How deep it lies.
+            dicts (with str keys) of these.
+        where: The name of the value, for error messages.
+        arrays: The list to which arrays are appended.
+        depth: The current nesting depth.
 
     Raises:
-        CheckpointError: It holds something else, or lies too deep.
+        CheckpointError: If the value contains other types, or is nested too deeply.
 
     Example:
         >>> encode({"best": math.inf, "seen": (1, 2)}, "hooks", [])
@@ -45,7 +45,9 @@ def encode(value: Any, where: str, arrays: list[Array], depth: int = 0) -> Any:
     if isinstance(value, np.generic) and name_of(value.dtype) is not None:
         value = value.item()
     if depth > DEEPEST:
-        raise CheckpointError(f"{where} lies more than {DEEPEST} levels deep, or holds itself")
+        raise CheckpointError(
+            f"{where} is nested more than {DEEPEST} levels deep, or contains itself"
+        )
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -73,13 +75,13 @@ def encode(value: Any, where: str, arrays: list[Array], depth: int = 0) -> Any:
 
 
 def decode(value: Any, arrays: Sequence[Array], depth: int = 0) -> Any:
-    """Return what `encode` was given, from its JSON; changes lists and dicts in place.
+    """Restore a value from the result of `encode`. Lists and dicts are changed in place.
 
     Raises:
-        ValueError: `encode` did not make this.
+        ValueError: If `value` is not a result of `encode`.
     """
     if depth > DEEPEST:
-        raise ValueError(f"values lie more than {DEEPEST} levels deep")
+        raise ValueError(f"values are nested more than {DEEPEST} levels deep")
     if isinstance(value, list):
         parts = cast(list[Any], value)
         for i, part in enumerate(parts):
@@ -97,26 +99,26 @@ def decode(value: Any, arrays: Sequence[Array], depth: int = 0) -> Any:
 
 
 def to_json(value: Any, where: str) -> bytes:
-    """Return what `encode` made, as ASCII.
+    """Serialize a result of `encode` as ASCII JSON.
 
     Raises:
-        CheckpointError: It is larger than `parse_json` reads.
+        CheckpointError: If it exceeds the limits of `parse_json`.
     """
     data = json.dumps(value, allow_nan=False).encode("ascii")
     fault = _too_large(data)
     if fault:
         raise CheckpointError(
-            f"{where} {fault}. Let hooks and sources keep long lists as NumPy arrays, which lie "
-            "in a file of their own"
+            f"{where} {fault}. Convert long lists in the states of hooks and sources to NumPy "
+            "arrays, which are stored in another file"
         )
     return data
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what ASCII bytes hold as JSON, in bounded memory.
+    """Parse ASCII JSON in bounded memory.
 
     Raises:
-        ValueError: They hold something else, or too much.
+        ValueError: If it is not valid JSON, or exceeds the limits.
     """
     fault = _too_large(data)
     if fault:
@@ -124,7 +126,7 @@ def parse_json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("ascii"), parse_constant=_no_constant)
     except RecursionError:
-        raise ValueError(f"values lie more than {DEEPEST} levels deep") from None
+        raise ValueError(f"values are nested more than {DEEPEST} levels deep") from None
 
 
 def _no_constant(name: str) -> None:
@@ -138,12 +140,12 @@ def _untagged(tag: str, part: Any, arrays: Sequence[Array]) -> Any:
         return int(part, 16)
     if tag == "!array" and type(part) is int and 0 <= part < len(arrays):
         return arrays[part]
-    raise ValueError(f"a value is marked {tag[:40]!a}, which means nothing here")
+    raise ValueError(f"a value has the invalid tag {tag[:40]!a}")
 
 
 def _unescaped(key: str) -> str:
     if key.startswith("!") and not key.startswith("!!"):
-        raise ValueError(f"a value is marked {key[:40]!a}, which means nothing here")
+        raise ValueError(f"a value has the invalid tag {key[:40]!a}")
     return key.removeprefix("!")
 
 

@@ -1,10 +1,10 @@
-"""Data: what is accepted as batches, and how epochs are ordered, combined and cut.
+"""Data sources: creating, converting, combining and limiting sources of batches.
 
-Each public name is imported when it is first asked for (PEP 562).
+Each public name is imported when it is first used (PEP 562).
 
-While a source gives a batch, the global random states of Python, NumPy and torch are functions of
-(seed, epoch, batch), and afterwards they are as before: what a source draws comes out the same
-after a resume, and disturbs nobody.
+While a source produces a batch, the global random states of Python, NumPy and torch are functions
+of (seed, epoch, batch), and they are restored afterwards. A source therefore draws the same random
+numbers after a resume, and does not affect other code that draws from these generators.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A data set that lies in memory as arrays."""
+"""Sources of in-memory or memory-mapped arrays."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,12 +19,11 @@ from .source import Position
 _order: Final[Callable[[int, int, int], Permutation]] = lru_cache(maxsize=8)(Permutation)
 
 ORDERED_AT_ONCE: Final = 2048
-"""Positions that are ordered together: it takes 120 µs for as many, and 100 for one."""
+"""The number of positions permuted together: this takes 120 µs, and 100 µs for one position."""
 
 FINGERPRINT_ROWS: Final = 256
 FINGERPRINT_BYTES: Final = 2**20
-"""What a fingerprint looks at of an array, spread over all of it: at most so many rows and bytes.
-It takes 0.5 ms for MNIST."""
+"""Limits of the rows and bytes of an array that a fingerprint hashes. It takes 0.5 ms for MNIST."""
 
 
 def from_arrays(
@@ -34,27 +33,27 @@ def from_arrays(
     drop_last: bool = False,
     seed: int | None = None,
 ) -> "ArraySource":
-    """Make batches of arrays whose first axis counts the examples.
+    """Create a source of batches from arrays whose first axis is the example.
 
-    `from_arrays(x, y, batch_size=64)` gives batches `(x, y)`, and sample weights are one more
-    array. One argument alone may be any structure of arrays, and is the structure of the batches:
-    `from_arrays({"image": x, "label": y}, batch_size=64)`; a bare array gives bare arrays.
+    `from_arrays(x, y, batch_size=64)` yields batches `(x, y)`; pass sample weights as a third
+    array. A single argument may be any structure of arrays, and batches then have this structure:
+    `from_arrays({"image": x, "label": y}, batch_size=64)`. A single array yields single arrays.
 
-    Every epoch has another order, which follows from (seed, epoch) alone, needs no memory and can
-    be entered anywhere. Dtypes stay as they are, float64 too: casting is the model's business.
+    Every epoch has a different order, which depends on (seed, epoch) only, needs no memory, and can
+    be read from any position. Dtypes are not changed (float64 is kept); models cast their inputs.
 
     Args:
-        *arrays: Arrays of shape (examples, …), or structures of them; None leaves stay None.
-            Memory-mapped arrays are read as they are needed.
-        batch_size: Examples in a batch.
-        shuffle: Whether each epoch has an order of its own; else batches come as stored.
-        drop_last: Leave out the last batch of an epoch where it is shorter than the others; it
-            comes as a shorter one otherwise.
-        seed: Seed of the order; None derives it from the run's.
+        *arrays: Arrays of shape (examples, …), or structures of them. None leaves stay None.
+            Memory-mapped arrays are read as needed.
+        batch_size: The number of examples in a batch.
+        shuffle: Whether to shuffle each epoch; otherwise examples come in stored order.
+        drop_last: Whether to drop the last batch of an epoch if it is shorter than the others.
+        seed: The seed of the order; None derives it from the seed of the run.
 
     Raises:
-        DataError: No arrays, no examples, no batch, lengths that differ, a batch size that
-            is no whole number from 1, a seed that is none from 0, or what is no array of numbers.
+        DataError: If there are no arrays, examples or full batches; if lengths differ; if
+            `batch_size` is not a positive integer or `seed` is not a non-negative one; or if a leaf
+            is not an array of numbers.
 
     Example:
         >>> source = from_arrays(np.arange(5), batch_size=2, shuffle=False)
@@ -75,7 +74,7 @@ def from_arrays(
     for path, leaf in sized:
         if leaf.ndim == 0:
             raise DataError(
-                f"{named(path)} is a number, not an array of examples: make lists of numbers "
+                f"{named(path)} is a number, not an array of examples: convert lists of numbers to "
                 f"arrays with numpy.asarray"
             )
         if len(leaf) != len(sized[0][1]):
@@ -89,8 +88,8 @@ def from_arrays(
     batch_size = whole_number("batch_size", batch_size, DataError)
     if drop_last and examples < batch_size:
         raise DataError(
-            f"{examples} examples make no full batch of {batch_size}, and drop_last leaves out the "
-            f"short one: use a smaller batch_size"
+            f"{examples} examples make no full batch of {batch_size}, and drop_last drops shorter "
+            f"batches: use a smaller batch_size"
         )
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
@@ -99,18 +98,18 @@ def from_arrays(
 
 @dataclass(frozen=True, eq=False)
 class ArraySource:
-    """Batches of arrays; made by `from_arrays`.
+    """A source of batches from arrays; created by `from_arrays`.
 
     Attributes:
         arrays: The structure of NumPy arrays, each of shape (examples, …).
-        examples: How many examples there are.
-        batch_size: Examples in a full batch.
-        shuffle: Whether each epoch has an order of its own.
-        drop_last: Whether a shorter last batch is left out.
-        seed: Seed of the order, or None for the run's.
-        endless: False: every epoch ends.
-        inexact: None: any position can be read from.
-        closed: False: batches do not depend on the state of the run.
+        examples: The number of examples.
+        batch_size: The number of examples in a full batch.
+        shuffle: Whether each epoch is shuffled.
+        drop_last: Whether a shorter last batch is dropped.
+        seed: The seed of the order, or None for the seed of the run.
+        endless: Always False: every epoch ends.
+        inexact: Always None: reading can start at any position.
+        closed: Always False: batches do not depend on the state of the run.
     """
 
     arrays: Any
@@ -126,25 +125,25 @@ class ArraySource:
 
     @property
     def on_disk(self) -> bool:
-        """Whether some array is memory-mapped: then nobody should read all of it at once."""
+        """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
         return any(_is_mapped(leaf) for _, leaf in flattened(self.arrays))
 
     @property
     def length(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         full = self.examples // self.batch_size
         return full if self.drop_last or self.examples % self.batch_size == 0 else full + 1
 
     @property
     def batch_examples(self) -> int:
-        """Examples in a full batch."""
+        """The number of examples in a full batch."""
         return min(self.batch_size, self.examples)
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of shapes, dtypes, and rows spread over the data: other data has another.
+        """A short hash of the shapes, dtypes, and a sample of evenly spaced rows.
 
-        What lies between those rows is not looked at, and their layout in memory does not count.
+        Other rows are not hashed. The memory layout of arrays has no effect.
         """
         found = hashlib.sha256()
         for path, leaf in flattened(self.arrays):
@@ -158,18 +157,18 @@ class ArraySource:
     def indices(
         self, epoch: int, start: int, most: int, *, seed: int = 0, ordered: bool = False
     ) -> Integers:
-        """Return which examples the next batches hold, so that arrays on a device can be indexed.
+        """Return the indices of the examples in the next batches.
 
         Args:
-            epoch: The epoch's number, from 0.
-            start: The number of the first of these batches in the epoch, from 0.
-            most: The most batches wanted.
-            seed: The run's seed; the source's own wins.
-            ordered: Take the examples as they are stored.
+            epoch: The number of the epoch, from 0.
+            start: The number of the first batch within the epoch, from 0.
+            most: The maximum number of batches.
+            seed: The seed of the run, used if the source has no seed.
+            ordered: Return the examples in stored order.
 
         Returns:
-            int64 of shape (batches, examples in each): at most `most` full batches, or the shorter
-            last batch alone; of shape (0, batch_size) at the epoch's end.
+            int64 of shape (batches, examples per batch): up to `most` full batches, or the shorter
+            last batch alone; of shape (0, batch_size) at the end of the epoch.
         """
         full = self.examples // self.batch_size
         if start < full:
@@ -194,10 +193,10 @@ class ArraySource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> "ArrayReader":
-        """Read an epoch from its batch number `start` on; no `position` is ever needed.
+        """Read an epoch, starting at batch `start`. `position` is ignored.
 
         Raises:
-            DataError: The epoch has fewer batches than `start`.
+            DataError: If the epoch has fewer than `start` batches.
         """
         refuse_beyond(start, self.length, epoch)
         return ArrayReader(
@@ -209,13 +208,14 @@ class ArraySource:
 
 
 class ArrayReader:
-    """Tells which rows the batches of a window are; a step back is only a number.
+    """Returns windows as row indices, without copying rows.
 
     Args:
-        source: What is read.
-        indices: Returns which examples the next batches hold, given their first and most number.
-        start: The number of the batch that comes first.
-        at_least: Batches whose indices are computed at once.
+        source: The source being read.
+        indices: Given the number of the first batch and the maximum number of batches, returns the
+            indices of their examples.
+        start: The number of the first batch.
+        at_least: The minimum number of batches whose indices are computed together.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class ArrayReader:
         self._known = indices(start, 0)
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches, to be gathered by whoever needs them; None at the end."""
+        """Return the next batches as row indices, or None at the end of the epoch."""
         offset = self._next - self._known_from
         if offset < 0 or offset + most > len(self._known):
             offset, self._known_from = 0, self._next
@@ -246,18 +246,18 @@ class ArrayReader:
         return window.streamed() if self._on_disk else window
 
     def put_back(self, window: Window) -> None:
-        """Give these batches again."""
+        """Put back batches; the next `take` returns them again."""
         self._next -= window.count
 
     def position(self, ahead: int = 0) -> None:
-        """Nothing is needed."""
+        """Return None: the epoch and batch number are sufficient."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the reader has no resources."""
 
 
 def _is_mapped(array: Any) -> bool:
-    """Say whether an array's memory is that of a file, through whatever views."""
+    """Return whether an array, or the array it is a view of, is memory-mapped."""
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array is not None

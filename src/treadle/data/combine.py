@@ -1,4 +1,4 @@
-"""Sources made of sources: groups of batches, and several sources side by side."""
+"""Combining sources: grouping consecutive batches, and zipping several sources."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +13,17 @@ from .source import Position, Reader, Source, position_of, read_from
 
 
 def groups(source: Any, n: int) -> "GroupSource":
-    """Make a tuple of `n` consecutive batches each batch: several updates in one step.
+    """Group `n` consecutive batches into a tuple, for several updates in one step.
 
-    The batches of a group may differ in form (a shorter last one). A last group of fewer than `n`
-    batches is left out.
+    The batches of a group may differ in shape, such as a shorter last batch. A last group of fewer
+    than `n` batches is dropped.
 
     Args:
-        source: Anything that is accepted as a source.
-        n: Batches in a group.
+        source: A source, or any object that `as_source` accepts.
+        n: The number of batches in a group.
 
     Raises:
-        DataError: `n` is no whole number from 1, or the source has fewer than `n` batches.
+        DataError: If `n` is not a positive integer, or the source has fewer than `n` batches.
 
     Example:
         >>> import numpy as np
@@ -39,18 +39,18 @@ def groups(source: Any, n: int) -> "GroupSource":
 
 
 def zipped(*sources: Any, **named: Any) -> "ZippedSource":
-    """Draw from several sources side by side: a batch is a tuple or a dict of their batches.
+    """Zip several sources: each batch is a tuple or a dict of one batch from each source.
 
-    An epoch ends with the shortest. Array sources of equal length shuffle alike, so that
-    `zipped(from_arrays(x, …), from_arrays(y, …))` stays aligned; give one a `seed` of its own where
-    they must differ.
+    An epoch ends when the shortest source ends. Array sources of equal length have the same order,
+    so `zipped(from_arrays(x, …), from_arrays(y, …))` stays aligned. Pass different seeds to
+    `from_arrays` for different orders.
 
     Args:
-        *sources: Anything that is accepted as a source; batches are tuples.
-        **named: The same by name; batches are dicts.
+        *sources: Sources, or any objects that `as_source` accepts; batches are tuples.
+        **named: The same, as keyword arguments; batches are dicts.
 
     Raises:
-        DataError: No sources, or both kinds at once.
+        DataError: If there are no sources, or both positional and named ones.
 
     Example:
         >>> import numpy as np
@@ -70,14 +70,14 @@ def zipped(*sources: Any, **named: Any) -> "ZippedSource":
 
 @dataclass(frozen=True, eq=False)
 class GroupSource:
-    """Tuples of consecutive batches; made by `groups`."""
+    """A source of tuples of consecutive batches; created by `groups`."""
 
     source: Source
     n: int
 
     @property
     def length(self) -> int | None:
-        """Whole groups in an epoch."""
+        """The number of complete groups in an epoch."""
         return None if self.source.length is None else self.source.length // self.n
 
     @property
@@ -87,17 +87,17 @@ class GroupSource:
 
     @property
     def batch_examples(self) -> int | None:
-        """Examples in the first batch of a group, which counts for the group."""
+        """The number of examples in the first batch of a group, which counts for the group."""
         return self.source.batch_examples
 
     @property
     def fingerprint(self) -> str | None:
-        """What tells other data of the same shapes, where the source can tell."""
+        """The fingerprint of the source's data, or None if it has none."""
         return getattr(self.source, "fingerprint", None)
 
     @property
     def inexact(self) -> str | None:
-        """Why the source cannot be resumed exactly."""
+        """The reason why the source cannot be resumed exactly, or None."""
         return self.source.inexact
 
     @property
@@ -115,10 +115,10 @@ class GroupSource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> "GroupReader":
-        """Read an epoch from its group number `start` on; the position is the source's.
+        """Read an epoch, starting at group `start`. `position` is that of the underlying source.
 
         Raises:
-            DataError: The epoch has fewer groups than `start`.
+            DataError: If the epoch has fewer than `start` groups.
         """
         refuse_beyond(start, self.length, epoch)
         first = start * self.n
@@ -127,7 +127,7 @@ class GroupSource:
 
 
 class GroupReader(CountingReader):
-    """Reads groups: cut out of one window where it can, else joined from several."""
+    """Reads groups: slices of one window if possible, otherwise joined from several windows."""
 
     def __init__(self, part: Reader, n: int, length: int | None, epoch: int, start: int) -> None:
         super().__init__(epoch, start)
@@ -144,7 +144,7 @@ class GroupReader(CountingReader):
         self._part.close()
 
     def _draw(self, most: int) -> Window | None:
-        if self._length is not None:  # nothing is drawn of a last group that is left out
+        if self._length is not None:  # do not read batches of a dropped last group
             most = min(most, self._length - self.given)
         window = self._part.take(most * self._n) if most else None
         if window is None:
@@ -165,7 +165,7 @@ class GroupReader(CountingReader):
                 self._part.put_back(window_of(batch, 1))
 
     def _joined(self, first: Window) -> Window | None:
-        """Return one group that begins with a window too short for it."""
+        """Return one group that starts with a window shorter than the group."""
         windows, missing = [first], self._n - first.count
         while missing:
             following = self._part.take(missing)
@@ -183,53 +183,53 @@ class GroupReader(CountingReader):
 
 @dataclass(frozen=True, eq=False)
 class ZippedSource:
-    """Several sources side by side; made by `zipped`.
+    """A source that zips several sources; created by `zipped`.
 
     Attributes:
-        sources: A tuple or a dict of them.
+        sources: A tuple or a dict of sources.
     """
 
     sources: tuple[Source, ...] | dict[str, Source]
 
     @property
     def parts(self) -> list[tuple[str, Source]]:
-        """The sources with their names or positions, in the order of `keras.tree`."""
+        """The sources with their names or indices, in the order of `keras.tree`."""
         if isinstance(self.sources, dict):
             return sorted(self.sources.items())
         return [(str(position), source) for position, source in enumerate(self.sources)]
 
     @property
     def length(self) -> int | None:
-        """Batches of the shortest; None where one that cannot tell may be shorter."""
+        """The length of the shortest source; None if one of unknown length may be shorter."""
         if any(part.length is None and not part.endless for _, part in self.parts):
             return None
         return self._shortest
 
     @property
     def endless(self) -> bool:
-        """Whether all are endless."""
+        """Whether all sources are endless."""
         return all(part.endless for _, part in self.parts)
 
     @property
     def batch_examples(self) -> int | None:
-        """Examples in a batch of the first source, which counts."""
+        """The number of examples in a batch of the first source, which counts for all."""
         return self.parts[0][1].batch_examples
 
     @property
     def fingerprint(self) -> str | None:
-        """The fingerprints of the sources that have one, side by side."""
+        """The joined fingerprints of the sources, or None if none has one."""
         found = [getattr(part, "fingerprint", None) for _, part in self.parts]
-        return "+".join(told or "-" for told in found) if any(found) else None
+        return "+".join(each or "-" for each in found) if any(found) else None
 
     @property
     def inexact(self) -> str | None:
-        """Why the sources that cannot be resumed exactly cannot, each named."""
-        told = [f"source {name}: {part.inexact}" for name, part in self.parts if part.inexact]
-        return "; ".join(told) or None
+        """The reasons why sources cannot be resumed exactly, with their names, or None."""
+        reasons = [f"source {name}: {part.inexact}" for name, part in self.parts if part.inexact]
+        return "; ".join(reasons) or None
 
     @property
     def closed(self) -> bool:
-        """Whether some source's batches depend on the state of the run."""
+        """Whether the batches of any source depend on the state of the run."""
         return any(part.closed for _, part in self.parts)
 
     @property
@@ -246,10 +246,12 @@ class ZippedSource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> "ZippedReader":
-        """Read an epoch of all sources from batch number `start` on; each has its position.
+        """Read an epoch of all sources, starting at batch `start`.
+
+        `position` has the position of each source by name or index.
 
         Raises:
-            DataError: A source has fewer batches in this epoch than `start`.
+            DataError: If the epoch of a source has fewer than `start` batches.
         """
         refuse_beyond(start, self._shortest, epoch)
         at = position or {}
@@ -262,14 +264,14 @@ class ZippedSource:
 
 
 class ZippedReader(CountingReader):
-    """Takes as many batches of each source as all have, and puts the others back.
+    """Takes the same number of batches from each source, and puts back excess batches.
 
     Args:
-        readers: By name or position, in the order of `keras.tree`.
-        names: The keys of batches that are dicts, in their own order; None makes tuples.
-        length: Batches after which none of the sources is asked again, or None.
-        epoch: The epoch's number.
-        start: The number of the batch that comes first.
+        readers: The readers by name or index, in the order of `keras.tree`.
+        names: The keys of batches that are dicts, in their original order; None for tuples.
+        length: The number of batches after which no source is read, or None.
+        epoch: The number of the epoch.
+        start: The number of the first batch.
     """
 
     def __init__(
@@ -286,9 +288,9 @@ class ZippedReader(CountingReader):
         self._length = length
 
     def position(self, ahead: int = 0) -> Position | None:
-        """Return the positions of all sources' readers by name, where there are any."""
-        told = {name: position_of(reader, ahead) for name, reader in self._readers.items()}
-        return {name: at for name, at in told.items() if at is not None} or None
+        """Return the positions of the readers by name or index, or None if no reader has one."""
+        found = {name: position_of(reader, ahead) for name, reader in self._readers.items()}
+        return {name: at for name, at in found.items() if at is not None} or None
 
     def close(self) -> None:
         """Close the readers of all sources."""
@@ -296,7 +298,7 @@ class ZippedReader(CountingReader):
             reader.close()
 
     def _draw(self, most: int) -> Window | None:
-        if self._length is not None:  # a source that is asked for nothing draws nothing
+        if self._length is not None:  # do not read batches beyond the shortest source
             most = min(most, self._length - self.given)
         windows: dict[str, Window] = {}
         for name, reader in self._readers.items():

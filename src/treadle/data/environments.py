@@ -1,7 +1,7 @@
-"""Environments that answer what a policy does, several side by side, as a checkpoint can hold them.
+"""Vectorized reinforcement learning environments whose state can be saved in checkpoints.
 
-For `treadle.data.closed`: its function plays some moves, asking the policy by `loop.call`, and
-makes a batch of them.
+Use them with `treadle.data.closed`: its function runs some steps, computes actions of the policy
+with `loop.call`, and returns a batch.
 """
 
 import importlib
@@ -20,24 +20,24 @@ from .order import hashed
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PURPOSE: Final = 3
-"""Tells these hashes from those of `functions` and `random_states`."""
+"""Distinguishes these hashes from those in `functions` and `random_states`."""
 
 RECENT: Final = 100
-"""Of so many episodes the returns are kept: over as many the usual tasks are judged."""
+"""The number of recent episodes whose returns are kept; benchmarks usually average over as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """One move in each of n environments.
+    """The transitions of one step in each of n environments.
 
     Attributes:
-        observations: What each showed before, (n, …).
-        actions: What was done there, (n, …).
-        rewards: What it gave, (n,), float32; 0 where an environment stood still.
-        following: What each showed afterwards, (n, …); where an episode ended, its last sight and
-            not the first of the next one.
-        terminated: Whether the episode came to its end, (n,), bool: nothing follows from there.
-        truncated: Whether it was cut off, by a limit of time: more would have followed.
+        observations: The observations before the step, (n, …).
+        actions: The actions, (n, …).
+        rewards: The rewards, (n,), float32; 0 for environments that were not stepped.
+        following: The next observations, (n, …). At the end of an episode, this is the final
+            observation, not the first one of the next episode.
+        terminated: Whether the episode reached a terminal state, (n,), bool.
+        truncated: Whether the episode was cut off, such as by a time limit, (n,), bool.
     """
 
     observations: Array
@@ -49,29 +49,30 @@ class Moves:
 
     @property
     def ended(self) -> Array:
-        """Whether the episode is over, in either way."""
+        """Whether the episode ended, by termination or truncation."""
         return self.terminated | self.truncated
 
 
 class Environments:
-    """Several environments of one kind, each in an episode of its own.
+    """Several environments of the same kind, each running its own episode.
 
-    They keep to Gymnasium's interface (https://gymnasium.farama.org); what they show, and what is
-    done, are arrays or numbers. An episode that ends is
-    followed by another one at once. Every episode has a seed of its own, which follows from the
-    run's seed, from the environment and from the episode's number: so the state of an environment,
-    whatever is inside it, is the number of its episode and the actions in it so far, and `restore`
-    plays these again. That takes as long as they took, and holds for environments that do the same
-    again from the same seed, as Gymnasium wants of all.
+    Environments implement Gymnasium's interface (https://gymnasium.farama.org). Observations and
+    actions are arrays or numbers. When an episode ends, the next one starts immediately.
+
+    The seed of each episode is derived from the seed of the run, the index of the environment and
+    the number of the episode. The state of an environment is therefore the number of its episode
+    and the actions since its start, and `restore` replays these actions. This takes as long as the
+    original steps, and requires that environments are deterministic for a given seed, as Gymnasium
+    specifies.
 
     Args:
-        make: A name that `gymnasium.make` knows, or a function that returns an environment.
-        count: How many there are.
-        seed: Seed of the episodes; None derives them from the run's.
+        make: A name for `gymnasium.make`, or a function that returns an environment.
+        count: The number of environments.
+        seed: The seed of the episodes; None derives it from the seed of the run.
 
     Raises:
-        ConfigurationError: A name is given and Gymnasium is not installed.
-        DataError: A count that is no whole number from 1, or a seed that is none from 0.
+        ConfigurationError: If a name is given and Gymnasium is not installed.
+        DataError: If `count` is not a positive integer, or `seed` is not a non-negative integer.
 
     Example:
         >>> environments = Environments("CartPole-v1", 4, seed=0)
@@ -95,23 +96,23 @@ class Environments:
 
     @property
     def observations(self) -> Array:
-        """What each shows now, (n, …); an array of its own."""
+        """A new array of the current observations, (n, …)."""
         return np.stack([one.shown for one in self._all()])
 
     @property
     def recent(self) -> list[float]:
-        """The returns (sums of rewards) of the episodes that ended last, at most 100."""
+        """The returns (sums of rewards) of the last finished episodes, at most 100."""
         return list(self._recent)
 
     def step(self, actions: Any, playing: Any = None) -> Moves:
-        """Do one action in each environment.
+        """Step each environment with one action.
 
         Args:
-            actions: An array (n, …); row i is what environment i is given.
-            playing: Which of them play, (n,), bool; the others stand still. All, if not given.
+            actions: The actions, an array (n, …); row i is the action in environment i.
+            playing: A mask of the environments to step, (n,), bool; None for all.
 
         Raises:
-            DataError: Not one action for each environment.
+            DataError: If there is not exactly one action for each environment.
         """
         environments, before = self._all(), self.observations
         chosen = np.atleast_1d(actions)
@@ -133,36 +134,37 @@ class Environments:
         return Moves(before, chosen, rewards, following, terminated, truncated)
 
     def restart(self) -> None:
-        """Begin a new episode everywhere; those under way have no return."""
+        """Start a new episode in each environment; unfinished episodes do not count in `recent`."""
         for environment in self._all():
             if environment.actions:
                 environment.begin()
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs: each environment's episode, and the actions in it."""
+        """Return the state for `restore`: the episode and actions of each environment."""
         return {
             "environments": [environment.state() for environment in self._all()],
             "recent": self.recent,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned, by playing again what had been played.
+        """Restore a state returned by `state`, by replaying actions.
 
         Raises:
-            DataError: There were more or fewer environments, or one does not do the same again.
+            DataError: If the number of environments differs, or an environment is not
+                deterministic.
         """
         kept = state["environments"]
         if len(kept) != self.count:
             raise DataError(
-                f"the checkpoint holds {len(kept)} environments, and there are {self.count}: they "
-                "must be as many as when the run began"
+                f"the checkpoint holds {len(kept)} environments, but there are {self.count}: use "
+                "the same number as when the run began"
             )
         for environment, one in zip(self._all(), kept, strict=True):
             environment.restore(one)
         self._recent = deque(state["recent"], maxlen=RECENT)
 
     def _all(self) -> list["_Environment"]:
-        """Return the environments; the first who asks makes them, when the run has its seed."""
+        """Return the environments. They are created on first use, when the run has its seed."""
         if not self._made:
             seed = run_seed() if self._seed is None else self._seed
             self._made = [_Environment(self._one(), seed, i) for i in range(self.count)]
@@ -175,17 +177,17 @@ class Environments:
 
 
 class _Environment:
-    """One environment.
+    """One environment with the actions of its current episode.
 
     Args:
-        environment: Of Gymnasium's interface.
-        seed: Of the run.
-        index: Which one of several it is.
+        environment: An environment with Gymnasium's interface.
+        seed: The seed of the run.
+        index: The index among the environments.
 
     Attributes:
-        shown: What it shows now.
-        actions: What was done in this episode so far.
-        gained: The sum of the rewards in it.
+        shown: The current observation.
+        actions: The actions since the start of the episode.
+        gained: The sum of rewards since the start of the episode.
     """
 
     def __init__(self, environment: Any, seed: int, index: int) -> None:
@@ -194,16 +196,16 @@ class _Environment:
         self.begin()
 
     def begin(self) -> None:
-        """Begin the next episode."""
+        """Start the next episode."""
         self._episode += 1
         key = hashed(PURPOSE, self._seed, self._index, self._episode)
-        shown, _ = self._environment.reset(seed=key >> 33)  # some take no more than 31 bits
+        shown, _ = self._environment.reset(seed=key >> 33)  # some accept at most 31 bits
         self.shown: Array = np.array(shown)
         self.actions: list[Array] = []
         self.gained = 0.0
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool]:
-        """Do one action; returns what it shows then, the reward, and how the episode ended."""
+        """Run one action; return the next observation, the reward, terminated and truncated."""
         shown, reward, terminated, truncated, _ = self._environment.step(action)
         self.shown = np.array(shown)
         self.actions.append(np.array(action))
@@ -211,21 +213,21 @@ class _Environment:
         return self.shown, float(reward), bool(terminated), bool(truncated)
 
     def state(self) -> dict[str, Any]:
-        """Return the episode, its actions, and what is shown."""
+        """Return the number of the episode, its actions, and the current observation."""
         actions = np.stack(self.actions) if self.actions else None
         return {"episode": self._episode, "actions": actions, "shown": self.shown}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Play again what was played; what is shown at the end must be the same."""
+        """Replay the actions of a state; raise if the final observation differs."""
         self._episode = state["episode"] - 1
         self.begin()
         for action in () if state["actions"] is None else state["actions"]:
             self.step(action)
         if not np.array_equal(self.shown, state["shown"], equal_nan=True):
             raise DataError(
-                f"environment {self._index} does not do the same again: after reset and the "
-                f"{len(self.actions)} actions of episode {self._episode + 1} it shows something "
-                "else than when the checkpoint was made. It must draw from self.np_random alone, "
-                "which reset(seed=…) sets, or the seed, the settings or the version of Gymnasium "
-                "changed"
+                f"environment {self._index} is not deterministic: after reset and the "
+                f"{len(self.actions)} actions of episode {self._episode + 1}, its observation "
+                "differs from the one in the checkpoint. It must draw random numbers only from "
+                "self.np_random, which reset(seed=…) sets; or else the seed, the settings or the "
+                "version of Gymnasium changed"
             )

@@ -1,4 +1,4 @@
-"""Epochs of at most so many batches, also of streams that have none of their own."""
+"""Limiting the number of batches per epoch, also for endless streams."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,23 +11,23 @@ from .reader import refuse_beyond
 from .source import Position, Reader, Source, position_of, read_from
 
 DISCARDED_AT_ONCE: Final = 16
-"""Batches that lie in memory together while a stream is drawn up to a position."""
+"""The number of batches read at once when a stream is read and discarded up to a position."""
 
 
 def limited(source: Any, batches: int) -> "LimitedSource":
-    """End each epoch after at most `batches` batches.
+    """Limit each epoch of a source to at most `batches` batches.
 
-    Where the source knows its length, every epoch reads its first `batches` batches. Any other
-    source (an endless stream, a generator) goes on: each epoch begins where the one before it
-    ended. Where such a stream turns out to end, the epoch ends there, and the next one begins
-    the stream anew. Reading epoch 0 again begins at the first batch again.
+    If the length of the source is known, every epoch consists of its first `batches` batches. Any
+    other source (an endless stream, a generator) is continued: each epoch starts where the previous
+    one ended. If such a stream ends, the epoch ends too, and the next epoch restarts the stream.
+    Reading epoch 0 again restarts at the first batch.
 
     Args:
-        source: Anything that is accepted as a source.
-        batches: The most batches in an epoch.
+        source: A source, or any object that `as_source` accepts.
+        batches: The maximum number of batches in an epoch.
 
     Raises:
-        DataError: `batches` is no whole number from 1.
+        DataError: If `batches` is not a positive integer.
 
     Example:
         >>> import itertools
@@ -40,12 +40,12 @@ def limited(source: Any, batches: int) -> "LimitedSource":
 
 
 class LimitedSource:
-    """A source whose epochs end early; made by `limited`.
+    """A source with a limited number of batches per epoch; created by `limited`.
 
     Attributes:
-        source: What is read.
-        batches: The most batches in an epoch.
-        endless: False: every epoch ends.
+        source: The underlying source.
+        batches: The maximum number of batches in an epoch.
+        endless: Always False: every epoch ends.
     """
 
     def __init__(self, source: Source, batches: int) -> None:
@@ -56,24 +56,24 @@ class LimitedSource:
 
     @property
     def length(self) -> int | None:
-        """Batches in an epoch; None where the source may end sooner and cannot tell."""
+        """The number of batches in an epoch; None if the source may end sooner."""
         if self.source.endless:
             return self.batches
         return None if self.source.length is None else min(self.source.length, self.batches)
 
     @property
     def batch_examples(self) -> int | None:
-        """Examples in a full batch."""
+        """The number of examples in a full batch."""
         return self.source.batch_examples
 
     @property
     def fingerprint(self) -> str | None:
-        """What tells other data of the same shapes, where the source can tell."""
+        """The fingerprint of the source's data, or None if it has none."""
         return getattr(self.source, "fingerprint", None)
 
     @property
     def inexact(self) -> str | None:
-        """Why the source cannot be resumed exactly."""
+        """The reason why the source cannot be resumed exactly, or None."""
         return self.source.inexact
 
     @property
@@ -91,14 +91,14 @@ class LimitedSource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> "Head | Stream":
-        """Read an epoch from its batch number `start` on.
+        """Read an epoch, starting at batch `start`.
 
-        A stream goes on where it was left. Anywhere else it is begun again, with the pass that its
-        position tells; without one, where it cannot seek, all batches before the start, those of
-        earlier epochs too, are drawn and discarded.
+        If a stream is at this batch already, reading continues there. Otherwise, the stream is
+        reopened at its position. Without a position, a stream that cannot seek is restarted, and
+        all batches before the start, including those of earlier epochs, are read and discarded.
 
         Raises:
-            DataError: The epoch has fewer batches than `start`.
+            DataError: If the epoch has fewer than `start` batches.
         """
 
         def open_pass(number: int, first: int, at: Position | None) -> Reader:
@@ -124,8 +124,8 @@ class Head:
     """Reads the first batches of an epoch.
 
     Args:
-        reader: Reads the epoch.
-        left: How many batches may still be given.
+        reader: The reader of the whole epoch.
+        left: The remaining number of batches.
     """
 
     def __init__(self, reader: Reader, left: int) -> None:
@@ -133,8 +133,8 @@ class Head:
         self._left = left
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches; None at the epoch's end or where enough were given."""
-        if self._left == 0:  # a source that is asked for nothing draws nothing
+        """Return the next batches; None at the end of the epoch or at the limit."""
+        if self._left == 0:  # do not read a batch beyond the limit
             return None
         window = self._reader.take(min(most, self._left))
         if window is not None:
@@ -142,7 +142,7 @@ class Head:
         return window
 
     def put_back(self, window: Window) -> None:
-        """Give this window again."""
+        """Put back a window; the next `take` returns it again."""
         self._reader.put_back(window)
         self._left += window.count
 
@@ -156,13 +156,15 @@ class Head:
 
 
 class Stream:
-    """Reads one epoch after another from the passes of a source.
+    """Reads consecutive epochs from a source that is continued across epochs.
+
+    A pass is one iteration over the whole source. An epoch may end within a pass.
 
     Args:
-        open_pass: Given the number of a pass, of its first batch, and the position there, returns a
-            reader.
-        batches: The most batches in an epoch.
-        asked: Seed, loop and order that the passes are read with.
+        open_pass: Given the number of a pass, the number of its first batch, and the position
+            there, returns a reader.
+        batches: The maximum number of batches in an epoch.
+        asked: The seed, loop and `ordered` arguments of the passes.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Stream:
         self._open_pass: Final = open_pass
         self._batches: Final = batches
         self._pass = 0
-        self._given = 0  # batches of the pass
+        self._given = 0  # number of batches read in this pass
         self._part: Position | None = None
         self._reader: Reader | None = None
         self._epoch = 0
@@ -183,23 +185,23 @@ class Stream:
         self._ended = False
 
     def at(self, epoch: int, start: int) -> bool:
-        """Say whether the next batch is this one, after going on to the next epoch if need be."""
+        """Return whether the next batch is this one; advance to the next epoch if it is due."""
         if epoch == self._epoch + 1 and start == 0 and self._epoch_is_over():
             self._epoch, self._batch, self._ended = epoch, 0, False
         return (epoch, start) == (self._epoch, self._batch)
 
     def jump(self, epoch: int, start: int, position: Position) -> None:
-        """Begin at this batch of this epoch, where the position says how the stream stood."""
+        """Start at this batch of this epoch, with the stream at the given position."""
         inside = position.get("epoch") == epoch
         self._epoch, self._batch = epoch, position["at"] if inside else start
         self._pass, self._given = position["pass"], position["batch"]
         self._part = position.get("part")
 
     def discard_until(self, epoch: int, start: int) -> None:
-        """Draw and discard all batches before this position.
+        """Read and discard all batches before this position.
 
         Raises:
-            DataError: The epoch has fewer batches than `start`.
+            DataError: If the epoch has fewer than `start` batches.
         """
         while self._epoch < epoch:
             while self.take(DISCARDED_AT_ONCE) is not None:
@@ -210,14 +212,14 @@ class Stream:
                 refuse_beyond(start, self._batch, epoch)
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches of the epoch; None at its end."""
+        """Return the next batches of the epoch, or None at its end."""
         if self._epoch_is_over():
             return None
         if self._reader is None:
             self._reader = self._open_pass(self._pass, self._given, self._part)
         most = min(most, self._batches - self._batch)
         window = self._reader.take(most)
-        if window is None and self._batch == 0:  # the pass ended just where the last epoch did
+        if window is None and self._batch == 0:  # the pass ended exactly with the previous epoch
             self._reader.close()
             self._pass, self._given, self._part = self._pass + 1, 0, None
             self._reader = self._open_pass(self._pass, 0, None)
@@ -230,7 +232,7 @@ class Stream:
         return window
 
     def put_back(self, window: Window) -> None:
-        """Give this window again."""
+        """Put back a window; the next `take` returns it again."""
         if self._reader is not None:
             self._reader.put_back(window)
         self._batch -= window.count
@@ -238,13 +240,13 @@ class Stream:
         self._ended = False
 
     def position(self, ahead: int = 0) -> Position:
-        """Return where the next batch lies: in which pass of the source, and in which epoch."""
+        """Return the position of the next batch in the pass and in the epoch."""
         part = self._part if self._reader is None else position_of(self._reader, ahead)
         passed = {"pass": self._pass, "batch": self._given - ahead, "part": part}
         return {**passed, "epoch": self._epoch, "at": self._batch - ahead}
 
     def close(self) -> None:
-        """Keep the source open: the next epoch goes on with it."""
+        """Do nothing: the next epoch continues with the open pass."""
 
     def _epoch_is_over(self) -> bool:
         return self._ended or self._batch == self._batches

@@ -1,4 +1,4 @@
-"""Sources that are functions: synthetic data that seeks, and batches that depend on the run."""
+"""Sources defined by functions: synthetic data, and batches that depend on the run."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,25 +13,25 @@ from .reading import Reading
 from .states import keeper_of, keeper_of_all
 
 PURPOSE = 1
-"""Tells these hashes from those of `random_states`, which are of as many numbers."""
+"""Distinguishes these hashes from those in `random_states`, which hash as many numbers."""
 
 
 def from_function(
     fn: Callable[[np.random.Generator], Any], length: int, seed: int | None = None
 ) -> BatchSource:
-    """Make every batch by a function of a random generator.
+    """Create a source whose batches are computed by a function of a random generator.
 
-    The generator (Philox) is keyed by seed, epoch and the batch's number in the epoch, so that any
-    batch can be made again without those before it. `fn` must draw from nothing else that changes,
-    or be an object with `state()` and `restore(state)`: then it goes on, after a resume too.
+    The generator (Philox) is keyed by the seed, the epoch and the batch number, so any batch can be
+    computed without the previous ones. `fn` must not depend on other changing state, unless it is
+    an object (or a method of one) with `state()` and `restore(state)`, which checkpoints then save.
 
     Args:
         fn: Given a `numpy.random.Generator`, returns one batch: any structure of arrays.
-        length: Batches in an epoch.
-        seed: Seed of the generators; None derives it from the run's.
+        length: The number of batches in an epoch.
+        seed: The seed of the generators; None derives it from the seed of the run.
 
     Raises:
-        DataError: A length that is no whole number from 1, or a seed that is none from 0.
+        DataError: If `length` is not a positive integer, or `seed` is not a non-negative integer.
 
     Example:
         >>> source = from_function(lambda rng: rng.normal(size=(8, 2)), length=100)
@@ -53,26 +53,26 @@ def from_function(
 def closed(
     fn: Callable[[LoopView], Any], length: int | None = None, keeps: Any = None
 ) -> BatchSource:
-    """Ask for every batch when it is needed, after the step before it: never ahead.
+    """Create a source whose batches depend on the training state, and are never prefetched.
 
-    For environments, replay buffers and curricula, whose next batch depends on what was learned.
-    Each step is then a window of its own, since the next batch needs the weights after it.
+    Use this for environments, replay buffers and curricula, whose next batch depends on the current
+    weights. Every batch is computed after the previous step, so each step is a separate window.
 
-    A resumed run goes on exactly where `fn`, or the object whose method it is, has `state()`, which
-    returns numbers, texts, arrays, and lists, tuples and dicts of them, and `restore(state)`. Or
-    `keeps` names the objects that have them. NumPy's global generator needs no keeping: it is
-    seeded anew for each batch.
+    A run resumes exactly if `fn`, or the object of which it is a method, has `state()` and
+    `restore(state)`, or if such objects are passed as `keeps`. A state may contain numbers,
+    strings, arrays, and lists, tuples and dicts of these. NumPy's global generator need not be
+    saved: it is seeded for each batch.
 
     Args:
         fn: Given the running loop, returns one batch: any structure of arrays.
-        length: Batches in an epoch; None for an epoch without end.
-        keeps: What `fn` changes from one batch to the next: an object with `state()` and
-            `restore(state)`, as `Environments` are, or a list of such. An empty list says that `fn`
-            changes nothing.
+        length: The number of batches in an epoch; None for an endless epoch.
+        keeps: The state that `fn` changes between batches: an object with `state()` and
+            `restore(state)`, such as `Environments`, or a list of such objects. An empty list means
+            that `fn` has no state.
 
     Raises:
-        DataError: A length that is no whole number from 1, or something in `keeps` without
-            `state()` and `restore(state)`; on reading, that no loop is running.
+        DataError: If `length` is not a positive integer, or an object in `keeps` has no `state()`
+            and `restore(state)`. When reading: if no loop is running.
 
     Example:
         >>> source = closed(lambda loop: np.array([loop.progress.step]), length=10)
@@ -84,7 +84,9 @@ def closed(
 
     def batches(reading: Reading) -> Iterator[Any]:
         if reading.loop is None:
-            raise DataError("a closed source asks its function with the running loop: none runs")
+            raise DataError(
+                "a closed source calls its function with the running loop, but no loop is running"
+            )
         index = reading.first
         while length is None or index < length:
             yield fn(reading.loop)
@@ -97,7 +99,7 @@ def closed(
         endless=length is None,
         inexact=None
         if keeper is not None
-        else "what a closed source gives depends on what its function keeps, which has no state() "
-        "and restore(state) for checkpoints: keeps=[…] names what has them",
+        else "the batches of a closed source depend on the state of its function, which has no "
+        "state() and restore(state) for checkpoints: pass objects that have them as keeps=[…]",
         closed=True,
     )

@@ -1,4 +1,4 @@
-"""The leaves of a batch: named by their path, as NumPy arrays of numbers; None stays None."""
+"""Flattening, naming and converting the leaves of a batch to NumPy arrays; None stays None."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ ORDINALS = ("first", "second", "third", "fourth")
 
 NUMBERS = (bool, int, float)
 NO_NUMBERS = "OUSMmT"
-"""NumPy's kinds of dtypes that no backend computes with: objects, texts, bytes, dates."""
+"""NumPy's kinds of dtypes that no backend supports: objects, strings, bytes, dates."""
 
 
 def flattened(structure: Any) -> list[tuple[Path, Any]]:
-    """Return `(path, leaf)` of every leaf, None leaves too, in the order of `keras.tree`."""
+    """Return `(path, leaf)` of every leaf, including None, in the order of `keras.tree`."""
     from keras import tree
 
     return tree.flatten_with_path(structure)
@@ -41,7 +41,7 @@ def mapped(function: Callable[[Array], Any], structure: Any) -> Any:
 
 
 def named(path: Path) -> str:
-    """Return how messages call a leaf; the whole is `the batch`.
+    """Return the name of a leaf in messages; the empty path is `the batch`.
 
     Example:
         >>> named((1,)), named(("image",)), named((0, "image")), named(())
@@ -55,14 +55,14 @@ def named(path: Path) -> str:
 
 
 def refuse_lists(structure: Any, leaves: Sequence[tuple[Path, Any]]) -> None:
-    """Refuse lists of Python numbers in a batch: each number would be an array of its own.
+    """Reject lists of Python numbers in a batch, since each number would become a separate array.
 
     Args:
         structure: The batch.
-        leaves: Its leaves, as `flattened` returns them.
+        leaves: Its leaves, as returned by `flattened`.
 
     Raises:
-        DataError: There is such a list.
+        DataError: If the batch contains a list of numbers.
     """
     for path, leaf in leaves:
         if path and type(leaf) in NUMBERS:
@@ -71,23 +71,23 @@ def refuse_lists(structure: Any, leaves: Sequence[tuple[Path, Any]]) -> None:
                 holders.append(holders[-1][key])
             if isinstance(holders[-1], list) and all(type(x) in NUMBERS for x in holders[-1]):
                 lists = (i for i, x in enumerate(holders) if isinstance(x, list))
-                # A batch may be a list of arrays itself.
+                # The batch itself may be a list of arrays.
                 outer = next(i for i in lists if i > 0 or len(holders) == 1)
                 raise DataError(
                     f"{named(path[:outer])} is a list of Python numbers, not an array: make it one "
-                    "with numpy.asarray, or a tuple where each number is meant by itself"
+                    "with numpy.asarray, or a tuple if each number is a separate input"
                 )
 
 
 def as_array(path: Path, leaf: Any) -> Array | None:
-    """Return a leaf as a NumPy array of its own dtype, without a copy where its memory allows.
+    """Convert a leaf to a NumPy array with the same dtype, without a copy if possible.
 
     Args:
-        path: Where the leaf stands, for messages.
+        path: The path of the leaf, for messages.
         leaf: A NumPy, TensorFlow, JAX or PyTorch array, a number, or None.
 
     Raises:
-        DataError: The leaf holds something else than numbers, or is a sparse tensor.
+        DataError: If the leaf is not numeric, or is a sparse tensor.
     """
     if leaf is None:
         return None
@@ -99,8 +99,8 @@ def as_array(path: Path, leaf: Any) -> Array | None:
     if array.dtype.kind in NO_NUMBERS or array.dtype.names is not None:
         raise DataError(
             f"{named(path)} is a {type(leaf).__name__} of dtype {array.dtype}: batches are arrays "
-            f"of numbers or booleans. Encode texts and categories as numbers, pad what is ragged, "
-            f"make what is sparse dense"
+            f"of numbers or booleans. Encode strings and categories as numbers, pad ragged arrays, "
+            f"and make sparse arrays dense"
         )
     return array
 
@@ -117,13 +117,13 @@ def _from_torch(path: Path, tensor: Any) -> Array:
 
 
 def examples_in(leaves: Sequence[Array | None]) -> int:
-    """Return the first leaf's leading dimension, 1 for scalars and where there is no leaf."""
+    """Return the first axis of the first leaf; 1 for a scalar or without leaves."""
     first = next((leaf for leaf in leaves if leaf is not None), None)
     return 1 if first is None or first.ndim == 0 else first.shape[0]
 
 
 def window_of(batches: Any, count: int) -> Window:
-    """Return stacked batches, each leaf an array of shape (count, …), as a window."""
+    """Return a window of stacked batches, in which each leaf has shape (count, …)."""
     first = next((leaf for _, leaf in flattened(batches) if leaf is not None), None)
     return Window(batches, count, 1 if first is None or first.ndim == 1 else first.shape[1])
 

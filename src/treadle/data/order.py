@@ -1,10 +1,10 @@
-"""The order of a data set: a permutation that is a pure function of (seed, epoch).
+"""The shuffled order of a data set: a permutation that is a pure function of (seed, epoch).
 
-A keyed cipher on the numbers 0 … n - 1 stands for a shuffled list of them: it needs no memory,
-gives the item at any position at once, and uses integers only, so that it is the same on every
-machine. It is the generalized Feistel network (method 3) with cycle walking (method 2) of Black
-and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, LNCS 2271, pages 114 to 130,
-https://doi.org/10.1007/3-540-45760-7_9. It shuffles data and keeps no secrets.
+The permutation is a keyed cipher on the numbers 0 … n - 1. Unlike a shuffled list, it needs no
+memory and computes the item at any position directly. It uses only integers, so it is the same on
+every machine. It is the generalized Feistel network (method 3) with cycle walking (method 2) of
+Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, LNCS 2271, pages 114 to
+130, https://doi.org/10.1007/3-540-45760-7_9. It is not meant to be cryptographically secure.
 """
 
 from math import isqrt
@@ -21,13 +21,13 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 MULTIPLIERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """The multipliers of splitmix64's finalizer."""
 ROUNDS: Final = 16
-"""With 12, the 5,040 orders of seven items still come up unevenly (chi-square, 100,000 seeds)."""
+"""With 12 rounds, the 5,040 orders of seven items are not uniform (chi-square, 100,000 seeds)."""
 
 
 def mixed(word: int) -> int:
-    """Return a 64-bit word in which each bit depends on every bit of `word`.
+    """Mix a 64-bit word, so that each bit of the result depends on every bit of `word`.
 
-    It is the finalizer of splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    This is the finalizer of splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
     Generators", OOPSLA 2014, with the constants of https://prng.di.unimi.it/splitmix64.c.
     """
     word = (word ^ (word >> 30)) * MULTIPLIERS[0] & MASK
@@ -36,12 +36,12 @@ def mixed(word: int) -> int:
 
 
 def hashed(*numbers: int) -> int:
-    """Return 64 bits that depend on all of `numbers`, on their order and on how many they are.
+    """Return a 64-bit hash of all `numbers`, their order and their count.
 
-    Unlike `seed + epoch`, neighbouring seeds and epochs share nothing.
+    Unlike with `seed + epoch`, neighbouring seeds and epochs give unrelated results.
 
     Args:
-        *numbers: Integers; of each the low 64 bits count.
+        *numbers: Integers, of which the low 64 bits are used.
 
     Example:
         >>> hashed(0, 1) == hashed(1, 0)
@@ -54,12 +54,12 @@ def hashed(*numbers: int) -> int:
 
 
 class Permutation:
-    """The numbers 0 … size - 1 in the order of one epoch.
+    """The permutation of the numbers 0 … size - 1 for one epoch.
 
     Args:
-        size: How many items there are; from 1 to 2**62.
+        size: The number of items, from 1 to 2**62.
         seed: The seed of the order.
-        epoch: The epoch's number, from 0.
+        epoch: The number of the epoch, from 0.
 
     Example:
         >>> order = Permutation(5, seed=0, epoch=0)
@@ -69,9 +69,10 @@ class Permutation:
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         self.size = size
-        # A number is left part + left * right part. The parts are of about the same size; left is
-        # even, since additions modulo odd numbers alone make even permutations only; and of those
-        # the one is chosen whose product with right exceeds size least: a walk costs a second call.
+        # A number is split as left part + left * right part. The parts have about the same size.
+        # `left` is even, since additions modulo odd numbers only make even permutations. Among the
+        # candidates, the product left * right that exceeds size least is chosen, since every number
+        # beyond size costs another encryption.
         root = isqrt(size - 1) + 1
         even = root + root % 2
         left = min(range(even, even + root // 4 + 1, 2)[:64], key=lambda left: -size % left)

@@ -1,10 +1,10 @@
-"""The global random states of Python, NumPy and torch, while a source gives its batches.
+"""Seeding the global random states of Python, NumPy and torch for each batch of a source.
 
-A source may draw from them (an augmentation calls `np.random.rand`, a shuffling `DataLoader` calls
-torch). They are therefore set anew before every batch, as a function of (seed, epoch, batch), and
-afterwards put back as they were: what a source draws depends neither on what was read before nor
-on what the step draws, so that a batch comes out the same after a resume, ahead of time, or alone.
-What a source asks of the running loop (`loop.call`) is random in the same way, by `stream`.
+A source may draw from these generators: an augmentation calls `np.random.rand`, or a shuffling
+`DataLoader` calls torch. They are therefore seeded before every batch as a function of (seed,
+epoch, batch), and restored afterwards. Random numbers then depend neither on previous batches nor
+on the train step, so a batch is the same after a resume, when prefetched, or when read alone.
+Functions that a source calls with `loop.call` are seeded in the same way, with `stream`.
 """
 
 import random
@@ -18,15 +18,15 @@ import numpy as np
 from .order import hashed
 
 PURPOSE = 2
-"""Tells these hashes from those of `functions`, which are of as many numbers."""
+"""Distinguishes these hashes from those in `functions`, which hash as many numbers."""
 
 _drawn: list[int] = []
-"""The seed, epoch and batch that is drawn, and how often `stream` was asked for; else nothing."""
+"""The seed, epoch and batch being drawn, and the number of `stream` calls; empty otherwise."""
 
 
 @contextmanager
 def preserved() -> Generator[None, None, None]:
-    """Put the global random states back as they were; costs about 60 µs, mostly NumPy's."""
+    """Restore the global random states on exit. This takes about 60 µs, mostly for NumPy."""
     torch = _torch()
     python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
     torch_state = None if torch is None else torch.default_generator.get_state()
@@ -42,7 +42,7 @@ def preserved() -> Generator[None, None, None]:
 
 
 def seed_for_batch(seed: int, epoch: int, batch: int) -> None:
-    """Set the global random states as they are for this batch; costs about 10 µs."""
+    """Seed the global random states for a batch. This takes about 10 µs."""
     _drawn[:] = seed, epoch, batch, 0
     key = hashed(PURPOSE, seed, epoch, batch)
     random.seed(key)
@@ -53,9 +53,10 @@ def seed_for_batch(seed: int, epoch: int, batch: int) -> None:
 
 
 def stream() -> int | None:
-    """Return a number of 31 bits for a random stream; None where no batch is drawn.
+    """Return a 31-bit seed for a random stream, or None if no batch is being drawn.
 
-    It is another one each time; a batch that is drawn again, as after a resume, gets the same ones.
+    Each call returns a different seed. If a batch is drawn again, such as after a resume, the seeds
+    are the same.
     """
     if not _drawn:
         return None
@@ -64,6 +65,6 @@ def stream() -> int | None:
 
 
 def _torch() -> Any:
-    """Return torch where something has imported it: nobody draws from it otherwise."""
+    """Return torch if it has been imported; otherwise nothing can draw from its generator."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "default_generator") else None

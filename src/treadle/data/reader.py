@@ -1,4 +1,4 @@
-"""How sources that give one batch after another are read in windows."""
+"""Reading iterators of batches in windows, with resumable positions."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -20,18 +20,19 @@ from .source import Position
 from .states import Keeper, Resumable
 
 STATES_KEPT: Final = 12
-"""States of an iterator that are kept, the older the farther apart: a resumed run goes on from the
-newest that is no newer than what was trained on, and draws again what lies between."""
+"""The number of iterator states that are kept, with older ones further apart. A resumed run starts
+from the newest state at or before the trained batches, and draws the batches in between again."""
 
 DRAWING_SECONDS: Final = 0.3
-"""A window is closed after this time: a slow source must not hide a run for many batches."""
+"""A window ends after this time, so that a slow source does not delay progress for many batches."""
 
 
 class CountingReader(ABC):
-    """What readers share: they count what they give, and an epoch without a batch is an error.
+    """Base class of readers that counts batches and rejects an epoch without batches.
 
     Attributes:
-        given: How many batches of the epoch were given, those passed over at the start included.
+        given: The number of batches of the epoch returned so far, including those skipped at the
+            start.
     """
 
     def __init__(self, epoch: int, start: int) -> None:
@@ -39,40 +40,40 @@ class CountingReader(ABC):
         self._epoch = epoch
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches, at most `most` and all of equal form; None at the epoch's end.
+        """Return up to `most` batches with equal shapes and dtypes; None at the end of the epoch.
 
         Raises:
-            DataError: The epoch has no batch at all.
+            DataError: If the epoch has no batches.
         """
         window = self._draw(most)
         if window is not None:
             self.given += window.count
         elif self.given == 0:
             raise DataError(
-                f"the source gave no batch in epoch {self._epoch + 1}: is it empty, or spent?"
+                f"the source gave no batch in epoch {self._epoch + 1}: is it empty or exhausted?"
             )
         return window
 
     def put_back(self, window: Window) -> None:
-        """Take back what was taken last and not trained on: the next `take` begins with it."""
+        """Put back the window taken last; the next `take` returns it first."""
         self._return(window)
         self.given -= window.count
 
     @abstractmethod
     def position(self, ahead: int = 0) -> Position | None:
-        """Return what beside (epoch, batch) is needed to go on from here."""
+        """Return the state needed, in addition to (epoch, batch), to continue from here."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Release threads and files."""
 
     @abstractmethod
     def _draw(self, most: int) -> Window | None:
-        """Return the next batches, or None at the epoch's end."""
+        """Return the next batches, or None at the end of the epoch."""
 
     @abstractmethod
     def _return(self, window: Window) -> None:
-        """Let `_draw` begin with this window."""
+        """Make the next `_draw` return this window first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,17 @@ class _Batch:
 
 
 class BatchReader(CountingReader):
-    """Reads an iterator of batches, and stacks equal ones to windows.
+    """Reads an iterator of batches, and stacks batches with equal shapes and dtypes into windows.
 
-    Every batch is copied into its window as soon as it is there, since an iterator may refill the
-    arrays that it gave before. One that differs from those before it waits for the next window, and
-    so does an exception: the batches before it can be trained on, however long windows are.
+    Every batch is copied into its window immediately, since an iterator may reuse its arrays. A
+    batch that differs from the previous ones starts the next window. An exception is also deferred
+    to the next window, so that the batches before it can be trained on.
 
     Args:
-        batches: Called when the first batch is needed; returns the iterator, a `Resumable` where it
-            has a state.
-        reading: From where; random states are keyed by it.
-        closed: Draw one batch at a time: it may depend on the steps before it.
+        batches: Returns the iterator; called when the first batch is needed. The iterator is a
+            `Resumable` if it has a state.
+        reading: The starting point, which also determines the random states.
+        closed: Read one batch at a time, since batches depend on previous steps.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class BatchReader(CountingReader):
         self._ended = reading.ended()
         self._let_go = False
         self._drawn = reading.start if self._ended else reading.first
-        self._states: list[tuple[int, Any]] = []  # each after so many batches were drawn
+        self._states: list[tuple[int, Any]] = []  # pairs: number of batches drawn, state after
         self._waiting: deque[_Batch] = deque()
         self._failure: Exception | None = None
 
     def position(self, ahead: int = 0) -> Position | None:
-        """Return a state of the iterator, and after how many batches of the epoch it was that."""
+        """Return a state of the iterator, and the number of batches drawn before it."""
         iterator = self._iterator
         if iterator is None:
             return self._reading.position
@@ -141,7 +142,7 @@ class BatchReader(CountingReader):
         here = at_rest and not self._waiting
         over = at_rest and (self._ended or self._let_go) and iterator.lasting
         if here and iterator.opening is None and (over or not self._let_go):
-            self._keep_state(iterator, anew=over)
+            self._keep_state(iterator, overwrite=over)
         target = self.given - ahead
         known = [kept for kept in self._states if kept[0] <= target]
         batch, state = known[-1] if known else (target, iterator.state())
@@ -152,14 +153,14 @@ class BatchReader(CountingReader):
         return found | {"ended": True} if ended else found
 
     def catch_up(self) -> None:
-        """Draw and discard what comes before the start now: what lasts is then as it was there."""
+        """Draw and discard the batches before the start, to restore the source state there."""
         with random_states.preserved():
             if self._iterator is None:
                 self._iterator = self._opened()
             self._next(until=self._reading.start)
 
     def close(self) -> None:
-        """Let go of threads and files: closes a generator."""
+        """Release threads and files, by closing a generator."""
         self._let_go = True
         close = getattr(self._iterator, "close", None)
         if close is not None:
@@ -202,7 +203,7 @@ class BatchReader(CountingReader):
         self._waiting.extendleft(reversed(rows))
 
     def _opened(self) -> Iterator[Any]:
-        """Return the iterator, made with the random states of the epoch's first batch."""
+        """Create the iterator with the random states of the epoch's first batch."""
         random_states.seed_for_batch(self._reading.seed, self._reading.epoch, 0)
         iterator = self._open()
         if not isinstance(iterator, Resumable):
@@ -212,28 +213,28 @@ class BatchReader(CountingReader):
         except DataError as error:
             if not iterator.optional:
                 raise
-            told = f"{error}. A resumed run draws and discards the batches before its position"
-            warnings.warn(told, stacklevel=2)
+            message = f"{error}. A resumed run draws and discards the batches before its position"
+            warnings.warn(message, stacklevel=2)
             return iterator.iterator
         self._states.append((self._drawn, state))
         return iterator
 
-    def _keep_state(self, iterator: Resumable, anew: bool = False) -> None:
-        """Keep the state at this batch, once unless asked for anew."""
+    def _keep_state(self, iterator: Resumable, overwrite: bool = False) -> None:
+        """Keep the state at this batch; `overwrite` replaces a state kept there before."""
         if self._states and self._states[-1][0] == self._drawn:
-            if not anew:
+            if not overwrite:
                 return
             del self._states[-1]
         kept = self._states
         kept.append((self._drawn, iterator.state()))
-        if len(kept) > STATES_KEPT:  # the one goes whose neighbours are nearest, for its age
+        if len(kept) > STATES_KEPT:  # drop the state whose neighbours are closest for its age
             ages = [self._drawn - batch for batch, _ in kept]
             del kept[
                 min(range(1, len(kept) - 1), key=lambda i: (ages[i - 1] - ages[i + 1]) / ages[i])
             ]
 
     def _next(self, until: int | None = None) -> _Batch | None:
-        """Return the next batch from the start on, or None at the end, or `until` this batch."""
+        """Return the next batch at or after the start; None at the end or at batch `until`."""
         if self._waiting:
             return self._waiting.popleft()
         start, epoch = self._reading.start, self._reading.epoch
@@ -244,7 +245,7 @@ class BatchReader(CountingReader):
             try:
                 if self._iterator is None:
                     self._iterator = self._opened()
-                if number:  # the first batch goes on with the random states of the opening
+                if number:  # the first batch continues with the random states of `_opened`
                     random_states.seed_for_batch(self._reading.seed, epoch, number)
                 structure = next(self._iterator)
                 self._drawn += 1
@@ -268,18 +269,18 @@ class BatchReader(CountingReader):
 
 @dataclass(frozen=True, eq=False)
 class BatchSource:
-    """A source made of a function that gives an iterator of batches.
+    """A source defined by a function that returns an iterator of batches.
 
     Attributes:
-        batches: Returns an iterator over the batches of an epoch, from `Reading.first` on.
-        length: Batches in an epoch, or None where that is unknown or endless.
-        endless: True where an epoch is known never to end.
-        batch_examples: Examples in a full batch, or None where that is unknown.
-        inexact: Why a run on this source cannot be resumed exactly; None where it can.
-        seeks: Whether `batches` can begin anywhere; else it begins with the epoch's first batch, or
-            with that of a position, and what comes before the start is discarded.
-        seed: The source's own seed, or None for the run's.
-        closed: Whether a batch may depend on the steps before it.
+        batches: Returns an iterator over the batches of an epoch, starting at `Reading.first`.
+        length: The number of batches in an epoch; None if unknown or endless.
+        endless: Whether an epoch is known never to end.
+        batch_examples: The number of examples in a full batch; None if unknown.
+        inexact: The reason why the source cannot be resumed exactly; None if it can.
+        seeks: Whether `batches` can start at any batch. Otherwise it starts with the first batch of
+            the epoch or of a position, and batches before the start are discarded.
+        seed: The seed of the source, or None for the seed of the run.
+        closed: Whether batches depend on previous steps.
     """
 
     batches: Callable[[Reading], Iterator[Any]]
@@ -301,29 +302,29 @@ class BatchSource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> BatchReader:
-        """Read an epoch from its batch number `start` on; the order is the source's own.
+        """Read an epoch, starting at batch `start`. `ordered` is ignored.
 
         Raises:
-            DataError: The epoch has fewer batches than `start`.
+            DataError: If the epoch has fewer than `start` batches.
         """
         refuse_beyond(start, self.length, epoch)
         seed = seed if self.seed is None else self.seed
         reading = Reading.of(epoch, start, seed, loop, position, self.seeks)
         reader = BatchReader(lambda: self.batches(reading), reading, closed=self.closed)
         if start and position is not None and position["epoch"] == epoch:
-            reader.catch_up()  # nobody may ask for more of this epoch, and for the next one then
+            reader.catch_up()  # now, since the caller may continue with the next epoch
         return reader
 
 
 def lasting(
     batches: Callable[[Reading], Iterator[Any]], keeper: Keeper | None, costly: bool = False
 ) -> Callable[[Reading], Iterator[Any]]:
-    """Let the object that makes the batches go on from where a position says.
+    """Wrap `batches` so that the state of the object that makes them is saved and restored.
 
     Args:
-        batches: Returns an iterator over the batches of an epoch, from `Reading.first` on.
-        keeper: What keeps the object's state; None where it has none.
-        costly: Ask for the state no more often than it must be.
+        batches: Returns an iterator over the batches of an epoch, starting at `Reading.first`.
+        keeper: Saves and restores the object's state; None if it has none.
+        costly: Save the state only when necessary.
     """
     if keeper is None:
         return batches
@@ -341,10 +342,10 @@ def lasting(
 
 
 def refuse_beyond(start: int, length: int | None, epoch: int) -> None:
-    """Refuse a position that an epoch of this length does not have.
+    """Reject a position beyond the end of an epoch.
 
     Raises:
-        DataError: There are fewer batches than `start`.
+        DataError: If the epoch has fewer than `start` batches.
     """
     if length is not None and start > length:
         raise DataError(

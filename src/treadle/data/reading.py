@@ -1,4 +1,4 @@
-"""From where an epoch is read: its number, the first batch, and the source's own position."""
+"""The arguments for reading an epoch: its number, the first batch, and the source's position."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,16 @@ from .states import decoded
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """From where an epoch is read, and for whom.
+    """The starting point for reading an epoch.
 
     Attributes:
-        epoch: The epoch's number, from 0.
-        start: Batches of this epoch to pass over.
-        seed: The source's own seed, or else the run's.
-        loop: What is running, or None outside a loop.
-        first: The number of the batch that is drawn first; those from there to the start are
-            discarded.
-        position: What a reader said to stand at this start, or at the end of the epoch before.
+        epoch: The number of the epoch, from 0.
+        start: The number of batches to skip.
+        seed: The seed of the source, or else of the run.
+        loop: The running loop, or None outside a loop.
+        first: The number of the first batch to read; batches from `first` to `start` are discarded.
+        position: The position that a reader returned at this start, or at the end of the previous
+            epoch.
     """
 
     epoch: int
@@ -40,18 +40,19 @@ class Reading:
         position: Position | None,
         seeks: bool = False,
     ) -> "Reading":
-        """Return from where to read.
+        """Create a `Reading`, and validate its position.
 
         Args:
-            epoch: The epoch's number, from 0.
-            start: Batches of this epoch to pass over.
-            seed: The source's own seed, or else the run's.
-            loop: What is running, or None outside a loop.
-            position: What a reader returned, or None.
-            seeks: Whether the source can begin anywhere; a position says itself from where.
+            epoch: The number of the epoch, from 0.
+            start: The number of batches to skip.
+            seed: The seed of the source, or else of the run.
+            loop: The running loop, or None outside a loop.
+            position: The position that a reader returned, or None.
+            seeks: Whether the source can start at any batch. A position of this epoch contains its
+                own first batch.
 
         Raises:
-            DataError: The position is not one at this start.
+            DataError: If the position is of a later batch than `start`.
         """
         first = start if seeks else 0
         if position is not None and position["epoch"] == epoch:
@@ -59,22 +60,22 @@ class Reading:
             if first > start and not position.get("ended"):
                 raise DataError(
                     f"the source's position is of batch {first} of epoch {epoch + 1}, but only "
-                    f"{start} were trained on: it belongs to another place of the run"
+                    f"{start} were trained on: it belongs to a later step of the run"
                 )
         return cls(epoch, start, seed, loop, first, position)
 
     def state(self) -> Any:
-        """Return the state that this epoch goes on with, or None."""
+        """Return the state within this epoch from which to continue, or None."""
         at = self.position
         return decoded(at["state"]) if at is not None and at["epoch"] == self.epoch else None
 
     def ended(self) -> bool:
-        """Say whether this epoch had ended already, and not only given its last batch."""
+        """Return whether the iterator of this epoch was already exhausted."""
         at = self.position
         return at is not None and at["epoch"] == self.epoch and bool(at.get("ended"))
 
     def before(self) -> Any:
-        """Return the state that an earlier epoch ended with, or None."""
+        """Return the state at the end of an earlier epoch, or None."""
         at = self.position
         if at is None or at["epoch"] == self.epoch:
             return None

@@ -1,4 +1,4 @@
-"""What the loop asks of data: batches of one epoch after another, from any position."""
+"""The protocols of data sources and their readers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
@@ -7,57 +7,58 @@ from ..backends.window import Window
 from ..core.hook import LoopView
 
 Position = Mapping[str, Any]
-"""What beside (epoch, batch) says where a reader stands: JSON's types and NumPy arrays."""
+"""The state of a reader in addition to (epoch, batch): JSON types and NumPy arrays."""
 
 
 class Reader(Protocol):
-    """One epoch being read."""
+    """Reads one epoch."""
 
     def take(self, most: int) -> Window | None:
-        """Return the next batches, at most `most` and all of equal form; None at the epoch's end.
+        """Return up to `most` batches with equal shapes and dtypes; None at the end of the epoch.
 
-        A window may hold fewer than `most` although more batches follow, and the arrays of a window
-        are its own: whoever takes it may change them.
+        A window may have fewer than `most` batches although more follow. The caller may modify the
+        arrays of a window.
         """
         ...
 
     def put_back(self, window: Window) -> None:
-        """Take back a window that was not trained on: the next `take` begins with it.
+        """Put back a window that was not trained on; the next `take` returns it first.
 
-        What is put back must be what was taken last.
+        Only the batches taken last can be put back.
         """
         ...
 
     def position(self, ahead: int = 0) -> Position | None:
-        """Return what beside (epoch, batch) is needed to go on from here, in another process too.
+        """Return the state needed, in addition to (epoch, batch), to continue in another process.
 
-        Also after the end of the epoch and after `close`: the next epoch may begin with it. A
-        reader without this method needs nothing.
+        This also works at the end of the epoch and after `close`, since the next epoch may need the
+        position. A reader without this method needs no position.
 
         Args:
-            ahead: How many of the batches taken last count as not taken: they were read ahead.
+            ahead: The number of batches taken last that were only prefetched and count as not
+                taken.
 
         Returns:
-            What `Source.read` takes back, which nobody changes any more; None where nothing is
-            needed.
+            The `position` argument for `Source.read`, which must not be modified; None if (epoch,
+            batch) is sufficient.
 
         Raises:
-            DataError: A state holds what no checkpoint can hold.
+            DataError: If a state contains values that cannot be stored in checkpoints.
         """
         ...
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Release threads and files."""
         ...
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Batches of one epoch after another."""
+    """A source of batches, read epoch by epoch, from any position."""
 
     @property
     def length(self) -> int | None:
-        """Batches in an epoch, or None where that is unknown or endless."""
+        """The number of batches in an epoch; None if unknown or endless."""
         ...
 
     @property
@@ -67,17 +68,17 @@ class Source(Protocol):
 
     @property
     def batch_examples(self) -> int | None:
-        """Examples in a full batch, or None where that is unknown."""
+        """The number of examples in a full batch; None if unknown."""
         ...
 
     @property
     def inexact(self) -> str | None:
-        """Why a run cannot be resumed exactly, as a clause; None where it can."""
+        """The reason why the source cannot be resumed exactly, as a clause; None if it can."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether batches depend on the state of the run: then none is read before its turn."""
+        """Whether batches depend on the state of the run, so that they cannot be prefetched."""
         ...
 
     def read(
@@ -90,17 +91,17 @@ class Source(Protocol):
         ordered: bool = False,
         position: Position | None = None,
     ) -> Reader:
-        """Read an epoch from its batch number `start` on.
+        """Read an epoch, starting at batch `start`.
 
         Args:
-            epoch: The epoch's number, from 0; orders derive from it and from `seed`.
-            start: Batches of this epoch to pass over.
-            seed: The run's seed; a source's own seed wins.
-            loop: What is running; only sources that depend on its state look at it.
-            ordered: Give the items as they are stored, where this source is what shuffles them:
-                predictions come out in the order of the data.
-            position: What a reader returned as its position at this batch, or at the end of the
-                epoch before; passed only where it is not None.
+            epoch: The number of the epoch, from 0; the order depends on it and on `seed`.
+            start: The number of batches to skip.
+            seed: The seed of the run, used if the source has no seed.
+            loop: The running loop, for sources that depend on its state.
+            ordered: Return examples in stored order, if this source shuffles them. Predictions then
+                have the order of the data.
+            position: The position that a reader returned at this batch or at the end of the
+                previous epoch. It is passed only if it is not None.
         """
         ...
 
@@ -115,12 +116,12 @@ def read_from(
     loop: LoopView | None,
     ordered: bool = False,
 ) -> Reader:
-    """Read a source whose class may know nothing of positions."""
+    """Read a source whose `read` method may lack the `position` argument."""
     more: dict[str, Any] = {} if position is None else {"position": position}
     return source.read(epoch, start, seed=seed, loop=loop, ordered=ordered, **more)
 
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:
-    """Return the position of a reader whose class may know nothing of positions."""
+    """Return the position of a reader, or None if it has no `position` method."""
     ask = cast("Callable[[int], Position | None] | None", getattr(reader, "position", None))
     return ask(ahead) if callable(ask) else None

@@ -1,8 +1,8 @@
-"""States of what gives batches, as a checkpoint can hold them: JSON's types and NumPy arrays.
+"""Saving and restoring the states of data sources as JSON types and NumPy arrays.
 
-What JSON has no name for, and a state may hold all the same, is written as a dict of one entry: a
-tuple (`random.getstate()` is one) as `{"(tuple)": […]}`, and so are bytes, torch tensors and dicts
-whose keys are no texts. Nothing is pickled: reading a state runs no code.
+Types that JSON lacks are encoded as a dict with one entry: a tuple (such as `random.getstate()`) as
+`{"(tuple)": […]}`, and similarly bytes, torch tensors, and dicts whose keys are not strings.
+Nothing is pickled, so reading a state runs no code.
 """
 
 import sys
@@ -19,17 +19,17 @@ from ..errors import DataError
 TUPLE, BYTES, TENSOR, PAIRS = "(tuple)", "(bytes)", "(tensor)", "(dict)"
 
 METHODS: Final = (("state", "restore"), ("state_dict", "load_state_dict"))
-"""How objects call what returns their state, and what takes it back."""
+"""The supported pairs of method names that return and restore a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """What returns the state of an object, and what takes it back.
+    """The functions that return and restore the state of an object.
 
     Attributes:
-        name: The object's class, for messages.
+        name: The name of the object's class, for messages.
         state: Returns the state.
-        restore: Given what `state` returned, makes the object what it was then.
+        restore: Restores a state returned by `state`.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Keeper:
 
 
 def keeper_of(thing: Any) -> Keeper | None:
-    """Return what keeps the state of an object, or of the one whose method this is; None if none.
+    """Return the keeper of an object, or of the object of a bound method; None without a state.
 
     Example:
         >>> keeper_of(print) is None
@@ -54,10 +54,10 @@ def keeper_of(thing: Any) -> Keeper | None:
 
 
 def keeper_of_all(things: Any) -> Keeper:
-    """Return what keeps the states of an object or of a list of them, one after another.
+    """Return one keeper for an object or a list of objects.
 
     Raises:
-        DataError: One of them has no `state()` and `restore(state)`.
+        DataError: If an object has no `state()` and `restore(state)`.
 
     Example:
         >>> keeper_of_all([]).state()
@@ -69,8 +69,8 @@ def keeper_of_all(things: Any) -> Keeper:
         keeper = keeper_of(thing)
         if keeper is None:
             raise DataError(
-                f"keeps names a {type(thing).__name__}, which no checkpoint can hold: it needs "
-                "state() and restore(state)"
+                f"keeps contains a {type(thing).__name__}, which cannot be saved in checkpoints: "
+                "it needs state() and restore(state)"
             )
         keepers.append(keeper)
 
@@ -86,7 +86,7 @@ _tallies: Final[dict[int, Counter[str]]] = {}
 
 
 def tallies_of(thing: Any) -> Counter[str]:
-    """Return counts that belong to an object as long as it lives, whoever asks."""
+    """Return the counters attached to an object, which exist as long as the object does."""
     if id(thing) not in _tallies:
         _tallies[id(thing)] = Counter()
         weakref.finalize(thing, _tallies.pop, id(thing), None)
@@ -94,17 +94,18 @@ def tallies_of(thing: Any) -> Counter[str]:
 
 
 class Resumable:
-    """An iterator of batches that can say from where it could go on.
+    """An iterator of batches with a state that can be saved.
 
     Args:
-        iterator: Gives batches.
-        state: Returns the state after the batches that it gave.
-        name: Whose state it is, for messages.
-        lasting: The state outlives the epoch: the next one begins with it.
-        costly: The state is asked for no more often than it must be.
-        optional: Without a state that a checkpoint can hold, batches can be drawn and discarded.
-        opening: The state from which the iterator was made, where that is all that can be gone
-            back to: its batches are drawn again from the epoch's first on.
+        iterator: The iterator of batches.
+        state: Returns the state after the batches returned so far.
+        name: The owner of the state, for messages.
+        lasting: The state continues across epochs: the next epoch starts with it.
+        costly: The state is saved only when necessary.
+        optional: If a checkpoint cannot contain the state, batches can be drawn and discarded
+            instead.
+        opening: The state from which the iterator was created, if only this state can be restored.
+            A resumed run then draws the batches of the epoch again from the first one.
     """
 
     def __init__(
@@ -133,30 +134,30 @@ class Resumable:
         return next(self.iterator)
 
     def state(self) -> Any:
-        """Return the state after the batches given so far, as `encoded` writes it.
+        """Return the state after the batches returned so far, encoded by `encoded`.
 
         Raises:
-            DataError: It holds what a checkpoint cannot.
+            DataError: If a checkpoint cannot contain the state.
         """
         return encoded(self._state(), self.name)
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Release threads and files."""
         close = getattr(self.iterator, "close", None)
         if close is not None:
             close()
 
 
 def encoded(state: Any, name: str, path: str = "") -> Any:
-    """Return a state in JSON's types and NumPy arrays, which are copies.
+    """Encode a state as JSON types and copies of NumPy arrays.
 
     Args:
-        state: Of numbers, texts, bytes, None, arrays, and lists, tuples and dicts of them.
-        name: Whose state it is, for messages.
-        path: Where in it this stands, for messages.
+        state: Numbers, strings, bytes, None, arrays, and lists, tuples and dicts of these.
+        name: The owner of the state, for messages.
+        path: The path within the state, for messages.
 
     Raises:
-        DataError: It holds something else.
+        DataError: If the state contains other types.
 
     Example:
         >>> encoded({"at": (1, None)}, "Buffer")
@@ -187,13 +188,13 @@ def encoded(state: Any, name: str, path: str = "") -> Any:
         return parts if plain else {PAIRS: [[encoded(k, name, path), v] for k, v in parts.items()]}
     raise DataError(
         f"the state of {name} holds a {type(state).__name__}{' at ' + path if path else ''}, which "
-        f"no checkpoint can hold: a state is made of numbers, texts, None, arrays, and lists, "
-        f"tuples and dicts of them"
+        f"cannot be saved in checkpoints: a state may contain numbers, strings, None, arrays, and "
+        f"lists, tuples and dicts of these"
     )
 
 
 def decoded(state: Any) -> Any:
-    """Return the state that `encoded` wrote.
+    """Decode a state encoded by `encoded`.
 
     Example:
         >>> decoded(encoded({"at": (1, None)}, "Buffer"))

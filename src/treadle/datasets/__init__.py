@@ -1,4 +1,4 @@
-"""Small data sets: arrays of digits and wines, a text (all shipped), MNIST and CIFAR-10."""
+"""Small data sets: digits, wine and a text (shipped with the package), MNIST and CIFAR-10."""
 
 from .loaders import Arrays, Table, alice, cifar10, digits, mnist, wine
 

@@ -1,7 +1,7 @@
-"""The loaders: where each data set is looked for, and what a file has to hold.
+"""Loaders of the data sets: finding, reading and validating their files.
 
-Files are NumPy `.npz` archives with the keys x_train, y_train, x_test and y_test, and one text.
-They are data only: pickled arrays are refused, so that a file from anywhere can be opened.
+Files are NumPy `.npz` archives with the keys x_train, y_train, x_test and y_test, and one text
+file. Pickled arrays are rejected, so opening a file from an untrusted source runs no code.
 """
 
 import gzip
@@ -23,7 +23,7 @@ _Splits = tuple[tuple[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """A labelled data set that is already divided into training and test rows.
+    """A labelled image data set, split into training and test rows.
 
     Attributes:
         x_train: uint8 images, (n, height, width) or (n, height, width, channels).
@@ -40,14 +40,14 @@ class Arrays:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of measurements that are already divided into training and test rows.
+    """A table of measurements, split into training and test rows.
 
     Attributes:
-        columns: What each column of `x_train` and `x_test` is.
+        columns: The names of the columns of `x_train` and `x_test`.
         x_train: float32 measurements, (n, columns), in the units of the source.
-        y_train: int64, (n,).
+        y_train: int64 targets, (n,).
         x_test: float32 measurements, (m, columns).
-        y_test: int64, (m,).
+        y_test: int64 targets, (m,).
     """
 
     columns: tuple[str, ...]
@@ -73,13 +73,13 @@ _WINE_COLUMNS = (
 
 
 def digits() -> Arrays:
-    """Return 1,797 handwritten digits of 8×8 pixels, without any network: they are in the package.
+    """Return 1,797 handwritten digits of 8×8 pixels, which are shipped with the package.
 
     They are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and
     C. Kaynak (https://doi.org/10.24432/C50P49, licence CC BY 4.0). Test rows are the first 360 of
-    `numpy.random.RandomState(0).permutation(1797)`, training rows the other 1,437 in that order:
-    the rows of scikit-learn's `train_test_split(…, test_size=0.2, random_state=0)`. Both splits
-    hold digits of the same 13 writers.
+    `numpy.random.RandomState(0).permutation(1797)`, training rows the other 1,437 in that order.
+    This is the same split as scikit-learn's `train_test_split(…, test_size=0.2, random_state=0)`.
+    Both splits contain digits of the same 13 writers.
 
     Returns:
         Images uint8 (1437, 8, 8) and (360, 8, 8), pixels 0 to 16; labels int64 (1437,) and (360,).
@@ -93,15 +93,15 @@ def digits() -> Arrays:
 
 
 def wine() -> Table:
-    """Return 3,961 white wines, eleven measurements each and a grade, shipped with the package.
+    """Return 3,961 white wines with eleven measurements and a grade, shipped with the package.
 
-    They are the white ones of "Wine Quality" by P. Cortez, A. Cerdeira, F. Almeida, T. Matos and
-    J. Reis (https://doi.org/10.24432/C56S3T, licence CC BY 4.0). Rows that repeat an earlier one
-    are left out: of 4,898 wines 937 do, and would stand in both splits. Test rows are the first 792
-    of `numpy.random.RandomState(0).permutation(3961)`, training rows the others in that order.
+    They are the white wines of "Wine Quality" by P. Cortez, A. Cerdeira, F. Almeida, T. Matos and
+    J. Reis (https://doi.org/10.24432/C56S3T, licence CC BY 4.0). Duplicate rows (937 of 4,898) are
+    removed, since they could be in both splits. Test rows are the first 792 of
+    `numpy.random.RandomState(0).permutation(3961)`, training rows the others in that order.
 
-    The grade is the median of at least three experts': from 0 to 10, of which 3 to 9 were given.
-    Grades are far from evenly spread: 45 % of the wines have a 6, 3.4 % an 8 or a 9.
+    The grade is the median grade of at least three experts. The scale is 0 to 10; grades range from
+    3 to 9. The classes are imbalanced: 45 % of the wines have grade 6, 3.4 % have grade 8 or 9.
 
     Returns:
         Measurements float32 (3169, 11) and (792, 11); grades int64 (3169,) and (792,).
@@ -118,14 +118,14 @@ def wine() -> Table:
 
 
 def alice() -> str:
-    r"""Return "Alice's Adventures in Wonderland", without any network: it is in the package.
+    r"""Return the text of "Alice's Adventures in Wonderland", which is shipped with the package.
 
-    The book of Lewis Carroll (1865) is in the public domain. The text is that of the file
-    `alice29.txt` of the Canterbury Corpus (https://corpus.canterbury.ac.nz), without the line that
-    names the edition and without spaces at the ends of lines.
+    The book by Lewis Carroll (1865) is in the public domain. The text is the file `alice29.txt` of
+    the Canterbury Corpus (https://corpus.canterbury.ac.nz), without the line that names the edition
+    and without spaces at the ends of lines.
 
     Returns:
-        The text: ASCII, lines end with "\n".
+        The ASCII text, with lines separated by "\n".
 
     Example:
         >>> text = alice()
@@ -138,18 +138,18 @@ def alice() -> str:
 def mnist(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     """Return MNIST: 70,000 handwritten digits of 28×28 pixels.
 
-    Looks for `mnist.npz` in `data_dir`, else in the folder that the environment variable
-    TREADLE_DATA names, else in Keras' cache, into which Keras downloads it (11 MB).
+    It is read from `mnist.npz` in `data_dir`, otherwise in the folder given by the environment
+    variable TREADLE_DATA, otherwise in Keras' cache, to which Keras downloads it (11 MB).
 
     Args:
-        data_dir: The folder that holds `mnist.npz`. Where one is named, nothing else is tried.
+        data_dir: The folder that contains `mnist.npz`. If given, no other location is tried.
 
     Returns:
         Images uint8 (60000, 28, 28) and (10000, 28, 28), pixels 0 to 255; labels int64 (60000,)
         and (10000,).
 
     Raises:
-        DataError: There is no such file and no download, or it does not hold MNIST.
+        DataError: If the file is not found and cannot be downloaded, or does not contain MNIST.
 
     Example:
         >>> data = mnist("~/data")  # doctest: +SKIP
@@ -168,18 +168,18 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
 def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
     """Return CIFAR-10: 60,000 colour photographs of 32×32 pixels in ten classes.
 
-    Looks for `cifar10.npz` in `data_dir`, else in the folder that the environment variable
-    TREADLE_DATA names, else in Keras' cache, into which Keras downloads it (170 MB).
+    It is read from `cifar10.npz` in `data_dir`, otherwise in the folder given by the environment
+    variable TREADLE_DATA, otherwise in Keras' cache, to which Keras downloads it (170 MB).
 
     Args:
-        data_dir: The folder that holds `cifar10.npz`. Where one is named, nothing else is tried.
+        data_dir: The folder that contains `cifar10.npz`. If given, no other location is tried.
 
     Returns:
         Images uint8 (50000, 32, 32, 3) and (10000, 32, 32, 3), pixels 0 to 255; labels int64
-        (50000,) and (10000,), also where the file has them as a column.
+        (50000,) and (10000,), also if the file stores them as a column.
 
     Raises:
-        DataError: There is no such file and no download, or it does not hold CIFAR-10.
+        DataError: If the file is not found and cannot be downloaded, or does not contain CIFAR-10.
 
     Example:
         >>> data = cifar10("~/data")  # doctest: +SKIP
@@ -203,7 +203,7 @@ def _find(
 ) -> Arrays:
     tried: list[str] = []
     for source, folder in (
-        ("the folder that was named", data_dir),
+        ("the given folder", data_dir),
         ("TREADLE_DATA", os.environ.get("TREADLE_DATA") or None),
     ):
         if folder is None:
@@ -211,12 +211,12 @@ def _find(
         path = Path(folder).expanduser() / f"{name}.npz"
         if path.is_file():
             return _read(path, image)
-        tried.append(f"{source}: {path} {'is no file' if path.exists() else 'does not exist'}")
+        tried.append(f"{source}: {path} {'is not a file' if path.exists() else 'does not exist'}")
         if data_dir is not None:
             raise _not_found(name, tried)
     try:
         (x_train, y_train), (x_test, y_test) = download()
-    except Exception as error:  # Keras raises a bare Exception where a download fails
+    except Exception as error:  # Keras raises a bare Exception if a download fails
         tried.append(f"Keras' cache and download: {error or type(error).__name__}")
         raise _not_found(name, tried) from error
     arrays = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
@@ -239,7 +239,7 @@ def _read(path: Path, image: tuple[int, ...]) -> Arrays:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        # The file is opened here and not by NumPy, which leaves it open where it is no archive.
+        # Opened here, since np.load does not close a file that is not an archive.
         with path.open("rb") as file:
             content = np.load(file, allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
@@ -252,7 +252,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _checked(arrays: Mapping[str, np.ndarray], image: tuple[int, ...], origin: str) -> Arrays:
-    """Return the arrays with int64 label vectors, or say which of them is not as expected."""
+    """Return the arrays with int64 label vectors; raise if a shape, dtype or label is invalid."""
     expected = [field.name for field in fields(Arrays)]
     missing = [key for key in expected if key not in arrays]
     if missing:

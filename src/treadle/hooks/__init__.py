@@ -1,7 +1,7 @@
-"""Ready hooks: what shows, records, guards and ends a run.
+"""Built-in hooks that display, log, checkpoint, guard and stop a run.
 
-Importing this imports neither Keras nor rich: a module is imported when its first name is asked
-for.
+Importing this package imports neither Keras nor rich: each submodule is imported when one of its
+names is first used.
 """
 
 import importlib
@@ -72,14 +72,15 @@ def __dir__() -> list[str]:
 
 
 def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
-    """Return the hooks that every run has, in the order in which they are told.
+    """Return the default hooks of a run, in the order in which they are called.
 
-    `NonFinite` comes after those that write, so that the log holds the value that ended the run;
-    at the end they are told in reverse, so that it looks at the weights before they are written.
+    `NonFinite` comes after the hooks that write logs, so that the log contains the value that ended
+    the run. `end` is called in reverse order, so `NonFinite` checks the weights before they are
+    written.
 
     Args:
-        directory: The run directory; without one nothing is written.
-        quiet: Show nothing.
+        directory: The run directory. Without one, hooks that write files are omitted.
+        quiet: Omit the console output.
 
     Example:
         >>> [type(hook).__name__ for hook in defaults(None, quiet=False)]

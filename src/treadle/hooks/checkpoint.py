@@ -1,4 +1,4 @@
-"""Checkpoints of a run, so that it goes on where it was, whatever ended it."""
+"""The `Checkpoint` hook, which saves a run so that it can be resumed after any interruption."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,28 +17,30 @@ from .nonfinite import not_finite
 
 
 class Checkpoint(Hook):
-    """Saves all that a run is, now and then, and when it is asked to end.
+    """Saves the complete state of a run at regular intervals and when it is stopped.
 
-    A checkpoint holds every variable, the optimizer's and the metrics' among them, the Python
-    values of the task that changed, the place in the data, random states, and what hooks keep: the
-    same script, or the same `treadle run`, goes on from the newest one as if it had never stopped.
-    Writing happens in a thread of its own; training waits while floats are looked at for NaN,
-    values are copied, and the log is brought to the disk.
+    A checkpoint contains every variable (including those of optimizers and metrics), the Python
+    values of the task that changed, the position in the data, random states, and the state of
+    hooks. The same script, or the same `treadle run` command, resumes from the newest checkpoint
+    with the same results as an uninterrupted run. A background thread writes the files. Training
+    waits while floats are checked for NaN, values are copied, and the log is flushed to disk.
 
-    One of step 0 is always kept. What holds NaN or infinity that was not there at the start is not
-    saved.
+    The checkpoint of step 0 is always kept. A state is not saved if it contains NaN or infinity
+    that was not there at the start.
 
     Args:
-        every: How often: steps, epochs, examples or time.
-        keep_last: How many of the newest are kept.
-        keep_every: Keep those of every so many steps for good, as `"1000 steps"`.
-        keep_best: How many of the best are kept for good, by `monitor`: of the states that it was
-            measured of, each of which is saved for that.
-        monitor: The name of a recorded value: what is best.
-        direction: `"min"` or `"max"`, where the name does not say it; see `EarlyStopping`.
+        every: The interval between checkpoints, in steps, epochs, examples or time.
+        keep_last: The number of newest checkpoints to keep.
+        keep_every: Permanently keep checkpoints whose step is a multiple of this, such as
+            `"1000 steps"`.
+        keep_best: The number of best checkpoints to keep permanently, ranked by `monitor`. Each
+            state for which `monitor` is recorded is saved for this ranking.
+        monitor: The name of the recorded value that ranks checkpoints.
+        direction: `"min"` or `"max"`: whether smaller or larger is better. Required if it cannot be
+            inferred from the name; see `EarlyStopping`.
 
     Raises:
-        ConfigurationError: A moment cannot be read, or `keep_best` lacks a `monitor`.
+        ConfigurationError: If an interval is invalid, or `keep_best` is given without `monitor`.
 
     Example:
         >>> import treadle
@@ -60,7 +62,7 @@ class Checkpoint(Hook):
             raise ConfigurationError(f"keep_every={keep_every!r} must count steps, as '1000 steps'")
         if keep_best and monitor is None:
             raise ConfigurationError(
-                f"keep_best={keep_best} needs monitor=…, the value that says what is best, as "
+                f"keep_best={keep_best} needs monitor=…, the value that ranks checkpoints, such as "
                 "monitor='val_loss'"
             )
         self._keep: dict[str, Any] = {
@@ -71,17 +73,17 @@ class Checkpoint(Hook):
         self._monitor = monitor
         if monitor is not None:
             self._keep["direction"] = direction_of(monitor, direction)
-        self._measured: tuple[int, float] | None = None  # the step, and what was recorded there
+        self._measured: tuple[int, float] | None = None  # a step, and the value recorded there
         self._buffers: Mapping[str, Any] = {}
         self._saved: Checkpoints | None = None
         self._saved_step, self._late = -1, False
-        self._meant: set[str] = set()
+        self._exempt: set[str] = set()  # paths that were not finite at the start
 
     def open(self, directory: Path | None) -> None:
-        """Say which run's checkpoints these are.
+        """Open the checkpoint directory of a run.
 
         Raises:
-            ConfigurationError: The run has no directory.
+            ConfigurationError: If the run has no directory.
         """
         if directory is None:
             raise ConfigurationError(
@@ -97,7 +99,7 @@ class Checkpoint(Hook):
         return self._saved
 
     def start(self, loop: LoopView) -> None:
-        """Remove what a killed process left half-written; keep the state before the first step."""
+        """Remove partially written files of a killed process; save the state of step 0."""
         self.saved.clean()
         if loop.progress.step == 0:
             self.save(loop)
@@ -105,7 +107,7 @@ class Checkpoint(Hook):
             self._saved_step = loop.progress.step
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Take note of what says what is best; where the best are kept, this state is saved."""
+        """Remember the monitored value, and schedule a save if the best are kept."""
         name = self._monitor
         if name is None or record.kind == "log" or name not in record.values:
             return
@@ -117,33 +119,34 @@ class Checkpoint(Hook):
     def save_if_due(
         self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
     ) -> None:
-        """Save where it became due; where the one before is still being written, a little later.
+        """Save if a checkpoint is due, or as soon as the previous one has been written.
 
-        What was measured here is waited for: later it would be another state.
+        If the monitored value was recorded at this step, this waits for the previous checkpoint,
+        since the state changes with the next step.
         """
         if self._late and self._score(after) is not None:
             self.saved.settle()
-        self._tell_failure(loop)
+        self._log_failure(loop)
         if self._late or self.when.due(before, after, epoch_ended):
             self._late = not self.save(loop)
 
     def save(self, loop: LoopView, wait: bool = False) -> bool:
-        """Save now.
+        """Save a checkpoint now.
 
         Args:
-            loop: What is running, at the end of a window.
-            wait: Return when it is on the disk, and raise what went wrong with it. What went wrong
-                with the one before is logged.
+            loop: The loop, at the end of a window.
+            wait: Wait until the checkpoint is on disk, and raise the error if writing it fails. An
+                error in the previous checkpoint is logged.
 
         Returns:
-            False where another one is being written, and nothing was done.
+            False if another checkpoint is still being written; nothing is saved then.
         """
         if wait:
             self.saved.settle()
-            self._tell_failure(loop)
+            self._log_failure(loop)
         elif self.saved.busy:
             return False
-        if self._is_poisoned(loop):
+        if self._is_non_finite(loop):
             return True
         checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
         self._buffers, self._saved_step = checkpoint.state, loop.progress.step
@@ -155,55 +158,55 @@ class Checkpoint(Hook):
         return True
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Wait for what is being written."""
+        """Wait until the current checkpoint is written."""
         self._buffers = {}
         if self._saved is not None:
             self._saved.wait()
 
     def state(self) -> dict[str, Any]:
-        """Return the newest value of what says what is best, and what is not finite on purpose."""
-        return {"measured": self._measured, "meant": sorted(self._meant)}
+        """Return the latest monitored value and the paths that were non-finite at the start."""
+        return {"measured": self._measured, "meant": sorted(self._exempt)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
-        measured = state.get("measured")  # a version before wrote the value without its step
+        """Restore the state returned by `state`."""
+        measured = state.get("measured")  # missing in an older format
         self._measured = (measured[0], measured[1]) if measured else None
-        self._meant = set(state["meant"])
+        self._exempt = set(state["meant"])
 
     def _score(self, progress: Progress) -> float | None:
-        """Return what was measured of the state at hand, if anything was."""
+        """Return the monitored value of the current step, or None if it was not recorded."""
         if self._measured is None or self._measured[0] != progress.step:
             return None
         return self._measured[1]
 
-    def _is_poisoned(self, loop: LoopView) -> bool:
-        """Say, and log, that the state holds what is not finite and was so before."""
+    def _is_non_finite(self, loop: LoopView) -> bool:
+        """Return whether the state became non-finite since the start, and log a warning if so."""
         bad = set(not_finite(loop))
         if loop.progress.step == 0:
-            self._meant = bad
-        bad -= self._meant
+            self._exempt = bad
+        bad -= self._exempt
         if bad:
             loop.log(
                 {
                     "warning": f"no checkpoint of step {loop.progress.step}: {min(bad)} holds "
-                    "values that are not finite, so it would be of no use"
+                    "values that are not finite"
                 }
             )
         return bool(bad)
 
     def _check(self, loop: LoopView) -> None:
-        """Raise what went wrong with the last save; log what it could not remove.
+        """Raise the error of the last save; log a warning if old files could not be removed.
 
         Raises:
-            CheckpointError: Nothing was saved.
+            CheckpointError: If nothing was saved.
         """
         try:
             self.saved.check()
         except LeftoverError as failure:
             loop.log({"warning": str(failure)})
 
-    def _tell_failure(self, loop: LoopView) -> None:
-        """Log what went wrong with the last save, and try again where nothing was saved."""
+    def _log_failure(self, loop: LoopView) -> None:
+        """Log the error of the last save, and schedule another one if nothing was saved."""
         try:
             self._check(loop)
         except CheckpointError as failure:

@@ -1,4 +1,4 @@
-"""What a run shows of itself: live bars on a terminal, plain lines elsewhere."""
+"""The `Console` hook: live progress bars on a terminal, plain lines elsewhere."""
 
 import importlib.util
 import threading
@@ -20,33 +20,35 @@ from ..core.terminal import Waiting, wrapped
 from .display import Display, Pace, Position, Table, notes, progress_line
 from .values import brief, clock, line
 
-# Seconds between two looks.
+# Seconds between two updates.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
-# A refresh is followed by this many times what it took without one: a slow terminal slows no run.
-# But not by more seconds than this: bars that stand still look like a run that does.
+# After a refresh, the next one waits this many times as long as the refresh took, so that a slow
+# terminal does not slow down training. The wait is limited to LONGEST_REST seconds, so that the
+# bars do not seem to hang.
 REST, LONGEST_REST = 200, 1.0
-# Where no step ends for so many seconds, a thread shows what the run is doing, and for how long.
+# If no step ends for this many seconds, a thread shows the current activity and its duration.
 SILENCE_ON_TERMINAL, SILENCE_IN_PLAIN_TEXT = 0.5, 30.0
-# What is told at the end: compiling or waiting for data of so many seconds; and of such a share of
-# the time, since the rest of the machine idled meanwhile.
+# The last line reports compiling and waiting for data if they took at least this many seconds, and
+# waiting only if it also took at least this share of the time.
 NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
 
 
 class Console(Hook):
-    """Shows how a run goes.
+    """Displays the progress of a run.
 
-    On a terminal: two bars and the newest values, below a table of the finished epochs. In a
-    notebook the same, where ipywidgets are installed. Elsewhere plain lines: one for each epoch and
-    validation, and one every ten seconds between them.
+    On a terminal, it shows two progress bars and the latest values below a table of finished
+    epochs; in a notebook too, if ipywidgets is installed. Elsewhere it prints plain lines: one per
+    epoch and validation, and one every ten seconds in between.
 
-    While the loop compiles or validates, it shows for how long, and how many batches are done.
+    While the loop compiles or validates, it shows the elapsed time and the number of finished
+    batches.
 
-    It shows what the loop has fetched anyway. Running metrics, for which the device must be waited
-    for, are asked for once a second at most.
+    The step values shown are those that the loop fetches anyway. Running metrics require waiting
+    for the device, so they are fetched at most once a second.
 
     Args:
         quiet: Show nothing.
-        to: Where to; rich's own console, on the standard output, if not given.
+        to: The rich console to print to; by default rich's global console on standard output.
 
     Example:
         >>> import rich.console, treadle
@@ -59,58 +61,59 @@ class Console(Hook):
         self._call: _Call | None = None
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a sentence about the run, in one of rich's styles."""
+        """Print a message about the run, in one of rich's styles."""
         if not self._quiet:
             show(self._to or rich.get_console(), text, style)
 
     @contextmanager
     def activity(self, text: str) -> Generator[None]:
-        """Show what happens before the first step, and for how long."""
+        """Show an activity before the first step, and its duration."""
         quiet = self._quiet or self._call is not None
         with Waiting(text, self._to, quiet=quiet, at_once=False):
             yield
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Show how far a validation is, while it runs."""
+        """Show the progress of a validation while it runs."""
         if self._call is not None:
             self._call.doing = "validating" if results is None else ""
 
     def start(self, loop: LoopView) -> None:
-        """Show the bars; say where the run goes on, if it does."""
+        """Show the progress bars, and print the step from which a run resumes."""
         if not self._quiet:
             self._call = _Call(self._to or rich.get_console(), loop)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Show the newest values, where the last look is long enough ago."""
+        """Show the latest values if an update is due."""
         call, now = self._call, monotonic()
         if call is not None:
             if now >= call.due or call.waiting is not None:
                 with call.lock:
-                    call.look(loop, logs, now)
+                    call.update(loop, logs, now)
             call.last, call.doing = now, ""
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Print a line that stays."""
+        """Print the record as a permanent line."""
         if self._call is not None:
             with self._call.lock:
                 self._call.record(loop, record)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Remove the bars, and say why the run ended."""
+        """Remove the progress bars, and print why the run ended."""
         call, self._call = self._call, None
         if call is not None:
             call.close(loop, error)
 
 
 class _Call:
-    """One call of the loop, shown.
+    """The display of one `fit` call.
 
     Attributes:
-        due: The moment of the next look.
-        last: The moment after the last window.
-        waiting: A validation that is not shown yet: an epoch's line may be about to tell the same.
-        doing: What the loop does other than running steps.
-        lock: Held by whoever draws: the loop, or the thread that shows how long something takes.
+        due: The time of the next update.
+        last: The time at which the last window ended.
+        waiting: A validation record that is not printed yet, because the record of an epoch at the
+            same step may follow and include it.
+        doing: The current activity, such as validating, while no steps run.
+        lock: Held while drawing, by the loop or by the thread that shows activities.
     """
 
     def __init__(self, console: rich.console.Console, loop: LoopView) -> None:
@@ -120,7 +123,7 @@ class _Call:
         self._pace, self._table = Pace(), Table()
         self._means: Mapping[str, float] = {}
         self._means_due = now + METRICS
-        self._looked, self._plan = False, ""
+        self._updated, self._plan = False, ""
         self._display: Display | None = None
         self._live: Live | None = None
         self._drawn_width = console.width
@@ -131,14 +134,14 @@ class _Call:
         self.lock = threading.RLock()
         self._ended = threading.Event()
         if self._first.step > 0:
-            self._print(f"going on after {self._first}", "dim")
-        self._tell_plan(loop)
+            self._print(f"resuming after {self._first}", "dim")
+        self._print_plan(loop)
         widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
         if widgets or console.is_interactive:
             self._interval = IN_NOTEBOOK if widgets else ON_TERMINAL
             position = Position(loop, self._first, self._first.step)
             self._display = Display(position, self.doing)
-            # No thread draws while steps run: it would take the interpreter from the loop.
+            # No automatic refresh: a drawing thread would compete with the loop for the GIL.
             self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
             self._live.start(refresh=True)
         silence = SILENCE_IN_PLAIN_TEXT if self._live is None else SILENCE_ON_TERMINAL
@@ -146,18 +149,18 @@ class _Call:
         self._thread = threading.Thread(target=_watch, args=watching, daemon=True)
         self._thread.start()
 
-    def look(self, loop: LoopView, logs: StepLogs, now: float) -> None:
-        """Show a validation that waits, and, where it is due, how far the run is."""
+    def update(self, loop: LoopView, logs: StepLogs, now: float) -> None:
+        """Print a pending validation record, and update the progress if an update is due."""
         self._show_waiting()
         if now < self.due:
             return
         self.due = now + self._interval
         compiling = loop.costs.compiling - self._costs.compiling
         self._pace.look(now - compiling, logs.progress)
-        if not self._looked:
-            self._looked = True
-            self._tell_plan(loop)
-            if self._display is None:  # plain text begins with what is known after ten seconds
+        if not self._updated:
+            self._updated = True
+            self._print_plan(loop)
+            if self._display is None:  # the first plain line is printed after ten seconds
                 return
         if now >= self._means_due:
             self._means, self._means_due = loop.metrics(), now + METRICS
@@ -177,9 +180,9 @@ class _Call:
         self.due = max(self.due, ended + min(LONGEST_REST, REST * (ended - began)))
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Print the line of an epoch or of a log; keep that of a validation for a moment."""
+        """Print the line of an epoch or a log; defer that of a validation."""
         now = monotonic()
-        self._pace.lose(now - self.last)  # validation, or whatever led to this record
+        self._pace.lose(now - self.last)  # time spent on a validation or in hooks
         self.last = now
         if record.kind == "epoch":
             self._show_epoch(loop, record, now)
@@ -207,7 +210,7 @@ class _Call:
         time = f"{brief(seconds)} s" if seconds < 60 else clock(seconds)
         ran = f"{steps:,} step{'s' if steps != 1 else ''} in {time}{self._spent(loop, seconds)}"
         if isinstance(error, RolledBack):
-            self._print(f"going back from {at}: {error}", "bold yellow")
+            self._print(f"rolling back from {at}: {error}", "bold yellow")
         elif error is not None:
             asked = isinstance(error, (KeyboardInterrupt, SystemExit))
             how = "interrupted" if asked else type(error).__name__
@@ -217,10 +220,10 @@ class _Call:
         else:
             self._print(f"finished: {ran}", "bold green")
         if loop.unfinished and loop.directory is not None:
-            self._print(f"all of it is saved in {loop.directory}: run the same again to go on")
+            self._print(f"progress is saved in {loop.directory}: run the same command to resume")
 
     def show_activity(self, loop: LoopView, now: float) -> None:
-        """Show that the loop compiles or validates, and for how long; else nothing."""
+        """Show the elapsed time while the loop compiles or validates."""
         what, evaluated = self.doing or ("compiling" if loop.compiling else ""), loop.evaluated
         if not what or self._ended.is_set():
             return
@@ -237,9 +240,9 @@ class _Call:
         self._live.refresh()
 
     def _adapt(self) -> None:
-        """Erase the bars where the terminal has become narrower, so that their lines were wrapped.
+        """Erase the progress bars if the terminal became narrower and wrapped their lines.
 
-        rich goes up by as many lines as it has drawn, and the terminal now has more of them.
+        rich moves the cursor up by the number of lines it drew, which no longer suffices.
         """
         width, before = self._console.width, self._drawn_width
         self._drawn_width = width
@@ -253,7 +256,7 @@ class _Call:
         self._console.file.flush()
 
     def _spent(self, loop: LoopView, seconds: float) -> str:
-        """Say what the time went to beside training, where it is worth knowing."""
+        """Return the time spent compiling and waiting for data, if it is notable."""
         compiling = loop.costs.compiling - self._costs.compiling
         waiting = loop.costs.waiting - self._costs.waiting
         parts: list[str] = []
@@ -263,7 +266,7 @@ class _Call:
             parts.append(f"{brief(waiting)} s waiting for data, which is the bottleneck")
         return f" ({', '.join(parts)})" if parts else ""
 
-    def _tell_plan(self, loop: LoopView) -> None:
+    def _print_plan(self, loop: LoopView) -> None:
         if loop.plan and loop.plan != self._plan:
             self._plan = loop.plan
             self._print(f"plan: {loop.plan}", "dim")
@@ -303,23 +306,23 @@ def _watch(
     call: "weakref.ref[_Call]",
     loop: "weakref.ref[LoopView]",
 ) -> None:
-    """Show what a run is doing where no step ends for a while, until it ends or is forgotten."""
+    """Show the current activity whenever no step ends for a while, until the run ends."""
     shown = monotonic()
     while not ended.wait(silence / 2):
         watched, view = call(), loop()
         if watched is None or view is None:
             return
         now = monotonic()
-        # Bars are drawn over, and plain lines repeated more seldom.
+        # Bars are redrawn in place; plain lines are repeated less often.
         since = watched.last if silence < 1 else max(watched.last, shown)
         if now - since >= silence:
             with watched.lock:
                 watched.show_activity(view, now)
             shown = now
-        del watched, view  # so that a run that was left may be forgotten
+        del watched, view  # so that an abandoned run can be garbage-collected
 
 
 def show(console: rich.console.Console, text: str, style: str = "") -> None:
-    """Print a text: on a terminal broken between words, in a file as it is."""
+    """Print a text, wrapped between words on a terminal and unwrapped in a file."""
     text = wrapped(text, console.width) if console.is_terminal else text
     console.print(Text(text, style), soft_wrap=True)

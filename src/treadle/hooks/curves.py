@@ -1,4 +1,4 @@
-"""A picture of how a run went; drawn with Matplotlib where it is installed."""
+"""The `LearningCurve` hook, which plots the history of a run with Matplotlib."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from ..core.logs import Array, History
 from ..errors import DirectoryError
 from .values import plain
 
-MOST_POINTS = 4000  # of a noisy line; more cannot be told apart
-SMOOTHED_OVER = 40  # a point of the smoothed line is the mean of a fortieth of the steps
+MOST_POINTS = 4000  # of a noisy line; more would not be visible
+SMOOTHED_OVER = 40  # the window of the moving mean is the number of steps divided by this
 LOG_SCALE_FROM = 100.0  # two decades
 
 Line = tuple[Array, Array]
 
 
 class LearningCurve(Hook):
-    """Draws `curves.png` in the run directory when training ends, in whatever way.
+    """Saves a plot of the run as `curves.png` in the run directory when training ends.
 
-    Where Matplotlib is not installed (`treadle[report]` brings it) nothing is drawn, and nothing is
-    said.
+    The plot is also saved after an error or interrupt. Without Matplotlib (installed by
+    `treadle[report]`), the hook does nothing and logs no warning.
 
     Example:
         >>> import treadle
-        >>> curve = treadle.hooks.LearningCurve()  # there by itself where a run has a directory
+        >>> curve = treadle.hooks.LearningCurve()  # a default hook of runs with a directory
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Draw what the history holds."""
-        if isinstance(error, DirectoryError):  # the directory is another process's
+        """Plot the history."""
+        if isinstance(error, DirectoryError):  # the directory belongs to another process
             return
         installed = importlib.util.find_spec("matplotlib") is not None
         if installed and loop.directory is not None:
@@ -44,20 +44,21 @@ class LearningCurve(Hook):
 
 
 def draw(history: History, path: str | Path) -> bool:
-    """Draw the loss and every metric of a history, training beside validation, over the steps.
+    """Plot the loss and every metric of a history over the steps, training next to validation.
 
-    What steps returned is drawn as a faint line with a smoothed one on it; what only epochs and
-    validations know, as points. A loss that spans more than two decades has a logarithmic scale.
+    Values returned by every step are drawn as a faint line with a smoothed line on top. Values of
+    epochs and validations are drawn as points. A loss that spans more than two orders of magnitude
+    has a logarithmic scale.
 
     Args:
-        history: What a run logged.
-        path: The picture; its ending says of what kind.
+        history: The history of a run.
+        path: The image file; its extension selects the format.
 
     Returns:
-        False where there was nothing to draw, and nothing was written.
+        False if there is nothing to plot; no file is written then.
 
     Raises:
-        ImportError: Matplotlib is not installed.
+        ImportError: If Matplotlib is not installed.
 
     Example:
         >>> from treadle.core.logs import Progress, Record
@@ -81,12 +82,12 @@ def draw(history: History, path: str | Path) -> bool:
 
 @dataclass
 class _Panel:
-    """What is known of one value.
+    """The data of one subplot.
 
     Attributes:
-        name: The value.
-        noisy: Steps and their values; empty where steps do not return it.
-        points: Per label the steps and values of epochs or validations.
+        name: The name of the value.
+        noisy: The steps and the value at each; empty if steps do not return it.
+        points: For each label, the value of each epoch or validation by step.
     """
 
     name: str
@@ -95,7 +96,7 @@ class _Panel:
 
     @property
     def smooth(self) -> Line:
-        """The moving mean of what steps returned."""
+        """The moving mean of the values returned by steps."""
         steps, values = self.noisy
         width = max(1, len(values) // SMOOTHED_OVER)
         if width == 1:
@@ -105,7 +106,7 @@ class _Panel:
         return middles, (sums[width:] - sums[:-width]) / width
 
     def shown(self) -> Array:
-        """Return the values that decide on the scale; single steps far outside do not."""
+        """Return the values that determine the axis limits, without outliers of single steps."""
         points = [value for line in self.points.values() for value in line.values()]
         parts = [self.smooth[1], np.asarray(points, float)]
         if len(self.noisy[1]):
@@ -115,7 +116,7 @@ class _Panel:
 
 
 def _panels(history: History) -> list[_Panel]:
-    """Sort what a history holds by what it measures; the loss comes first."""
+    """Group the values of a history into subplots; the loss comes first."""
     records = [record for record in history.records if record.kind in ("epoch", "validation")]
     names = list(dict.fromkeys(name for record in records for name in record.values))
     training = [name for name in names if not name.startswith("val_")]
@@ -130,18 +131,18 @@ def _panels(history: History) -> list[_Panel]:
         for name, value in record.values.items():
             base, label = _split(name, training)
             number = plain(value)
-            # Within an epoch a validation knows means of a part of it.
+            # Within an epoch, the record of a validation has the means of an unfinished epoch.
             partial = label == "training" and by_epoch and record.kind == "validation"
             if not partial and isinstance(number, (int, float)):
                 panels[base].points.setdefault(label, {})[record.progress.step] = float(number)
     for panel in panels.values():
         if len(panel.noisy[0]):
-            panel.points.pop("training", None)  # the smoothed line says the same
+            panel.points.pop("training", None)  # the smoothed line shows the same
     return [panel for panel in panels.values() if len(panel.shown())]
 
 
 def _split(name: str, training: Sequence[str]) -> tuple[str, str]:
-    """Return what a name measures, and on what: `val_extra_loss` is the loss on `extra`."""
+    """Split a name into metric and data set: `val_extra_loss` is the loss on `extra`."""
     if not name.startswith("val_"):
         return name, "training"
     rest = name.removeprefix("val_")
@@ -153,12 +154,12 @@ def _split(name: str, training: Sequence[str]) -> tuple[str, str]:
 
 
 def _every_step(history: History, name: str, last: int) -> Line:
-    """Return the steps that returned a finite value of this name, and the values."""
+    """Return the steps with a finite value of this name, and the values."""
     try:
         values = np.asarray(history.steps(name), float)
     except KeyError:
         return np.empty(0), np.empty(0)
-    # A resumed run's first step is not 1; its history ends with a record, but for an error's.
+    # The first step is not 1 in a resumed run. Unless it failed, the last step has a record.
     steps = max(1, last - len(values) + 1) + np.arange(len(values))
     finite = np.isfinite(values)
     return steps[finite], values[finite]

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: how far it is, how fast, and the newest values."""
+"""The progress display of a run: position, speed and latest values."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ LONGEST_BAR = 40
 
 
 class Pace:
-    """How fast a run goes, from the moments at which it was looked at.
+    """Measures the speed of a run from repeated observations of its progress.
 
-    The first moment lies after the first window, so that compiling counts nowhere.
+    The first observation is made after the first window, so that compiling is not counted.
 
     Example:
         >>> pace = Pace()
@@ -33,28 +33,28 @@ class Pace:
         self._recent: deque[tuple[float, int]] = deque(maxlen=50)
 
     def look(self, now: float, progress: Progress) -> None:
-        """Take note of where the run stands at a moment, in seconds of some clock.
+        """Add an observation of the progress at a time in seconds.
 
-        The clock must not count compiling: what was compiled is not compiled again.
+        The time must not include compiling, which does not happen again for later steps.
         """
         self._last = now, progress.step
         self._first = self._first or self._last
         self._recent.append((now - self._lost, progress.examples))
 
     def lose(self, seconds: float) -> None:
-        """Leave out of the speed a time in which something else than steps ran."""
+        """Exclude a time in which no steps ran from the speed."""
         self._lost += seconds
 
     @property
     def examples_per_second(self) -> float | None:
-        """The speed of steps of late; None before there are two looks."""
+        """The speed over recent observations; None before the second one."""
         if len(self._recent) < 2:
             return None
         (before, old), (now, new) = self._recent[0], self._recent[-1]
         return (new - old) / (now - before) if now > before else None
 
     def seconds_for(self, steps: int) -> float | None:
-        """Return how long so many steps take, all that comes between them included."""
+        """Estimate the time of a number of steps, including validations and hooks."""
         if self._first is None or self._last[1] == self._first[1]:
             return None
         (began, first), (now, last) = self._first, self._last
@@ -62,14 +62,14 @@ class Pace:
 
 
 class Position:
-    """How far a call of the loop is, in words and as parts of one.
+    """The position of a `fit` call, as texts and as fractions from 0 to 1.
 
     Attributes:
-        epoch: The epoch, as `3/10` where its end is known.
-        epoch_part: How much of all epochs is done; None where that is not known.
-        step: The step, within the epoch where only the epochs are counted.
-        step_part: How much of what `step` counts is done; None where that is not known.
-        steps_left: Steps until the end of the call; None where that is not known.
+        epoch: The epoch, such as `3`, or `3/10` if the number of epochs is known.
+        epoch_part: The finished fraction of all epochs; None if unknown.
+        step: The step of the run, or within the epoch if the total number of steps is unknown.
+        step_part: The finished fraction of the steps that `step` counts; None if unknown.
+        steps_left: The number of steps until the end of the call; None if unknown.
     """
 
     def __init__(self, loop: LoopView, progress: Progress, first_step: int) -> None:
@@ -95,16 +95,16 @@ class Position:
 
 
 class Display:
-    """Four lines that are drawn over themselves: two bars, the newest values, the means.
+    """Four lines that are redrawn in place: two progress bars, the latest values, the means.
+
+    They are drawn as rich segments, which takes 0.1 ms; rich's texts and tables take several ms.
 
     Attributes:
-        position: How far the run is.
-        notes: What stands behind each bar.
-        newest: The newest step's values.
-        means: The means and metrics of the epoch so far.
-        drawn: The widths of the lines that were drawn last.
-
-    Drawn in segments, a tenth of a millisecond each time: texts and tables of rich take several.
+        position: The position of the run.
+        notes: The text after each bar.
+        newest: The values of the latest step.
+        means: The means and metrics of the current epoch.
+        drawn: The widths of the lines drawn last.
     """
 
     def __init__(self, position: Position, note: str) -> None:
@@ -115,7 +115,7 @@ class Display:
         self.drawn: list[int] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        """Draw; values that do not fit into the terminal's width are left out."""
+        """Draw the lines; values that do not fit into the width of the terminal are omitted."""
         segments = list(self._segments(console, options))
         text = "".join(segment.text for segment in segments)
         self.drawn = [min(len(line), options.max_width) for line in text.splitlines()]
@@ -127,7 +127,7 @@ class Display:
         room = options.max_width - width - max(len(note) for note in self.notes) - 10
         length = max(0, min(LONGEST_BAR, room))
         character = "-" if options.ascii_only else "━"
-        # Where colors cannot tell what is done from what is not, the rest of a bar is left out.
+        # Without colors, the unfinished part of a bar would look finished, so it is not drawn.
         rest = " " if console.no_color or console.color_system is None else character
         styles = [console.get_style(name) for name in ("bar.complete", "bar.back", "dim")]
         rows = [("epoch", at.epoch, at.epoch_part), ("step", at.step, at.step_part)]
@@ -147,7 +147,7 @@ class Display:
 
 
 def fitting(label: str, values: Mapping[str, str], width: int) -> str:
-    """Return a line of values, as many as fit; half a number would be another number.
+    """Return a line with as many values as fit; numbers are never truncated.
 
     Example:
         >>> fitting("now", {"loss": "0.5000", "accuracy": "0.9000"}, 30)
@@ -165,7 +165,7 @@ def fitting(label: str, values: Mapping[str, str], width: int) -> str:
 
 
 def notes(position: Position, pace: Pace, elapsed: float) -> tuple[str, str]:
-    """Return the time left (or passed, where no end is known) and the speed."""
+    """Return the remaining time (or the elapsed time if the end is unknown) and the speed."""
     left = None if position.steps_left is None else pace.seconds_for(position.steps_left)
     time = f"{clock(elapsed)} passed" if left is None else f"{clock(left)} left"
     speed = pace.examples_per_second
@@ -173,13 +173,13 @@ def notes(position: Position, pace: Pace, elapsed: float) -> tuple[str, str]:
 
 
 def progress_line(position: Position, values: Mapping[str, float], extra: tuple[str, str]) -> str:
-    """Return what `Display` shows as one plain line."""
+    """Return the content of `Display` as one plain line."""
     parts = [f"epoch {position.epoch}", f"step {position.step}", line(values), *reversed(extra)]
     return "  ".join(part for part in parts if part)
 
 
 class Table:
-    """The permanent lines of epochs: the names in a header printed once, every value aligned.
+    """Formats one aligned row per epoch, below a header with the names of the values.
 
     Example:
         >>> table = Table()
@@ -196,7 +196,7 @@ class Table:
         self._first_width = 5
 
     def rows(self, epoch: str, seconds: float, values: Mapping[str, object]) -> list[str]:
-        """Return an epoch's line, after a header where names have come that it did not have."""
+        """Return the row of an epoch, preceded by a new header if there are new names."""
         self._first_width = max(self._first_width, len(epoch))
         new = [name for name in values if name not in self._names]
         self._names += new

@@ -1,8 +1,8 @@
-"""Event files, as TensorBoard reads them: records of protocol buffers, each with its checksums.
+"""Writing TensorBoard event files: records of protocol buffers with checksums.
 
-Written here and not by TensorBoard's own writer: that one imports TensorFlow where it is installed,
-and computes a checksum byte by byte in Python, which for the values of every step takes longer than
-many a step. Here the records of many steps are rows of one array.
+TensorBoard's own writer is not used: it imports TensorFlow if it is installed, and it computes
+checksums byte by byte in Python, which can take longer than a training step. Here the records of
+many steps are computed as rows of one NumPy array.
 """
 
 import os
@@ -24,22 +24,22 @@ _MASK_DELTA = 0xA282EAD8
 
 
 class EventFile:
-    """A new file of events, behind those that are in the directory already.
+    """A new event file, which readers process after the existing files of the directory.
 
     Args:
-        directory: Made where it does not exist.
-        first_step: The step that comes next: what readers know of it and of later ones, from files
-            that are gone or shorter now, they forget.
+        directory: The directory; created if it does not exist.
+        first_step: The next step. Readers discard what they have read of this step and later ones
+            from files that have since been removed or truncated.
 
     Attributes:
-        path: The file.
+        path: The path of the file.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:
         from tensorboard.compat.proto import event_pb2
 
         directory.mkdir(parents=True, exist_ok=True)
-        # Readers take the files of a directory in the order of their names.
+        # Readers process the files of a directory in the order of their names.
         stamps = [_stamp(path) + 1 for path in directory.glob(PATTERN)]
         stamp = max([int(time()), *stamps])
         name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
@@ -51,7 +51,7 @@ class EventFile:
             self._write(event_pb2.Event(wall_time=time(), step=first_step, session_log=start))
 
     def add(self, step: int, seconds: float, values: Sequence[Any]) -> None:
-        """Write an event of `tensorboard`'s `Summary.Value`s at a step and a moment."""
+        """Write an event with the given `Summary.Value` messages, a step and a wall time."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         summary = summary_pb2.Summary(value=values)
@@ -60,17 +60,17 @@ class EventFile:
     def add_scalars(
         self, names: Sequence[str], steps: Array, seconds: Array, values: Array
     ) -> None:
-        """Write an event for each of many steps; see `scalar_records`."""
+        """Write one event per step; see `scalar_records`."""
         self._file.write(scalar_records(names, steps, seconds, values))
 
     def size(self) -> int:
-        """Return the file's size, once all of it is on the disk."""
+        """Flush the file to disk and return its size."""
         self.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 
     def flush(self) -> None:
-        """Hand to the operating system what was written."""
+        """Flush written data to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def _stamp(path: Path) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Return a record: its length, the check of that, its bytes, and the check of these.
+    """Return a record: length, checksum of the length, data, checksum of the data.
 
     Example:
         >>> framed(b"123456789")[-4:].hex()
@@ -98,13 +98,13 @@ def framed(data: bytes) -> bytes:
 
 
 def scalar_records(tags: Sequence[str], steps: Array, seconds: Array, values: Array) -> bytes:
-    """Return the records of the values of many steps.
+    """Return the records for the scalar values of many steps.
 
     Args:
         tags: The name of each column of `values`.
-        steps: int64 of shape (n,), growing.
-        seconds: float64 of shape (n,): when each step was, since the epoch.
-        values: Of shape (n, len(tags)).
+        steps: The step numbers, increasing: int64 of shape (n,).
+        seconds: The wall time of each step in Unix time: float64 of shape (n,).
+        values: The values, of shape (n, len(tags)).
 
     Example:
         >>> one = scalar_records(["loss"], np.array([1]), np.zeros(1), np.zeros((1, 1)))
@@ -112,7 +112,7 @@ def scalar_records(tags: Sequence[str], steps: Array, seconds: Array, values: Ar
         >>> both.startswith(one), len(one), len(both)
         (True, 42, 85)
     """
-    # A step takes as many bytes as it has groups of seven bits.
+    # As a varint, a step number takes one byte per seven bits.
     groups = np.searchsorted(1 << (7 * np.arange(1, 10, dtype=np.int64)), steps, side="right") + 1
     parts = [
         _records_of_one_length(tags, int(n), *(x[groups == n] for x in (steps, seconds, values)))
@@ -124,7 +124,7 @@ def scalar_records(tags: Sequence[str], steps: Array, seconds: Array, values: Ar
 def _records_of_one_length(
     tags: Sequence[str], groups: int, steps: Array, seconds: Array, values: Array
 ) -> bytes:
-    """Return records of steps whose numbers take the same number of bytes.
+    """Return records of steps whose numbers are encoded in the same number of bytes.
 
     An Event is `wall_time` (field 1, double), `step` (2, varint) and `summary` (5), which is
     repeated `value` (1): `tag` (1, string) and `simple_value` (2, float).
@@ -152,8 +152,8 @@ def _records_of_one_length(
 
 
 def _bytes_of(values: Array, dtype: str) -> Array:
-    """Return numbers as rows of their bytes."""
-    with np.errstate(over="ignore"):  # beyond float32 it is infinite
+    """Return the bytes of each number as a row."""
+    with np.errstate(over="ignore"):  # values beyond the range of float32 become infinite
         return np.ascontiguousarray(values.astype(dtype))[:, None].view(np.uint8)
 
 
@@ -189,7 +189,7 @@ def _masked(crc: Array) -> Array:
 
 
 def _checked(data: bytes) -> bytes:
-    """Return the masked check of some bytes."""
+    """Return the masked CRC-32C checksum of `data`."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE_LIST[(crc ^ byte) & 255] ^ (crc >> 8)

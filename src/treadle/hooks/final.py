@@ -1,4 +1,4 @@
-"""What a run leaves at its end: its models as Keras saves them, and all its variables."""
+"""The `FinalModel` hook, which saves the models and all variables at the end of a run."""
 
 import os
 from pathlib import Path
@@ -12,29 +12,29 @@ from ..core.options import without_tensorflow
 
 
 class FinalModel(Hook):
-    """Writes the models and all variables into the run directory when training ends.
+    """Saves the models and all variables in the run directory when training ends.
 
-    Each Keras model that is an attribute of the task becomes `<attribute>.keras`; `state.npz` holds
-    every variable by path, see `read_arrays`. A model that Keras cannot save, for example one of a
-    class without `get_config`, is told of in the log: its weights are in `state.npz`.
+    Each Keras model that is an attribute of the task is saved as `<attribute>.keras`; `state.npz`
+    contains every variable by path, see `read_arrays`. If Keras cannot save a model, for example
+    because its class has no `get_config`, a warning is logged; its weights are in `state.npz`.
 
-    Where an error or an interrupt ended the run, nothing is written: it goes on from its last
+    If an error or an interrupt ends the run, nothing is written: the run resumes from its last
     checkpoint.
 
     Example:
         >>> import treadle
-        >>> final = treadle.hooks.FinalModel()  # there by itself where a run has a directory
+        >>> final = treadle.hooks.FinalModel()  # a default hook of runs with a directory
     """
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write the files, unless the run is to go on."""
+        """Write the files, unless the run is unfinished."""
         if loop.directory is None or loop.progress.step == 0:
             return
-        if error is not None or loop.unfinished:  # what was learnt is in the last checkpoint
+        if error is not None or loop.unfinished:  # the last checkpoint has the weights
             return
-        import keras  # late: it fixes the backend, which nobody may have chosen at import
+        import keras  # late: it fixes the backend, which may not be chosen yet at import
 
-        # Variables first: whatever becomes of the models, nothing that was learnt is lost.
+        # Variables first: they are saved even if saving a model fails.
         write_arrays(loop.directory / STATE, loop.state.arrays())
         for name, value in vars(loop.task).items():
             if isinstance(value, keras.Model):
@@ -45,16 +45,16 @@ class FinalModel(Hook):
 
 
 def _save(model: Any, path: Path) -> str | None:
-    """Save a model; returns why it cannot be saved, None where it was."""
+    """Save a model; return why Keras cannot save it, or None on success."""
     temporary = path.with_name(f"{path.stem}.partial.keras")
     try:
         with without_tensorflow():
             model.save(temporary)
-    # What Keras raises about layers without a configuration; a full disk is an OSError and no
-    # matter of the model's.
+    # Keras raises these for layers without a configuration. An OSError, such as for a full disk, is
+    # not caught.
     except (NotImplementedError, TypeError, ValueError) as error:
         temporary.unlink(missing_ok=True)
-        first = str(error).strip().split("\n\n")[0]  # Keras adds whole examples below it
+        first = str(error).strip().split("\n\n")[0]  # Keras appends code examples
         return " ".join(first.split()).rstrip(".")
     os.replace(temporary, path)
     return None

@@ -1,4 +1,4 @@
-"""Pictures that were logged, as files."""
+"""The `Images` hook, which saves logged images as PNG files."""
 
 import os
 import re
@@ -12,18 +12,18 @@ FOLDER = "images"
 
 
 class Images(Hook):
-    """Writes each `treadle.Image` that is logged as a PNG file into the run directory.
+    """Saves each logged `treadle.Image` as a PNG file in the run directory.
 
-    A picture that was logged as `samples` at step 469 is `images/samples-469.png`; the log holds
-    this path in its place. One of the same name at the same step takes its place.
+    An image logged as `samples` at step 469 is saved as `images/samples-469.png`; the log contains
+    this path. An image logged later with the same name at the same step overwrites the file.
 
     Example:
         >>> import treadle
-        >>> images = treadle.hooks.Images()  # there by itself where a run has a directory
+        >>> images = treadle.hooks.Images()  # a default hook of runs with a directory
     """
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Write what pictures there are."""
+        """Save the images of a record."""
         if loop.directory is None:
             return
         for name, path in paths(record).items():
@@ -35,7 +35,7 @@ class Images(Hook):
 
 
 def paths(record: Record) -> dict[str, str]:
-    """Return where in a run directory the pictures of a record lie, by name.
+    """Return the paths of a record's images in the run directory, by name.
 
     Example:
         >>> import numpy as np
@@ -51,7 +51,7 @@ def paths(record: Record) -> dict[str, str]:
 
 
 def remove(directory: Path) -> None:
-    """Remove the pictures of a run that is to begin anew."""
+    """Remove the saved images of a run that starts from scratch."""
     for file in (directory / FOLDER).glob("*-*.png"):
         file.unlink()
 

@@ -1,4 +1,4 @@
-"""Keras' own callbacks, and those that users wrote for `fit`, in a loop of Treadle's."""
+"""The `KerasCallbacks` hook, which runs Keras callbacks in a Treadle loop."""
 
 import math
 import re
@@ -26,73 +26,76 @@ NEVER_CALLED = (
     "on_predict_batch_begin",
     "on_predict_batch_end",
 )
-# Not what a callback counts, but what it is given, or makes of its settings at the first epoch:
-# Keras turns the sign of `min_delta` there.
+# Attributes that are not saved, since Keras sets them, or derives them from settings at the first
+# epoch (it changes the sign of `min_delta` there).
 SET_UP = frozenset({"params", "model", "_model", "mode", "monitor_op", "min_delta"})
-LONGEST = 1000  # items of a list that a checkpoint takes
+LONGEST = 1000  # longer lists are not saved in checkpoints
 
 
 class KerasCallbacks(Hook):
-    """Runs Keras callbacks as `fit` does: at the same moments, with the same logs.
+    """Runs Keras callbacks as `fit` does: at the same points of training and with the same logs.
 
-    They have a working `model`, `params` and `logs`. `model.stop_training = True` ends the run,
-    `model.optimizer` is the optimizer that updates the model, and both are there while callbacks
-    run. Weights and learning rates that they assign are those that training goes on with. What the
-    order of `callbacks` decides under `fit`, it decides here.
+    Callbacks have a working `model`, `params` and `logs`. Setting `model.stop_training = True` ends
+    the run, and `model.optimizer` is the optimizer that updates the model; the model has both
+    attributes only while callbacks run. Training continues with the weights and learning rates that
+    callbacks assign. The order of `callbacks` has the same effect as under `fit`.
 
-    - `on_train_begin` and `on_train_end` are called once in each call that trains;
-      `on_train_end` not where an error ended it.
-    - `on_epoch_begin` comes before the first step of an epoch, `on_epoch_end` after its
-      validation, with its means, metrics and `val_…`. An epoch that a call leaves unfinished has no
-      end, unless a callback stopped it. Epochs count from 0, over all calls of a run.
-    - `on_train_batch_begin` and `on_train_batch_end` come at every step. Where a callback overrides
-      one of them, each step is a compiled call of its own, which is slower; where none does,
-      windows are as long as ever. `ModelCheckpoint(save_freq="epoch")` and
-      `TensorBoard(update_freq="epoch")`, which override them and do nothing there, are not asked.
-    - What `ModelCheckpoint` saves loads as a compiled model: with the optimizer and its state, and
-      of `treadle.Supervised` with the loss and the metrics.
-    - `on_test_begin` and `on_test_end` come around each validation, and around each
-      `loop.evaluate` between the first step and the end of training. Methods for batches of a
-      validation and for predictions are not called: where a callback has some, a warning is logged.
+    - `on_train_begin` and `on_train_end` are called once per `fit` call. `on_train_end` is not
+      called if an error ended training.
+    - `on_epoch_begin` is called before the first step of an epoch. `on_epoch_end` is called after
+      the epoch's validation, with means, metrics and `val_…` values. It is not called for an
+      unfinished epoch, unless a callback stopped training. Epochs are counted from 0, over all
+      calls of a run.
+    - `on_train_batch_begin` and `on_train_batch_end` are called at every step. If a callback
+      overrides one of them, each step is a separate compiled call, which is slower; otherwise
+      window lengths do not change. `ModelCheckpoint(save_freq="epoch")` and
+      `TensorBoard(update_freq="epoch")` override these methods without using them, and do not slow
+      down training.
+    - Models saved by `ModelCheckpoint` load as compiled models: with the optimizer and its state,
+      and for `treadle.Supervised` with the loss and the metrics.
+    - `on_test_begin` and `on_test_end` are called before and after each validation, and each
+      `loop.evaluate` between the first step and the end of training. Methods for validation batches
+      and for predictions are not called; if a callback overrides one, a warning is logged.
 
-    `TerminateOnNaN` replaces the default hook `NonFinite`, which would raise before it is called. A
-    `NonFinite` of your own stays, and acts as it says.
+    `TerminateOnNaN` replaces the default hook `NonFinite`, which would raise first. A `NonFinite`
+    hook that you pass to the loop is not replaced.
 
-    A run that goes on in another process calls `on_train_begin` again, and then gives each callback
-    the numbers, texts and arrays back that it has changed since it was made: `EarlyStopping` its
-    best weights and how long it has waited, `ReduceLROnPlateau` its best value and its cooldown,
-    `ModelCheckpoint` its best value. Other objects are not kept: open files, functions, lists of
-    more than 1000 items. `CSVLogger` goes on in the same file; rows of epochs after the checkpoint
-    stand there twice.
+    A resumed run calls `on_train_begin` again, and then restores the numbers, strings and arrays
+    that each callback changed after its construction: for `EarlyStopping` the best weights and the
+    epochs waited, for `ReduceLROnPlateau` the best value and the cooldown, for `ModelCheckpoint`
+    the best value. Other objects are not saved: open files, functions, lists of more than 1000
+    items. `CSVLogger` appends to the same file, so rows of epochs after the checkpoint appear
+    twice.
 
     Args:
-        callbacks: Of `keras.callbacks.Callback`, in the order in which they are called: a list,
-            which may hold lists; one callback; or a `keras.callbacks.CallbackList`.
-        model: What they get as `model`; the task's, if it has one only.
-        optimizer: What they get as `model.optimizer`; by default the optimizer with which
-            `train_step` updates the model. What `compile` gave the model counts only where
+        callbacks: The callbacks, in the order in which they are called: a list of
+            `keras.callbacks.Callback`, which may contain lists; one callback; or a
+            `keras.callbacks.CallbackList`.
+        model: The `model` of the callbacks; by default the only model of the task.
+        optimizer: The `model.optimizer` of the callbacks; by default the optimizer with which
+            `train_step` updates the model. The optimizer passed to `model.compile` is used only if
             `train_step` applies it.
 
     Attributes:
-        replaces: Classes of default hooks that a run with these callbacks does without.
+        replaces: Classes of default hooks that are not added to a run with these callbacks.
 
     Raises:
-        ConfigurationError: Something is no callback, or is `BackupAndRestore`. At the start: the
-            task has no model, or several. Where a callback uses `model.optimizer`: several
-            optimizers update the model, and `optimizer` does not say which one is meant.
+        ConfigurationError: If an object is not a callback, or is `BackupAndRestore`. At the start:
+            if `model` is not given and the task has no model or several. When a callback uses
+            `model.optimizer`: if several optimizers update the model and `optimizer` is not given.
 
     Example:
         >>> import keras, treadle
         >>> stopping = keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True)
         >>> hook = treadle.hooks.KerasCallbacks([stopping])
-        >>> hook.when is None  # nothing here looks at every step
+        >>> hook.when is None  # no callback needs every step
         True
     """
 
     def __init__(
         self, callbacks: Iterable[Any] | Any, model: Any = None, optimizer: Any = None
     ) -> None:
-        import keras  # late: it fixes the backend, which nobody may have chosen at import
+        import keras  # late: it fixes the backend, which may not be chosen yet at import
 
         self._callbacks = [_checked(callback) for callback in _flattened(callbacks)]
         kinds = keras.callbacks
@@ -101,7 +104,7 @@ class KerasCallbacks(Hook):
         terminating = any(isinstance(c, kinds.TerminateOnNaN) for c in self._callbacks)
         self.replaces: tuple[type[Hook], ...] = (NonFinite,) if terminating else ()
         self._given = model, optimizer
-        every_step = any(_looks_at_batches(callback) for callback in self._callbacks)
+        every_step = any(_uses_batch_methods(callback) for callback in self._callbacks)
         self.when = When(Span(1, "step")) if every_step else None
         self._made = [_copied(vars(callback)) for callback in self._callbacks]
         self._kept: Mapping[str, Any] | None = None
@@ -110,12 +113,12 @@ class KerasCallbacks(Hook):
         self._begin()
 
     def start(self, loop: LoopView) -> None:
-        """Hand the callbacks their model, and begin."""
+        """Give the callbacks their model, and call `on_train_begin`."""
         model, optimizer = self._given
         self._model = model if model is not None else _only_model(loop.task)
         kept, self._kept = self._kept, None
         self._begin()
-        # `train_function` is what Keras' TensorBoard looks for a graph in.
+        # Keras' TensorBoard callback reads the graph from `train_function`.
         self._lent = {"stop_training": False, "train_function": None}
         self._lent["history"] = next(c for c in self._callbacks if _is_history(c))
         optimizer = optimizer if optimizer is not None else _optimizer_of(loop, self._model)
@@ -141,7 +144,7 @@ class KerasCallbacks(Hook):
                     setattr(callback, attribute, value)
 
     def before(self, loop: LoopView) -> None:
-        """Begin an epoch, and a batch where callbacks look at each."""
+        """Call `on_epoch_begin` at the start of an epoch, and `on_train_batch_begin` if needed."""
         at = loop.progress
         if self._epoch != at.epoch:
             self._epoch = at.epoch
@@ -150,33 +153,33 @@ class KerasCallbacks(Hook):
             self._call(loop, "on_train_batch_begin", at.batch, logs={})
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """End a batch, where callbacks look at each."""
+        """Call `on_train_batch_end` if a callback overrides it."""
         if self.when is not None:
             means = dict(loop.metrics())
             self._call(loop, "on_train_batch_end", loop.progress.batch - 1, logs=means)
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Begin or end a validation."""
+        """Call `on_test_begin` or `on_test_end` for a validation."""
         if results is not None:
             results = {name.removeprefix("val_"): value for name, value in results.items()}
         self.evaluation(loop, results)
 
     def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Begin or end a `loop.evaluate`; see `Watchers.evaluation`."""
+        """Call `on_test_begin` or `on_test_end` for `loop.evaluate`; see `Watchers.evaluation`."""
         if results is None:
             self._call(loop, "on_test_begin", {})
         else:
             self._call(loop, "on_test_end", dict(results))
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """End an epoch; also one in the midst of which a callback has stopped the run."""
+        """Call `on_epoch_end` after an epoch, also if a callback stopped the run during it."""
         stopped = bool(self._stopped_by) and record.kind == "validation"
         if record.kind == "epoch" or stopped:
             self._logs = dict(record.values)
             self._call(loop, "on_epoch_end", record.progress.epoch, dict(self._logs))
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """End training, unless it failed."""
+        """Call `on_train_end`, unless training failed."""
         if self._model is not None and error is None:
             self._call(loop, "on_train_end", self._logs)
         for callback in self._callbacks:
@@ -185,12 +188,12 @@ class KerasCallbacks(Hook):
 
     @property
     def swapped_optimizers(self) -> list[Any]:
-        """The optimizer, if `SwapEMAWeights` has put its averages into the weights for now."""
+        """The optimizer whose averages `SwapEMAWeights` has swapped into the weights, if any."""
         swapped = any(getattr(c, "_ema_weights_in_model", False) for c in self._callbacks)
         return [self._lent["optimizer"]] if swapped and "optimizer" in self._lent else []
 
     def state(self) -> dict[str, Any]:
-        """Return what each callback has changed of its numbers, texts and arrays."""
+        """Return the numbers, strings and arrays that each callback changed."""
         found = {
             name: _changed(callback, made)
             for (name, callback), made in zip(self._named(), self._made, strict=True)
@@ -198,7 +201,7 @@ class KerasCallbacks(Hook):
         return {"epoch": self._epoch, "callbacks": found}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned, once training begins."""
+        """Keep the state returned by `state`, to be restored when training starts."""
         self._kept = state
 
     def _begin(self) -> None:
@@ -207,7 +210,7 @@ class KerasCallbacks(Hook):
         self._stopped_by = ""
 
     def _call(self, loop: LoopView, method: str, *arguments: Any, **named: Any) -> None:
-        """Call a method of each; all get the same logs, in which some leave what others read."""
+        """Call a method of each callback with the same logs, to which callbacks may add values."""
         if self._model is None:  # a validation before the first step
             return
         with self._as_in_fit():
@@ -219,9 +222,10 @@ class KerasCallbacks(Hook):
 
     @contextmanager
     def _as_in_fit(self) -> Generator[None]:
-        """Give the model the attributes that `compile` and `fit` give it, for the time being.
+        """Give the model the attributes that `compile` and `fit` set, within a `with` block.
 
-        Not for good: they would be part of the task's state, under other names than without.
+        They are removed afterwards: otherwise they would become part of the task's state and change
+        the paths of variables.
         """
         attributes = vars(self._model)
         own = {name: attributes[name] for name in self._lent if name in attributes}
@@ -262,9 +266,9 @@ def _is_history(callback: Any) -> bool:
 
 
 def _epochs(loop: LoopView) -> float:
-    """Return how many epochs the run will have had at its end; infinity where that is unknown.
+    """Return the total number of epochs of the run; infinity if it is unknown.
 
-    Callbacks compute with this number, as `SwapEMAWeights` does to know the last epoch.
+    Callbacks use this number; `SwapEMAWeights` uses it to detect the last epoch.
     """
     planned = math.inf if loop.epochs_planned is None else loop.epochs_planned
     if loop.steps_planned is None or not loop.steps_per_epoch:
@@ -280,18 +284,18 @@ def _checked(callback: Any) -> Any:
     if not isinstance(callback, keras.callbacks.Callback):
         raise ConfigurationError(
             f"KerasCallbacks takes a list of objects of keras.callbacks.Callback, and found "
-            f"{callback!r}: a function of the loop is a hook by itself, with treadle.every"
+            f"{callback!r}: make a function of the loop a hook with treadle.every"
         )
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         raise ConfigurationError(
             "KerasCallbacks cannot run BackupAndRestore, which would put its own weights over "
-            "those of the run's checkpoints: give the loop a directory, and it goes on by itself"
+            "those of the run's checkpoints: give the loop a directory instead, to make it resume"
         )
     return callback
 
 
-def _looks_at_batches(callback: Any) -> bool:
-    """Say whether a callback does something at every batch, as far as its class tells."""
+def _uses_batch_methods(callback: Any) -> bool:
+    """Return whether a callback uses any of the methods called at every batch."""
     import keras
 
     kinds = keras.callbacks
@@ -304,7 +308,7 @@ def _looks_at_batches(callback: Any) -> bool:
 
 
 def _overrides(callback: Any, method: str) -> bool:
-    """Say whether a method is another one than Keras' own, which does nothing and is marked."""
+    """Return whether a callback overrides a method; Keras marks its own empty methods."""
     return not getattr(getattr(callback, method), "_is_default", False)
 
 
@@ -335,17 +339,17 @@ def _only_model(task: Any) -> Any:
         names = ", ".join(found) or "none as an attribute"
         example = next(iter(found), "model")
         raise ConfigurationError(
-            f"KerasCallbacks needs the one model that callbacks get, and {type(task).__name__} has "
-            f"{names}: say which, as KerasCallbacks([...], model=task.{example})"
+            f"KerasCallbacks needs exactly one model, but {type(task).__name__} has {names}: pass "
+            f"it, as KerasCallbacks([...], model=task.{example})"
         )
     return next(iter(found.values()))
 
 
 def _optimizer_of(loop: LoopView, model: Any) -> Any:
-    """Return the optimizer with which `train_step` updates a model; None where there is none.
+    """Return the optimizer with which `train_step` updates a model, or None if there is none.
 
-    Those that update weights of the model come first. One that the model was compiled with, and
-    that `train_step` does not apply, would change nothing.
+    Optimizers that update weights of the model take precedence. An optimizer passed to
+    `model.compile` that `train_step` does not apply is ignored, since it has no effect.
     """
     weights = {id(variable) for variable in model.variables}
     all_of_task = loop.state.optimizers
@@ -364,11 +368,11 @@ def _optimizer_of(loop: LoopView, model: Any) -> Any:
 
 
 def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
-    """Return the attributes with which a file of the model is loaded as a compiled one.
+    """Return the attributes with which Keras saves the model as a compiled model.
 
-    The file then holds the optimizer and, of `treadle.Supervised`, the loss and the metrics. Where
-    the optimizer updates other weights too, or the model has a `compile` of its own, the file
-    cannot be loaded that way: it holds the model alone.
+    The file then contains the optimizer and, for `treadle.Supervised`, the loss and the metrics. If
+    the optimizer also updates weights of other models, or the model overrides `compile`, this is
+    not possible: the result is empty, and the file contains the model only.
     """
     import keras
 
@@ -380,12 +384,12 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
     updated = [id(v) for v in optimizer._trainable_variables]
     if not own or own != updated or type(model).compile is not keras.Model.compile:
         return {}
-    before = getattr(model, "_compile_config", None)  # of a model that was compiled
+    before = getattr(model, "_compile_config", None)  # set if the model was compiled
     kept = ("run_eagerly", "steps_per_execution", "jit_compile")
     config = {} if before is None else {name: before.config[name] for name in kept}
     config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
-        # A plain function was wrapped, which `compile` does itself.
+        # Unwrap a plain function: `compile` wraps it again.
         wrapped = type(task.loss) is keras_internals.LossFunctionWrapper
         config["loss"] = task.loss.fn if wrapped else task.loss
         config["metrics"] = list(task.metrics.values())
@@ -394,7 +398,7 @@ def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 class _Ambiguous:
-    """Stands for the optimizer of a model that several update, until a callback uses it."""
+    """A placeholder for the optimizer of a model updated by several; raises when it is used."""
 
     def __init__(self, paths: Sequence[str], task: str) -> None:
         self._paths, self._task = paths, task
@@ -410,7 +414,7 @@ class _Ambiguous:
 
 
 def _set_direction(callback: Any, metrics: Mapping[str, Any]) -> None:
-    """Say of what a callback monitors whether less is better, as `compile` lets Keras know."""
+    """Set the mode of a callback from the metric it monitors, as `compile` would."""
     monitor = getattr(callback, "monitor", None)
     if not isinstance(monitor, str) or getattr(callback, "mode", None) != "auto":
         return
@@ -422,11 +426,11 @@ def _set_direction(callback: Any, metrics: Mapping[str, Any]) -> None:
     try:
         callback.mode = direction_of(monitor, None)
     except ConfigurationError:
-        return  # Keras asks for the mode, at the first epoch
+        return  # Keras reports the missing mode at the first epoch
 
 
 def _append(callback: Any) -> None:
-    """Let a log go on in its file: Keras' own begins it anew."""
+    """Make `CSVLogger` append to its file instead of overwriting it."""
     import keras
 
     if isinstance(callback, keras.callbacks.CSVLogger):
@@ -434,7 +438,7 @@ def _append(callback: Any) -> None:
 
 
 def _close(callback: Any) -> None:
-    """Close a file that `on_train_end` would have closed, had no error come before it."""
+    """Close the file of `CSVLogger` if an error prevented `on_train_end` from closing it."""
     import keras
 
     if isinstance(callback, keras.callbacks.CSVLogger) and callback.csv_file is not None:
@@ -442,7 +446,7 @@ def _close(callback: Any) -> None:
 
 
 def _changed(callback: Any, made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain attributes of a callback that are not as they were when it was made."""
+    """Return the plain attributes of a callback that changed since it was constructed."""
     return {
         name: value
         for name, value in vars(callback).items()
@@ -451,7 +455,7 @@ def _changed(callback: Any, made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return lists and dicts as they are now; what they hold is not copied."""
+    """Copy lists and dicts recursively; other values are not copied."""
     if type(value) is dict:
         return {key: _copied(part) for key, part in value.items()}
     return [_copied(part) for part in value] if type(value) is list else value
@@ -468,7 +472,7 @@ def _is_same(value: Any, before: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether a checkpoint can hold it."""
+    """Return whether a checkpoint can contain the value."""
     if isinstance(value, (list, tuple)):
         return len(value) <= LONGEST and all(_is_plain(part) for part in value)
     if isinstance(value, dict):

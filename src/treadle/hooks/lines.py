@@ -1,9 +1,10 @@
-"""A run's log as text files: every step and record as a line of JSON, every epoch as a row of CSV.
+"""The hooks `JSONLines`, which logs every step and record, and `CSV`, which logs every epoch.
 
-Both go on where the run goes on: lines of later steps than the one it starts from are cut, so that
-no step is there twice. Epochs are counted from 1, as messages do. A value called like one of the
-log's own columns gets an underscore at its end; what is neither a number nor a text is left out,
-except for pictures: the line has the path of the file that `Images` writes, in the run directory.
+When a run resumes, lines of steps after its checkpoint are removed, so that no step appears twice.
+Epochs are counted from 1, as in messages. If the name of a value is also a column of the log, an
+underscore is appended to it. Values that are neither numbers nor strings are omitted, except
+images: for these, the line contains the path of the file that `Images` writes, relative to the run
+directory.
 """
 
 import csv
@@ -29,18 +30,18 @@ NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
 class JSONLines(Hook):
-    """Writes every step's values and every record, a line of strict JSON each.
+    """Writes the values of every step, and every record, as one line of strict JSON each.
 
     A step: `{"step": 12, "loss": 0.5}`. A record: `{"kind": "epoch", "epoch": 1, "step": 12,
-    "seconds": 0.8, "loss": 0.7}`. Numbers are read back exactly as they were; NaN and infinity,
-    which JSON does not have, are written as the texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
-    Each window is one write, and is with the operating system before the next one runs.
+    "seconds": 0.8, "loss": 0.7}`. Numbers are read back exactly. JSON has no NaN and infinity, so
+    they are written as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. Each window is one
+    write, which is flushed to the operating system before the next window runs.
 
     Args:
-        path: The file; `log.jsonl` in the run directory if not given.
+        path: The file; by default `log.jsonl` in the run directory.
 
     Raises:
-        ConfigurationError: At the start, without a path in a run that has no directory.
+        ConfigurationError: At the start, if no path is given and the run has no directory.
 
     Example:
         >>> import treadle
@@ -53,30 +54,30 @@ class JSONLines(Hook):
         self._size: int | None = None
 
     def path_in(self, directory: Path) -> Path:
-        """Return where the log of a run in this directory is."""
+        """Return the path of the log for a run in this directory."""
         return directory / LOG if self._path is None else Path(self._path)
 
     def start(self, loop: LoopView) -> None:
-        """Open the file, without what it holds of later steps."""
+        """Open the file, after removing lines of later steps."""
         path = _resolved(self._path, loop, LOG, self)
         size, self._size = self._size, None
         _cut(path, loop.progress.step, size)
         self._file = path.open("ab")
 
     def state(self) -> dict[str, Any]:
-        """Return the size of the file, which is on the disk before this returns."""
+        """Flush the file to disk and return its size."""
         if self._file is None:
             return {}
         os.fsync(self._file.fileno())
         return {"size": self._file.tell()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Cut the file to this size when the run goes on."""
+        """Truncate the file to the saved size when the run resumes."""
         self._size = state.get("size")
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Write a window."""
-        # Written by a template: json.dumps for each step would take four times as long.
+        """Write the steps of a window."""
+        # Formatting with a template takes a quarter of the time of json.dumps for each step.
         keys = [json.dumps(_own(name)).replace("%", "%%") for name in logs.values]
         template = '{"step": %d' + "".join(f", {key}: %s" for key in keys) + "}\n"
         numbers = range(logs.first_step, logs.first_step + logs.steps)
@@ -105,17 +106,17 @@ class JSONLines(Hook):
 
 
 class CSV(Hook):
-    """Writes a row for every epoch: its number, its last step, the seconds so far, its values.
+    """Writes a row for every epoch: its number, its last step, the elapsed seconds and its values.
 
-    The first epoch decides on the columns. A value that comes later adds a column, for which the
-    file is written anew; rows without it stay empty there.
+    The first epoch determines the columns. A value that first occurs in a later epoch adds a
+    column: the file is rewritten, and the column is empty in earlier rows.
 
     Args:
-        path: The file; `epochs.csv` in the run directory if not given.
+        path: The file; by default `epochs.csv` in the run directory.
 
     Raises:
-        ConfigurationError: At the start: without a path in a run that has no directory, or where
-            the file is another table.
+        ConfigurationError: At the start, if no path is given and the run has no directory, or if
+            the file contains a different table.
 
     Example:
         >>> import treadle
@@ -130,7 +131,7 @@ class CSV(Hook):
         self._columns: list[str] = []
 
     def start(self, loop: LoopView) -> None:
-        """Read what the file holds of earlier epochs."""
+        """Read the rows of earlier epochs from the file."""
         self._path = _resolved(self._given, loop, "epochs.csv", self)
         self._rows, self._columns = [], []
         kept, self._kept = self._kept, None
@@ -138,15 +139,15 @@ class CSV(Hook):
             self._read(self._path, loop.progress.step, kept)
 
     def state(self) -> dict[str, Any]:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return {"rows": len(self._rows)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep so many rows when the run goes on."""
+        """Keep the saved number of rows when the run resumes."""
         self._kept = state.get("rows")
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Write an epoch's row."""
+        """Write the row of an epoch."""
         if record.kind != "epoch" or self._path is None:
             return
         at = record.progress
@@ -162,13 +163,13 @@ class CSV(Hook):
                 file.write(_csv([row], self._columns))
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Forget the rows; they are in the file."""
+        """Stop writing; the rows are in the file."""
         self._path = None
 
     def _read(self, path: Path, step: int, kept: int | None) -> None:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
-        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a row
+        whole = text[: text.rfind("\n") + 1]  # a killed process may leave an incomplete row
         reader = csv.DictReader(io.StringIO(whole, newline=""))
         columns = list(reader.fieldnames or [])
         if whole and columns[:3] != ["epoch", "step", "seconds"]:
@@ -196,17 +197,17 @@ class CSV(Hook):
 def read_log(
     path: str | Path, size: int | None = None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read what `JSONLines` wrote.
+    """Read a log written by `JSONLines`.
 
     Args:
-        path: The file. A last line that a killed process left torn is passed over.
-        size: How many of its bytes to read, if not all.
+        path: The file. An incomplete last line, left by a killed process, is skipped.
+        size: The number of bytes to read; None for the whole file.
 
     Returns:
-        Steps and records, in order; `"NaN"` and `"Infinity"` are numbers again.
+        Steps and records, in order; `"NaN"` and `"Infinity"` are converted back to numbers.
 
     Raises:
-        DataError: Another line than the last is not of a log.
+        DataError: If a line other than the last is invalid.
 
     Example:
         >>> _ = Path("log.jsonl").write_text('{"step": 1, "loss": 0.5}')
@@ -220,7 +221,7 @@ def read_log(
         parsed = _parsed(text)
         if parsed is None and number < len(lines):
             shown = text[:80].decode(errors="replace")
-            raise DataError(f"line {number} of {path} is not of a log: {shown!r}")
+            raise DataError(f"line {number} of {path} is not a line of a log: {shown!r}")
         if parsed is not None:
             values = {
                 name: NON_FINITE.get(value, value) if isinstance(value, str) else value
@@ -243,12 +244,12 @@ def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook)
 
 
 def _cut(path: Path, step: int, size: int | None = None) -> None:
-    """Remove what lies beyond a size, lines of later steps than this, and a torn last line."""
+    """Remove content beyond `size`, lines of steps after `step`, and an incomplete last line."""
     if not path.exists():
         return
     content = path.read_bytes()
     end = len(content) if size is None else min(size, len(content))
-    # From the back: steps only grow, so that the first line to keep ends the search.
+    # Steps increase, so searching from the end can stop at the first line to keep.
     while end > 0:
         begin = content.rfind(b"\n", 0, end - 1) + 1
         parsed = _parsed(content[begin:end])
@@ -263,10 +264,10 @@ def _cut(path: Path, step: int, size: int | None = None) -> None:
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return a line's object; None for a line that is torn or is something else."""
+    """Return the JSON object of a line, or None if the line is incomplete or not an object."""
     try:
         parsed = json.loads(text)
-    except ValueError:  # that text is no UTF-8 is one, too
+    except ValueError:  # includes UnicodeDecodeError
         return None
     return parsed if isinstance(parsed, dict) else None
 
@@ -276,7 +277,7 @@ def _own(name: str) -> str:
 
 
 def _texts(array: Array) -> list[str]:
-    """Write each number in strict JSON."""
+    """Convert each number to strict JSON."""
     if array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
         return list(map(repr, array.tolist()))
     return [json.dumps(_strict(value)) for value in array.tolist()]

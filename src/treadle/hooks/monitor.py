@@ -1,4 +1,4 @@
-"""One value of the records, and the best that it has been: what stops a run, or slows it down."""
+"""Tracking the best value of a monitored metric, for early stopping and learning rate reduction."""
 
 import re
 from collections.abc import Mapping
@@ -12,25 +12,26 @@ LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall", re.IGNORECASE
 
 
 class Monitor:
-    """Looks for a value in the records of epochs and validations, once at each step.
+    """Tracks a value in the records of epochs and validations, once per step.
 
-    NaN is never an improvement.
+    NaN never counts as an improvement.
 
     Args:
-        owner: The hook's name, for messages.
-        name: The name of the value.
-        direction: `"min"` or `"max"`: what is better; None where it follows from the name.
-        min_delta: By how much a better value must be better.
-        logged: Look also at the numbers that hooks log.
+        owner: The name of the hook, for messages.
+        name: The name of the monitored value.
+        direction: `"min"` or `"max"`: whether smaller or larger is better; None to infer it from
+            the name.
+        min_delta: The minimum change that counts as an improvement.
+        logged: Also read the numbers that hooks log.
 
     Attributes:
-        name: The name of the value.
-        best: The best one so far, or None.
-        best_step: When that was.
-        waited: How many records in a row were no improvement.
+        name: The name of the monitored value.
+        best: The best value so far, or None.
+        best_step: The step of the best value.
+        waited: The number of consecutive records without improvement.
 
     Raises:
-        ConfigurationError: The direction is not known or does not follow from the name.
+        ConfigurationError: If the direction is unknown or cannot be inferred from the name.
     """
 
     def __init__(
@@ -47,31 +48,32 @@ class Monitor:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen."""
+        """Reset the best value and the counters."""
         self.best: float | None = None
         self.best_step = self._last_step = -1
         self.waited = 0
 
     @property
     def seen(self) -> bool:
-        """Whether a record has held the value."""
+        """Whether any record has contained the value."""
         return self._last_step >= 0
 
     def improved(self, record: Record) -> bool | None:
-        """Say whether a record holds a better value than all before; None where it says nothing.
+        """Return whether a record improves on the best value; None if it has no new value.
 
         Raises:
-            ConfigurationError: It is the first that could hold the value, and does not.
+            ConfigurationError: If this is the first record that should contain the value, and it
+                does not.
         """
         if record.kind not in ("epoch", "validation"):
             number = isinstance(record.values.get(self.name), (int, float))
             if not (self._logged and number):
                 return None
         if self.name not in record.values:
-            self._refuse_unknown(record)
+            self._reject_unknown(record)
             return None
         step = record.progress.step
-        if step == self._last_step:  # an epoch repeats what a validation at its end has told
+        if step == self._last_step:  # an epoch record repeats the values of its validation
             return None
         self._last_step = step
         value = float(record.values[self.name])
@@ -82,17 +84,17 @@ class Monitor:
         return True
 
     def why(self) -> str:
-        """Say for how long nothing was better than what."""
-        times = "once" if self.waited == 1 else f"{self.waited} times in a row"
+        """Describe the lack of improvement, for the reason of a stop."""
+        records = "the last record" if self.waited == 1 else f"the last {self.waited} records"
         if self.best is None:
-            return f"{self.name} was NaN {times}"
+            return f"{self.name} was NaN in {records}"
         return (
-            f"{self.name} was not better {times} than {self.best:.6g}, its best, of step "
+            f"{self.name} did not improve in {records}: its best is {self.best:.6g}, at step "
             f"{self.best_step}"
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what must survive a restart."""
+        """Return the state to save in checkpoints."""
         return {
             "best": self.best,
             "best_step": self.best_step,
@@ -101,7 +103,7 @@ class Monitor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the state returned by `state`."""
         self.best, self.waited = state["best"], state["waited"]
         self.best_step, self._last_step = state["best_step"], state["last_step"]
 
@@ -112,8 +114,8 @@ class Monitor:
             return True
         return self._sign * value < self._sign * self.best - self._min_delta
 
-    def _refuse_unknown(self, record: Record) -> None:
-        """Raise, unless the name may still come: one of a validation that is not due yet."""
+    def _reject_unknown(self, record: Record) -> None:
+        """Raise, unless the name belongs to a validation that has not run yet."""
         validated = record.kind == "validation" or any(n.startswith("val_") for n in record.values)
         if not self.seen and (validated or not self.name.startswith("val_")):
             raise ConfigurationError(
@@ -122,10 +124,10 @@ class Monitor:
 
 
 def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
-    """Return what is better, `"min"` or `"max"`, as it was said or follows from a name.
+    """Return `"min"` or `"max"`: the given direction, or the one inferred from the name.
 
     Raises:
-        ConfigurationError: It is something else, or was not said and does not follow.
+        ConfigurationError: If the direction is unknown, or is None and cannot be inferred.
 
     Example:
         >>> direction_of("val_accuracy", None)
@@ -142,6 +144,6 @@ def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
     if LARGER_IS_BETTER.search(monitor):
         return "max"
     raise ConfigurationError(
-        f"whether a smaller or a larger {monitor!r} is better does not follow from its name: state "
-        "it, as direction='min' or direction='max'"
+        f"cannot infer from the name {monitor!r} whether smaller or larger is better: pass "
+        "direction='min' or direction='max'"
     )

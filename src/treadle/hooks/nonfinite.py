@@ -1,4 +1,4 @@
-"""Ending a run whose values are no longer numbers."""
+"""The `NonFinite` hook, which detects NaN and infinity in step values and weights."""
 
 import shlex
 from collections.abc import Mapping
@@ -18,42 +18,47 @@ from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 
 ACTIONS = ("raise", "stop", "skip", "rollback")
 ROWS_NAMED = 5
-# Batches that a run passes over: one that needs more has another trouble than its data.
+# Batches that rollbacks may exclude. If more are needed, the data is not the only cause.
 MOST_PASSED = 10
-# float16's smallest normal number. What overflows even at this scale is larger than 1e9, or was no
-# number before it was scaled.
+# float16's smallest normal number. A value that overflows even at this scale is larger than 1e9, or
+# was not finite before scaling.
 SMALLEST_SCALE = 2.0**-14
 
 
 class NonFinite(Hook):
-    """Ends a run whose steps return NaN or infinity, or whose weights become so.
+    """Ends a run, or undoes a step, when a step value or a weight becomes NaN or infinite.
 
-    Looks at what the steps returned after each window, which costs no transfer; the weights are
-    then those at the end of the window. At the end of each epoch, at each validation and at the end
-    of the run, before the final model is written, it looks at all float variables but those of
-    metrics: NaN in the data can ruin weights while the loss stays a number. A variable that is not
-    trainable may hold NaN or infinity from the start on. What an epoch or a validation records as
-    NaN or infinity is told as a warning in the log.
+    The values returned by steps are checked after each window, which requires no extra transfer;
+    the weights are then those at the end of the window. At the end of each epoch, at each
+    validation and at the end of the run (before the final model is written), all float variables
+    except those of metrics are checked, since NaN in the data can corrupt weights while the loss
+    stays finite. A non-trainable variable may contain NaN or infinity from the start. If an epoch
+    or a validation records NaN or infinity, a warning is logged.
 
-    A step that loss scaling undid (`mixed_float16`) did no harm and ends nothing, unless its batch
-    held what is not finite, or a scale of 2**-14 was still too large for it.
+    A step that loss scaling undid (`mixed_float16`) is ignored, unless its batch contains values
+    that are not finite, or the loss scale is already down to 2**-14.
 
     Args:
-        action: `"raise"` ends the run with an error; `"stop"` ends it as if it had been asked to
-            stop; `"skip"` undoes such a step within the compiled step, as if its batch had not
-            come: its values are logged, beside `undone`, and count in no mean. `"rollback"` costs
-            nothing until it happens: the run goes back to its newest checkpoint, looks at every
-            step to find the one that did it, goes back once more, and passes over this one's
-            batch: variables, random states, data, hooks and logs are those of a run whose data
-            lacks it. It is recorded, so that a resume and a replay pass over it too. Ten times at
-            most, in `Loop.fit`, and with a directory.
+        action: How the run reacts to a value that is not finite:
+
+            - `"raise"` ends the run with an error.
+            - `"stop"` stops the run like `loop.stop`.
+            - `"skip"` undoes the step within the compiled step, as if its batch did not exist. Its
+              values are logged with `undone` and excluded from means.
+            - `"rollback"` has no cost until it is needed. The run rolls back to its newest
+              checkpoint, checks every step to find the one that failed, rolls back again, and skips
+              the batch of this step. Variables, random states, data, hooks and logs are then those
+              of a run whose data lacks the batch. The excluded batch is recorded, so that resuming
+              and replaying skip it too. This requires `Loop.fit` and a run directory, and happens
+              at most ten times.
 
     Attributes:
-        when: The moments at which windows are to end for it: every step while it looks for one.
+        when: The triggers at which windows end for this hook: every step while it searches for the
+            failed step.
 
     Raises:
-        ConfigurationError: The action is not known.
-        NonFiniteError: A step returned a value that is not finite, or a variable holds one.
+        ConfigurationError: If the action is unknown.
+        NonFiniteError: If a step returned a value that is not finite, or a variable contains one.
 
     Example:
         >>> import treadle
@@ -67,78 +72,81 @@ class NonFinite(Hook):
         self.when: When | None = None
         self._search_ends = self._passed = 0
         self._skipped = 0
-        self._looked = 0  # the step at which the variables were last looked at
-        self._meant: set[str] = set()
+        self._checked_step = 0  # the step at which the variables were last checked
+        self._exempt: set[str] = set()  # paths that were not finite at the start
         self._warned: set[str] = set()
         self._before: tuple[set[str], set[str], int] | None = None
         self._acted = False
 
     @property
     def skips(self) -> bool:
-        """Whether steps are to be undone after which something is not finite."""
+        """Whether steps that produce non-finite values are undone."""
         return self._action == "skip"
 
     @property
     def rolls_back(self) -> bool:
-        """Whether the run is to go back to a checkpoint, and on without the batch."""
+        """Whether the run rolls back to a checkpoint and excludes the batch."""
         return self._action == "rollback"
 
     def start(self, loop: LoopView) -> None:
-        """Take note of what is not finite on purpose."""
-        self._looked, self._acted = loop.progress.step, False
-        if self._before is not None:  # goes on where another process ended
-            (self._warned, self._meant, self._skipped), self._before = self._before, None
+        """Remember which non-trainable variables are not finite at the start."""
+        self._checked_step, self._acted = loop.progress.step, False
+        if self._before is not None:  # the run is resumed
+            (self._warned, self._exempt, self._skipped), self._before = (
+                self._before,
+                None,
+            )
             return
         self._warned = set()
-        self._meant = {p for p, v in not_finite(loop).items() if not getattr(v, "trainable", True)}
+        self._exempt = {p for p, v in not_finite(loop).items() if not getattr(v, "trainable", True)}
 
     def state(self) -> dict[str, Any]:
-        """Return what was told already, what is not finite on purpose, and how much was skipped."""
+        """Return the logged warnings, the variables non-finite at the start, and the skip count."""
         return {
             "warned": sorted(self._warned),
-            "meant": sorted(self._meant),
+            "meant": sorted(self._exempt),
             "skipped": self._skipped,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
-        skipped = state.get("skipped", 0)  # the first version did not say
+        """Restore the state returned by `state`."""
+        skipped = state.get("skipped", 0)  # missing in the first format
         self._before = set(state["warned"]), set(state["meant"]), skipped
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Look at the variables, and at what was recorded."""
+        """Check the recorded values and the variables."""
         if record.kind == "log":
             return
         self._warn(loop, record.values)
-        self._look(loop, ended=False)
+        self._check_variables(loop, ended=False)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Look at the variables once more, before the final model is written."""
+        """Check the variables before the final model is written."""
         if error is None:
-            self._look(loop, ended=True)
+            self._check_variables(loop, ended=True)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Look at every value of the window."""
+        """Check every step value of the window."""
         if self.skips and LOSS_SCALE not in logs.values:
-            self._tell_skipped(loop, logs)
+            self._log_skipped(loop, logs)
             return
         step, message = _explained(loop, logs)
         if message:
             self._act(loop, message, step)
         elif self.when is not None:
-            self._look(loop, ended=False)
+            self._check_variables(loop, ended=False)
             if loop.progress.step >= self._search_ends:
                 self.when = None
                 loop.log(
                     {
-                        "warning": f"went back to look for what was not finite at step "
-                        f"{self._search_ends}, and met nothing: this run does not repeat itself "
-                        "exactly"
+                        "warning": f"rolled back to find the cause of the non-finite value at step "
+                        f"{self._search_ends}, but it did not occur again: this run is not "
+                        "deterministic"
                     }
                 )
 
-    def _tell_skipped(self, loop: LoopView, logs: StepLogs) -> None:
-        """Log a warning that names the steps that were undone."""
+    def _log_skipped(self, loop: LoopView, logs: StepLogs) -> None:
+        """Log a warning with the steps that were undone."""
         undone = np.flatnonzero(logs.values[UNDONE])
         if not len(undone):
             return
@@ -164,8 +172,8 @@ class NonFinite(Hook):
     ) -> None:
         self._acted = True
         if self.rolls_back:
-            self._go_back(loop, message)
-        message += _how_to_look(loop, step, path)
+            self._roll_back(loop, message)
+        message += _replay_instruction(loop, step, path)
         if self._action != "stop":
             raise NonFiniteError(message)
         if ended:
@@ -173,13 +181,13 @@ class NonFinite(Hook):
         else:
             loop.stop(message)
 
-    def _go_back(self, loop: LoopView, message: str) -> None:
-        """Have the loop go back: first to find the step, then without its batch."""
+    def _roll_back(self, loop: LoopView, message: str) -> None:
+        """Make the loop roll back: first to find the failed step, then to exclude its batch."""
         at = loop.progress
         if self._passed == MOST_PASSED:
             raise NonFiniteError(
-                f"{message}. {MOST_PASSED} batches were passed over before this one, so it is not "
-                "the data alone"
+                f"{message}. {MOST_PASSED} batches were excluded before this one, so the data is "
+                "not the only cause"
             )
         if self.when is None:
             self.when, self._search_ends = When(Span.parse("1 step")), at.step
@@ -188,17 +196,17 @@ class NonFinite(Hook):
         self._passed += 1
         raise RolledBack(message, replace(at, step=at.step - 1, batch=at.batch - 1))
 
-    def _look(self, loop: LoopView, ended: bool) -> None:
-        """Look at the variables, unless that was done after this very step."""
-        clean, self._looked = self._looked, loop.progress.step
+    def _check_variables(self, loop: LoopView, ended: bool) -> None:
+        """Check the variables, unless they were already checked after this step."""
+        clean, self._checked_step = self._checked_step, loop.progress.step
         if clean == loop.progress.step or self._acted:
             return
-        bad = {path: v for path, v in not_finite(loop).items() if path not in self._meant}
+        bad = {path: v for path, v in not_finite(loop).items() if path not in self._exempt}
         if bad:
             path, last = next(iter(bad)), loop.progress.step
             known = last == clean + 1
-            told = _ruined(loop, bad, clean)
-            self._act(loop, told, last if known else None, path, ended)
+            message = _ruined(loop, bad, clean)
+            self._act(loop, message, last if known else None, path, ended)
 
     def _warn(self, loop: LoopView, values: Mapping[str, Any]) -> None:
         floats = {name: value for name, value in values.items() if isinstance(value, float)}
@@ -206,17 +214,21 @@ class NonFinite(Hook):
         new = [name for name in bad if name not in self._warned]
         self._warned = set(bad)
         if new:
-            told = ", ".join(f"{name} is {bad[name]}" for name in new)
+            described = ", ".join(f"{name} is {bad[name]}" for name in new)
             loop.log(
                 {
-                    "warning": f"{told} after {loop.progress}: look for values that are not finite "
-                    "in the set that it was measured on, and at the step or metric that made it"
+                    "warning": f"{described} after {loop.progress}: look for values that are not "
+                    "finite in the data it was computed on, and check the step or metric that "
+                    "computed it"
                 }
             )
 
 
 def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
-    """Return the first step that is a reason to end the run, and what is wrong; else nothing."""
+    """Return the first failed step and a message that explains it, or `(0, "")` if there is none.
+
+    A step fails if it returns a non-finite value that loss scaling does not explain.
+    """
     bad = {
         name: ~np.isfinite(array)
         for name, array in logs.values.items()
@@ -243,13 +255,13 @@ def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
     return 0, ""
 
 
-def _how_to_look(loop: LoopView, step: int | None, path: str = "") -> str:
-    """Say how to go back to the step; nothing where the run has no directory to go back in.
+def _replay_instruction(loop: LoopView, step: int | None, path: str = "") -> str:
+    """Return the instruction to replay the step, or "" if the run has no directory.
 
     Args:
-        loop: The run.
-        step: The step, where it is known.
-        path: What is not finite, where it is not.
+        loop: The loop.
+        step: The step that failed, or None if it is unknown.
+        path: The path of the non-finite variable, to search for an unknown step.
     """
     if loop.directory is None or not (loop.directory / RUN).exists():
         return ""
@@ -260,26 +272,26 @@ def _how_to_look(loop: LoopView, step: int | None, path: str = "") -> str:
     else:
         which = f"step={step}" if step else f"bisect={condition!r}"
         how = f"print(treadle.doctor.replay(task, train, {directory!r}, {which}))"
-    return f". To see all that it computed: {how}"
+    return f". To inspect the step: {how}"
 
 
 def _reason(rows: list[str], narrow: bool) -> str:
     if rows:
         return (
-            f"The batch held it already: {'; '.join(rows)}. Mend or leave out these rows (their "
-            "numbers count within the batch)"
+            f"The batch held it already: {'; '.join(rows)}. Fix or remove these rows (numbered "
+            "within the batch)"
         )
     half = "Compute the loss in float32, since float16 ends at 65,504. " if narrow else ""
     return (
-        f"All inputs of this batch are finite, so it was the step. {half}Lower the learning rate, "
-        "or clip gradients (clipnorm=1.0 in the optimizer); make sure that labels lie in the range "
-        'of the classes; treadle.Options(execution="eager") lets you look inside the step'
+        f"All inputs of this batch are finite, so the step caused it. {half}Lower the learning "
+        "rate, or clip gradients (clipnorm=1.0 in the optimizer); make sure that labels lie in the "
+        'range of the classes; treadle.Options(execution="eager") lets you debug the step'
     )
 
 
 def not_finite(loop: LoopView) -> dict[str, Any]:
-    """Return the float variables, but those of metrics, that hold NaN or infinity, by path."""
-    import keras  # late: it fixes the backend, which nobody may have chosen at import
+    """Return the float variables (except of metrics) that contain NaN or infinity, by path."""
+    import keras  # late: it fixes the backend, which may not be chosen yet at import
 
     from ..backends.base import active
 
@@ -295,7 +307,7 @@ def not_finite(loop: LoopView) -> dict[str, Any]:
 
 
 def _ruined(loop: LoopView, bad: Mapping[str, Any], clean: int) -> str:
-    """Say which variables are not finite, since when, and which batches may have done it."""
+    """Return a message with the non-finite variables, since when, and the suspected batches."""
     from ..backends.base import active
 
     path, last = next(iter(bad)), loop.progress.step
@@ -305,19 +317,19 @@ def _ruined(loop: LoopView, bad: Mapping[str, Any], clean: int) -> str:
     since = f"step {last}" if last == clean + 1 else f"some step from {clean + 1} to {last}"
     where = _bad_batches(loop, clean)
     why = (
-        f"{where}. Mend or leave out these rows (their numbers count within the batch)"
+        f"{where}. Fix or remove these rows (numbered within the batch)"
         if where
-        else "Look for such values in the data, as with numpy.isfinite(x).all(); where there are "
+        else "Look for such values in the data, as with numpy.isfinite(x).all(); if there are "
         "none, lower the learning rate, or clip gradients (clipnorm=1.0 in the optimizer)"
     )
     return (
         f"{path} holds {int(flags.sum())} of {flags.size} values that are not finite{more}, since "
-        f"{since}, though every step returned finite ones. {why}"
+        f"{since}, although every step returned finite values. {why}"
     )
 
 
 def _bad_batches(loop: LoopView, clean: int) -> str:
-    """Name the first batch at hand, which are those of the last window, that is not finite."""
+    """Describe the first batch of the last window that contains non-finite values, if any."""
     found = ""
     for step in range(loop.progress.step, clean, -1):
         try:
@@ -330,7 +342,7 @@ def _bad_batches(loop: LoopView, clean: int) -> str:
 
 
 def _bad_inputs(batch: Any) -> list[str]:
-    """Return which rows of which leaves hold floats that are not finite."""
+    """Return the leaves and rows of a batch that contain non-finite floats."""
     found: list[str] = []
     for path, leaf in flattened(batch):
         # V: bfloat16 and the other narrow floats

@@ -1,4 +1,4 @@
-"""Lowering the learning rate where a value no longer improves."""
+"""The `ReduceOnPlateau` hook, which reduces learning rates when a value stops improving."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,28 +10,28 @@ from .monitor import Monitor
 
 
 class ReduceOnPlateau(Hook):
-    """Multiplies learning rates by a factor when a value has not improved for a while.
+    """Multiplies learning rates by a factor when a monitored value stops improving.
 
-    The value is looked for in the records of epochs and validations, once at each step. NaN is
-    never an improvement. What it does is told in the log. The learning rate is a variable of the
-    optimizer: the compiled step reads it, and checkpoints hold it.
+    The value is read from the records of epochs and validations, once per step. NaN never counts as
+    an improvement. Each reduction is logged. The learning rate is a variable of the optimizer, so
+    the change needs no recompilation and is part of checkpoints.
 
     Args:
-        monitor: The name of the value.
-        factor: What the learning rate is multiplied by.
-        patience: After how many records in a row without an improvement.
-        cooldown: How many records after a reduction count for nothing.
-        minimum: The smallest learning rate.
-        direction: `"min"` or `"max"`: what is better. To be stated where it does not follow from
-            the name; see `EarlyStopping`.
-        min_delta: By how much a better value must be better.
-        optimizer: The path of the optimizer, such as `"optimizers/critic"`; None for all that the
-            task has.
+        monitor: The name of the monitored value.
+        factor: The factor by which the learning rate is multiplied.
+        patience: The number of consecutive records without improvement before a reduction.
+        cooldown: The number of records ignored after a reduction.
+        minimum: The lower bound of the learning rate.
+        direction: `"min"` or `"max"`: whether smaller or larger is better. Required if it cannot be
+            inferred from the name; see `EarlyStopping`.
+        min_delta: The minimum change that counts as an improvement.
+        optimizer: The path of the optimizer, such as `"optimizers/critic"`; None for all optimizers
+            of the task.
 
     Raises:
-        ConfigurationError: An argument cannot be meant. When training starts: there is no such
-            optimizer, or its learning rate is a schedule. At the first record of a validation:
-            nothing has the name.
+        ConfigurationError: If an argument is out of range. When training starts: if there is no
+            such optimizer, or its learning rate is a schedule. At the first validation record: if
+            no recorded value has the name.
 
     Example:
         >>> import treadle
@@ -67,7 +67,7 @@ class ReduceOnPlateau(Hook):
         self._cooling, self._resumed = 0, False
 
     def start(self, loop: LoopView) -> None:
-        """Begin anew, unless this run goes on where another process left it."""
+        """Reset the best value, unless this run is resumed from a checkpoint."""
         self._rates(loop)
         if not self._resumed:
             self._monitor.begin()
@@ -75,7 +75,7 @@ class ReduceOnPlateau(Hook):
         self._resumed = False
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Compare the monitored value with the best one, and reduce where it is time."""
+        """Compare the monitored value with the best one, and reduce if patience is exhausted."""
         improved = self._monitor.improved(record)
         if improved is None:
             return
@@ -87,11 +87,11 @@ class ReduceOnPlateau(Hook):
             self._monitor.waited, self._cooling = 0, self._cooldown
 
     def state(self) -> dict[str, Any]:
-        """Return the best value and the counts."""
+        """Return the best value and the counters."""
         return {**self._monitor.state(), "cooling": self._cooling}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the state returned by `state`."""
         self._monitor.restore(state)
         self._cooling, self._resumed = state["cooling"], True
 
@@ -110,12 +110,12 @@ class ReduceOnPlateau(Hook):
                 )
 
     def _rates(self, loop: LoopView) -> dict[str, Any]:
-        """Return the variables that hold learning rates, by the optimizer's path.
+        """Return the learning rate variables by the path of their optimizer.
 
         Raises:
-            ConfigurationError: A learning rate is no variable.
+            ConfigurationError: If a learning rate is not a variable.
         """
-        import keras  # late: it fixes the backend, which nobody may have chosen at import
+        import keras  # late: it fixes the backend, which may not be chosen yet at import
 
         from ..schedules import learning_rate_of, optimizers_of
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: the loop's own costs, and the framework's trace of some steps."""
+"""The `Profiler` hook, which traces steps and reports where the time of a run is spent."""
 
 import re
 from collections.abc import Mapping
@@ -12,29 +12,29 @@ from ..core.progress import Costs
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
 
-LISTED = 8  # operations in the table
-LONGEST = 48  # characters of an operation's name
+LISTED = 8  # the number of operations in the table
+LONGEST = 48  # longer names of operations are truncated
 
 
 class Profiler(Hook):
-    """Traces some steps with the framework's profiler, and tells where the time of the run went.
+    """Traces steps with the framework's profiler, and reports where the time of the run is spent.
 
-    The trace becomes `trace.json.gz`, which https://ui.perfetto.dev opens. On TensorFlow and JAX
-    there is also what TensorBoard's profile page shows (it needs `pip install xprof`). A profiler
-    slows down the steps that it watches. The first windows compile: begin later.
+    The trace is saved as `trace.json.gz`; open it at https://ui.perfetto.dev. On TensorFlow and
+    JAX, TensorBoard's profile page can show it too (this needs `pip install xprof`). Tracing slows
+    down the traced steps. The first windows include compilation, so trace later steps.
 
-    At the end a table is logged as `profile`: the seconds spent in steps, compiling, waiting for
-    data, in validations and in everything else (hooks, checkpoints, records), and the operations of
-    the traced steps by the time that each took by itself, all threads together.
+    At the end, a table is logged as `profile`: the seconds spent running steps, compiling, waiting
+    for data, in validations and in everything else (hooks, checkpoints, records), and the
+    operations of the traced steps by self time, summed over all threads.
 
     Args:
-        steps: Which, as a slice has it: `"100:110"` are the ten steps after step 100. Windows end
-            at both. Empty traces nothing, and leaves the table.
-        directory: Where the trace goes; `profile` in the run directory if not given.
+        steps: The steps to trace, as a slice: `"100:110"` traces the ten steps after step 100.
+            Windows end at both steps. If empty, nothing is traced, but the table is still logged.
+        directory: The directory of the trace; by default `profile` in the run directory.
 
     Raises:
-        ConfigurationError: `steps` is no such slice. At the start: without a directory in a run
-            that has none.
+        ConfigurationError: If `steps` is not a valid slice. At the start: if no directory is given
+            and the run has none.
 
     Example:
         >>> import treadle
@@ -58,7 +58,7 @@ class Profiler(Hook):
         self._begin()
 
     def start(self, loop: LoopView) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._begin()
         self._began = loop.progress.seconds
         if not self._last:
@@ -72,7 +72,7 @@ class Profiler(Hook):
         self._directory = Path(self._given) if self._given is not None else own
 
     def before(self, loop: LoopView) -> None:
-        """Begin the trace where it is due."""
+        """Start the trace if it is due."""
         from ..backends.base import active  # late: it imports Keras
 
         step = loop.progress.step
@@ -82,7 +82,7 @@ class Profiler(Hook):
         self._compiling, self._since = loop.costs.compiling, monotonic()
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Account for a window, and end the trace where it is due."""
+        """Measure a window, and stop the trace if it is due."""
         compiling = loop.costs.compiling - self._compiling
         self._running += monotonic() - self._since - compiling
         if self._traced and self._traced[1] < self._last:
@@ -91,7 +91,7 @@ class Profiler(Hook):
                 self._trace.close()
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Account for a validation."""
+        """Measure a validation."""
         now = monotonic()
         if results is None:
             self._since = now
@@ -99,7 +99,7 @@ class Profiler(Hook):
             self._validating += now - self._since
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """End a trace that still runs, and log the table."""
+        """Stop a running trace, and log the table."""
         self._trace.close()
         if self._began is None:
             return
@@ -120,12 +120,12 @@ class Profiler(Hook):
     def _begin(self) -> None:
         self._trace = ExitStack()
         self._directory: Path | None = None
-        self._traced: tuple[int, int] | None = None  # after which step it began, and goes on to
+        self._traced: tuple[int, int] | None = None  # (first, last]: steps traced
         self._began: float | None = None
         self._running = self._validating = self._compiling = self._since = 0.0
 
     def _operations(self) -> list[str]:
-        """Return the lines about the traced steps."""
+        """Return the lines of the table about the traced steps."""
         from ..backends.traces import TRACE, own_times, read_trace
 
         if self._traced is None or self._directory is None:
@@ -142,7 +142,7 @@ class Profiler(Hook):
 
 
 def _shares(parts: Mapping[str, float], seconds: float) -> list[str]:
-    """Return a line for each part of the time, with its share of the whole.
+    """Return a line for each part of the time, with its share of the total.
 
     Example:
         >>> for line in _shares({"running steps": 1.5, "compiling": 0.5}, 2.0):

@@ -1,4 +1,4 @@
-"""The record of a run, `run.json`: what it was configured as, and whether it is finished."""
+"""The record of a run, `run.json`: its configuration, versions, and whether it is finished."""
 
 import json
 import os
@@ -24,27 +24,27 @@ LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, "curves.png")
 
 
 class RunRecord(Hook):
-    """A directory that belongs to one run.
+    """Claims a run directory, validates its configuration and writes `run.json`.
 
     Args:
-        path: Made where it does not exist.
-        task: What is trained. Another one, or one that was made otherwise, in the same place is an
-            error.
-        configuration: What else the run is, in JSON's types.
-        fresh: Remove what an earlier run left.
-        override: Go on with a run of another configuration, and record what differs; or the names
-            of what may differ.
+        path: The run directory; created if it does not exist.
+        task: The task. A different task, or one constructed with different arguments, than that of
+            the run in the directory is an error.
+        configuration: Other settings that identify the run, as JSON values.
+        fresh: Remove the artifacts of an earlier run.
+        override: Resume a run although its configuration differs, and record the differences; or
+            the names of settings that may differ.
 
     Attributes:
-        path: The directory.
-        facts: What `run.json` holds.
-        changed: What changed in the code since the run that it holds, or nothing.
-        overridden: What differs from the run that it holds, where that was allowed.
+        path: The run directory.
+        facts: The content of `run.json`.
+        changed: Changes in the code since the recorded run, if any.
+        overridden: Differences to the recorded run that `override` allowed.
 
     Raises:
-        DirectoryError: It cannot be written to, another process trains into it, it holds a run of
-            another configuration (the message shows the difference), or files like a run's without
-            one.
+        DirectoryError: If the directory cannot be written to, another process trains in it, it
+            contains a run with a different configuration (the message shows the differences), or it
+            contains files with the names of run artifacts but no run.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class RunRecord(Hook):
                 "another directory"
             ) from error
         self._lock = Lock(path)
-        self._lock.acquire()  # for now; a run that begins takes it again
+        self._lock.acquire()  # during construction only; `start` acquires it again
         try:
             if not (path / RUN).exists():
-                self._refuse_strangers()
+                self._reject_foreign_files()
             elif fresh:
                 self._remove()
                 remove_images(path)
@@ -94,38 +94,38 @@ class RunRecord(Hook):
 
     @property
     def finished(self) -> bool:
-        """Say whether the run that this directory holds came to its end, in another process."""
+        """Whether the run in this directory was finished by another process."""
         return self.from_before and bool(self.facts.get("finished"))
 
     @property
     def progress(self) -> Progress:
-        """Where the finished run that this directory holds stands."""
+        """The progress of the finished run in this directory."""
         return Progress(**self.facts["progress"])
 
     def final_state(self) -> Mapping[str, Any]:
-        """Return every variable as the finished run left it; nothing where it did not say."""
+        """Return the final value of every variable; empty if the run saved no `state.npz`."""
         file = self.path / STATE
         return read_arrays(file) if file.exists() else {}
 
     def passed_over(self) -> dict[tuple[int, int, int], str]:
-        """Return the batches that the run goes on without; see `pass_over`."""
+        """Return the batches excluded by rollbacks; see `pass_over`."""
         return passed_over(self.facts)
 
     def pass_over(self, at: Progress, why: str) -> None:
-        """Record that the run goes on without the batch that would come here."""
+        """Record that the batch at this position is excluded from the run."""
         batch = {"epoch": at.epoch, "batch": at.batch, "step": at.step, "why": why}
         self.facts["passed_over"] = [*self.facts.get("passed_over", []), batch]
         self._write()
 
     def call(self, number: int, asked: Mapping[str, Any]) -> bool:
-        """Take note of what a call that trains was asked for; say whether it was done before.
+        """Record the arguments of a `fit` call, and return whether it is already finished.
 
         Args:
             number: The number of the call, from 0.
-            asked: Its arguments.
+            asked: The arguments of the call.
 
         Raises:
-            DirectoryError: It was asked for something else before.
+            DirectoryError: If the recorded call has different arguments.
         """
         wanted = _in_json(asked)
         if number >= len(self._calls):
@@ -136,16 +136,20 @@ class RunRecord(Hook):
         return self.finished and not self.overridden
 
     def compare_constants(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        """Compare the Python values that the run began with, of those that changed since.
+        """Compare the initial Python values of the recorded run with those of the script.
+
+        Args:
+            before: The values at the start of the recorded run, of those that changed during it.
+            now: The values at the start of this script.
 
         Raises:
-            DirectoryError: The script begins with other values, and no override allows that.
+            DirectoryError: If they differ, and no override allows that.
         """
         what = f"{self.path} holds a run that began with other Python values"
         self._compare(what, {"constants": before}, {"constants": now})
 
     def may_lose(self, changed: Mapping[str, str]) -> bool:
-        """Say whether an override lets the run resume without these changes; record them if so."""
+        """Return whether an override allows resuming without these changes; record them if so."""
         found = [f"constants.{path} was not put back: {how}" for path, how in changed.items()]
         if not all(self._may_differ(text) for text in found):
             return False
@@ -153,22 +157,23 @@ class RunRecord(Hook):
         return True
 
     def start(self, loop: LoopView) -> None:
-        """Take the directory for this process; a call that trains is unfinished until its end.
+        """Lock the directory for this process and mark the run as unfinished.
 
         Raises:
-            DirectoryError: Another process trains into it, or has done so since it was looked at.
+            DirectoryError: If another process trains in it, or has done so since `run.json` was
+                read.
         """
         self._lock.acquire()
         if self._version() != self._seen:
             self._lock.release()
             raise DirectoryError(
-                f"the run in {self.path} went on in another process since it was read: run the "
+                f"another process continued the run in {self.path} after it was read here: run the "
                 "script again"
             )
         self._started, self._begun, self.from_before = True, False, False
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Write down, at the first step, that a run has started, and on what."""
+        """Write `run.json` at the first step: backend, options, versions and start time."""
         if self._begun:
             return
         self._begun = True
@@ -187,10 +192,11 @@ class RunRecord(Hook):
         self._write()
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write down that the run came to its end, or what ended it unfinished.
+        """Record that the run is finished, or the error or reason that ended it.
 
-        Where no step ran, nothing is left: files without the record of a run are nobody's. Where
-        the run could not start, they are somebody else's.
+        If an error ended the run before its first step, run artifacts are removed, since without
+        `run.json` a later run would reject the directory. If this run never started, they belong to
+        another one and are kept.
         """
         if not self._started:
             return
@@ -218,28 +224,30 @@ class RunRecord(Hook):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
 
-    def _refuse_strangers(self) -> None:
-        """Refuse a directory with files of somebody else's that the run would write.
+    def _reject_foreign_files(self) -> None:
+        """Reject a directory with files that the run would overwrite but did not write.
+
+        Empty files are allowed: a killed process leaves them.
 
         Raises:
-            DirectoryError: There are some. Empty ones are what a killed process left.
+            DirectoryError: If there are such files.
         """
         files = [self.path / name for name in self._leaves]
         found = [file.name for file in files if file.is_file() and file.stat().st_size]
         if found:
             raise DirectoryError(
-                f"{self.path} holds {', '.join(found)}, but no {RUN}: these are not of a run of "
-                "Treadle, and it would overwrite them. Choose another directory, or move them away"
+                f"{self.path} holds {', '.join(found)}, but no {RUN}: these files are not of a "
+                "Treadle run, and training would overwrite them. Choose another directory, or move "
+                "them away"
             )
 
     def _compare(self, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        """Refuse to go on as another run, or take note of the differences where that is wanted."""
+        """Raise if the configurations differ, or record the differences if they are allowed."""
         found = differences(before, wanted)
         if any(not self._may_differ(text) for text in found):
             raise DirectoryError(
-                f"{what}: {'; '.join(found)}. Choose another directory, start anew there with "
-                "fresh=True (--fresh), or go on with it all the same with override=True "
-                "(--override)"
+                f"{what}: {'; '.join(found)}. Choose another directory, start from scratch with "
+                "fresh=True (--fresh), or resume the run anyway with override=True (--override)"
             )
         self.overridden += found
         if found:
@@ -257,7 +265,7 @@ class RunRecord(Hook):
         self._seen = self._version()
 
     def _version(self) -> tuple[int, int] | None:
-        """Return what tells one `run.json` from the next: each run that takes a step writes one."""
+        """Return the inode and modification time of `run.json`, which change when it is written."""
         try:
             found = (self.path / RUN).stat()
         except FileNotFoundError:
@@ -266,13 +274,13 @@ class RunRecord(Hook):
 
 
 def passed_over(facts: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
-    """Return the batches that a run passed over, by epoch, batch and step before, and why."""
+    """Return the excluded batches of a run: (epoch, batch, previous step) to the reason."""
     batches = facts.get("passed_over", [])
     return {(x["epoch"], x["batch"], x["step"]): x["why"] for x in batches}
 
 
 def _in_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as they are when they have been written and read again."""
+    """Convert values to what JSON returns after writing and reading them."""
     return json.loads(json.dumps(dict(values), default=str))
 
 

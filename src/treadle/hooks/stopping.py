@@ -1,4 +1,4 @@
-"""Stopping where a value no longer improves."""
+"""The `EarlyStopping` hook, which stops training when a monitored value stops improving."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -10,27 +10,28 @@ from .monitor import Monitor
 
 
 class EarlyStopping(Hook):
-    """Ends training when a value has not improved for a while, and puts the best weights back.
+    """Stops training when a monitored value stops improving, and restores the best state.
 
-    The value is looked for in the records of epochs and validations, once at each step. NaN is
-    never an improvement. The best state, of all variables, is put back whenever training ends:
-    also when it ran to its end, when something else stopped it, and after an exception or Ctrl-C.
-    Weights that an optimizer averages (`use_ema=True`) become the averages of the best step.
+    The value is read from the records of epochs and validations, once per step. NaN never counts as
+    an improvement. The best state of all variables is restored whenever training ends: also when it
+    was completed, when another hook stopped it, and after an exception or Ctrl-C. Weights that an
+    optimizer averages (`use_ema=True`) become the averages of the best step.
 
-    The best state is part of checkpoints, which it makes twice as large: a run that goes on in
-    another process can still put it back.
+    Checkpoints include the best state, so that a resumed run can restore it. This doubles their
+    size.
 
     Args:
-        monitor: The name of the value.
-        direction: `"min"` or `"max"`: what is better. To be stated unless the name ends with loss,
-            error, mae or mse, or contains accuracy, auc, f1, precision or recall.
-        patience: After how many records in a row without an improvement training ends.
-        min_delta: By how much a better value must be better.
-        restore_best: Put the best state back.
+        monitor: The name of the monitored value.
+        direction: `"min"` or `"max"`: whether smaller or larger is better. Required unless the name
+            ends with loss, error, mae or mse, or contains accuracy, auc, f1, precision or recall.
+        patience: The number of consecutive records without improvement after which training stops.
+        min_delta: The minimum change that counts as an improvement.
+        restore_best: Whether to restore the best state when training ends.
 
     Raises:
-        ConfigurationError: The direction is not known or does not follow from the name; patience or
-            min_delta is negative. At the first record of a validation: nothing has this name.
+        ConfigurationError: If the direction is unknown or cannot be inferred from the name, or if
+            patience or min_delta is negative. At the first validation record: if no recorded value
+            has this name.
 
     Example:
         >>> import treadle
@@ -56,13 +57,13 @@ class EarlyStopping(Hook):
         self._begin()
 
     def start(self, loop: LoopView) -> None:
-        """Begin anew, unless this run goes on where another process left it."""
+        """Reset the best value, unless this run is resumed from a checkpoint."""
         if not self._resumed:
             self._begin()
         self._resumed = False
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Compare the monitored value with the best one."""
+        """Compare the monitored value with the best one, and stop if patience is exhausted."""
         improved = self._monitor.improved(record)
         if improved and self._restore_best:
             self._snapshot, self._arrays = loop.snapshot(), None
@@ -70,27 +71,27 @@ class EarlyStopping(Hook):
             loop.stop(self._monitor.why())
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Put the best state back, however training ended."""
-        snapshot, self._snapshot = self._snapshot, None  # it may be all of a device's memory
+        """Restore the best state."""
+        snapshot, self._snapshot = self._snapshot, None  # frees device memory
         self._arrays = None
         if snapshot is not None:
             loop.restore(snapshot)
         elif not self._monitor.seen and loop.history.records and error is None:
             loop.log(
                 {
-                    "warning": f"EarlyStopping never saw {self._monitor.name}: pass a validation "
-                    "source to fit, or monitor a value that epochs have"
+                    "warning": f"EarlyStopping found no {self._monitor.name}: pass a validation "
+                    "source to fit, or monitor a value that is recorded every epoch"
                 }
             )
 
     def state(self) -> dict[str, Any]:
-        """Return the best value, the count, and the best state as NumPy arrays."""
+        """Return the best value, the counters, and the best state as NumPy arrays."""
         if self._snapshot is not None and self._arrays is None:
             self._arrays = _read_only(_as_arrays(self._snapshot))
         return {**self._monitor.state(), "arrays": self._arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Restore the state returned by `state`."""
         self._monitor.restore(state)
         self._resumed = True
         self._snapshot = state["arrays"]
@@ -99,7 +100,7 @@ class EarlyStopping(Hook):
     def _begin(self) -> None:
         self._monitor.begin()
         self._snapshot: Any = None
-        self._arrays: dict[str, Any] | None = None  # the same for checkpoints, made when needed
+        self._arrays: dict[str, Any] | None = None  # the snapshot as arrays, cached for checkpoints
 
 
 def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_only(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return views that cannot be written to, which a checkpoint need not copy."""
+    """Return read-only views, which checkpoints do not copy."""
     views = {path: array.view() for path, array in arrays.items()}
     for view in views.values():
         view.flags.writeable = False

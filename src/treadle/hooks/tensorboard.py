@@ -1,4 +1,4 @@
-"""What a run logs, in the files that TensorBoard shows; needs no TensorFlow."""
+"""The `TensorBoard` hook, which writes event files without TensorFlow."""
 
 import importlib.util
 import os
@@ -19,41 +19,43 @@ from ..errors import ConfigurationError
 from .events import PATTERN, EventFile
 from .values import plain
 
-# Folders: TensorBoard's runs. Hyper-parameters are written to the one of training: one of their
-# own would be shown as a run without charts.
+# Folders; TensorBoard shows each as a run. Hyperparameters are written to the training folder,
+# since TensorBoard would show a separate folder as a run without charts.
 TRAIN, VALIDATION = "", "validation"
-SECONDS_BETWEEN = 1.0  # writes of steps: a write of many takes hardly longer than one of few
-BINS = 30  # as many as TensorBoard draws
+SECONDS_BETWEEN = 1.0  # between writes of steps: one write of many steps is cheaper than many
+BINS = 30  # the number that TensorBoard draws
 
 
 class TensorBoard(Hook):
-    """Writes what a run logs for TensorBoard: `tensorboard --logdir runs`.
+    """Writes the log of a run for TensorBoard; view it with `tensorboard --logdir runs`.
 
-    The horizontal axis is the run's step everywhere. TensorBoard shows the directory as one run,
-    and validation as another below it, `validation`, whose curves share the charts of training:
+    The horizontal axis is always the step of the run. TensorBoard shows the directory as one run
+    and its subfolder `validation` as another, so that both curves share a chart. The files contain:
 
-    - `loss` and the like: means and metrics of each epoch and validation; `val_loss` is `loss` of
+    - `loss` etc.: means and metrics of each epoch and validation; `val_loss` is `loss` of the run
       `validation`;
-    - `steps/loss`: what every step returned;
-    - `learning_rate`, or `learning_rate/<optimizer>` where there are several, about once a second
-      and at each record;
-    - what `loop.log` and hooks log: numbers, texts, and pictures;
-    - histograms of all weights, where they are asked for: each look reads them from the device;
-    - hyper-parameters: the task's settings, the backend, the seed, the precision.
+    - `steps/loss` etc.: the values returned by every step;
+    - `learning_rate`, or `learning_rate/<optimizer>` if there are several, about once a second and
+      at each record;
+    - numbers, strings and images logged with `loop.log` or by hooks;
+    - histograms of all weights if `histograms` is given; each one reads the weights from the
+      device;
+    - hyperparameters: the settings of the task, the backend, the seed and the precision.
 
-    Values of steps are written about once a second, for many steps at once. A run that goes on in
-    another process goes on in the same directory: what was written of steps after the checkpoint is
-    cut off, so that no step is there twice.
+    Step values are written about once a second, for many steps at once. A resumed run continues in
+    the same directory: events of steps after the checkpoint are removed, so that no step appears
+    twice.
 
     Args:
-        directory: Of this run alone; `tensorboard` in the run directory if not given.
-        histograms: How often weights are looked at, as `"1 epoch"` or `"500 steps"`; None for
-            never.
+        directory: The directory, which no other run may use; by default `tensorboard` in the run
+            directory.
+        histograms: The interval between histograms of the weights, such as `"1 epoch"` or
+            `"500 steps"`; None for no histograms.
 
     Raises:
-        ConfigurationError: The package `tensorboard` is not installed; `histograms` cannot be read.
-            At the start: without a directory in a run that has none, or where the one that was
-            given holds events of another run.
+        ConfigurationError: If the package `tensorboard` is not installed, or `histograms` is
+            invalid. At the start: if neither `directory` nor a run directory is given, or if
+            `directory` contains events of another run.
 
     Example:
         >>> import treadle
@@ -68,12 +70,12 @@ class TensorBoard(Hook):
             )
         self._given = directory
         self.when = None if histograms is None else When(Span.parse(histograms))
-        self._restored: dict[str, int] | None = None  # sizes of files, by another process
-        self._ended: dict[str, int] = {}  # the same, by an earlier call in this one
+        self._restored: dict[str, int] | None = None  # file sizes from a checkpoint
+        self._ended: dict[str, int] = {}  # file sizes at the end of the previous `fit` call
         self._begin()
 
     def start(self, loop: LoopView) -> None:
-        """Cut off what an earlier process wrote of later steps."""
+        """Remove events of later steps that an earlier process wrote."""
         if self._given is None and loop.directory is None:
             raise ConfigurationError(
                 "TensorBoard() writes into the run directory, but this run has none: pass "
@@ -95,7 +97,7 @@ class TensorBoard(Hook):
         self._described = bool(self._kept)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Keep every step's values, and write them now and then."""
+        """Collect the values of every step, and write them about once a second."""
         self._pending.append((time(), logs))
         if monotonic() >= self._due:
             self._add_learning_rates(loop.progress.step)
@@ -105,16 +107,16 @@ class TensorBoard(Hook):
             self._add_histograms(loop)
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Write what is known of an epoch or a validation, or was logged."""
-        if self._root is None:  # logged by a hook that begins before this one, or ends after it
+        """Write the values of an epoch, a validation or a log."""
+        if self._root is None:  # logged by a hook before this one started or after it ended
             return
         self._write_pending()
         step, now = record.progress.step, time()
         for folder, values in _by_folder(record).items():
             found = [value for name, part in values.items() if (value := _value(name, part))]
-            if record.kind != "log":  # an epoch repeats what a validation at its end has told
-                found = [v for v in found if self._told.get((folder, v.tag)) != step]
-                self._told |= {(folder, value.tag): step for value in found}
+            if record.kind != "log":  # an epoch record repeats the values of its validation
+                found = [v for v in found if self._last_steps.get((folder, v.tag)) != step]
+                self._last_steps |= {(folder, value.tag): step for value in found}
             if found:
                 self._file(folder).add(step, now, found)
         if record.kind != "log":
@@ -125,7 +127,7 @@ class TensorBoard(Hook):
         self._flush(loop)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Write the rest, and close the files."""
+        """Write pending values and close the files."""
         if self._root is None:
             return
         self._flush(loop)
@@ -135,25 +137,25 @@ class TensorBoard(Hook):
         self._files, self._root = {}, None
 
     def state(self) -> dict[str, Any]:
-        """Return how large the files are, which are on the disk before this returns."""
+        """Flush the files to disk and return their sizes."""
         self._write_pending()
         return {"sizes": self._all_sizes() if self._root is not None else self._ended}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Cut the files to these sizes when the run goes on."""
+        """Truncate the files to the saved sizes when the run resumes."""
         self._restored = dict(state["sizes"])
 
     def _begin(self) -> None:
         self._root: Path | None = None
         self._files: dict[str, EventFile] = {}
-        self._kept: dict[str, int] = {}  # of earlier processes: their sizes, by path
+        self._kept: dict[str, int] = {}  # sizes of the files of earlier processes, by path
         self._pending: list[tuple[float, StepLogs]] = []
         self._optimizers: Mapping[str, Any] = {}
-        self._told: dict[tuple[str, str], int] = {}  # the last step of each tag of a record
+        self._last_steps: dict[tuple[str, str], int] = {}  # the last step of each tag of a record
         self._first, self._due, self._described = 1, 0.0, False
 
     def _paths(self) -> Iterable[tuple[str, Path]]:
-        """Yield the event files that are there, and what they are called in checkpoints."""
+        """Yield the existing event files with their names in checkpoints."""
         assert self._root is not None
         for folder in (TRAIN, VALIDATION):
             for path in (self._root / folder).glob(PATTERN):
@@ -168,10 +170,10 @@ class TensorBoard(Hook):
                 self._kept[name] = path.stat().st_size
 
     def _clear(self) -> None:
-        """Remove what an earlier run left in the directory, which begins anew.
+        """Remove the event files of an earlier run in the run directory.
 
         Raises:
-            ConfigurationError: It was given, so it may be somebody else's.
+            ConfigurationError: If there are files in a directory that the user chose.
         """
         found = list(self._paths())
         if found and self._given is not None:
@@ -187,14 +189,14 @@ class TensorBoard(Hook):
         return self._kept | own
 
     def _file(self, folder: str) -> EventFile:
-        """Return the file of one of TensorBoard's runs, begun where there is none."""
+        """Return the event file of a folder; create it if needed."""
         if folder not in self._files:
             assert self._root is not None
             self._files[folder] = EventFile(self._root / folder, self._first)
         return self._files[folder]
 
     def _flush(self, loop: LoopView) -> None:
-        """Let readers see all that was written."""
+        """Write pending values and flush the files for readers."""
         self._write_pending()
         if self._files and not self._described:
             self._describe(loop)
@@ -203,7 +205,7 @@ class TensorBoard(Hook):
         self._due = monotonic() + SECONDS_BETWEEN
 
     def _write_pending(self) -> None:
-        """Write the values of the steps that wait, those of like names together."""
+        """Write the pending step values, grouping windows with the same names."""
         pending, self._pending = self._pending, []
         same: list[tuple[float, StepLogs]] = []
         for i, (at, logs) in enumerate(pending):
@@ -234,8 +236,8 @@ class TensorBoard(Hook):
         found: list[Any] = []
         for path, optimizer in self._optimizers.items():
             name = "learning_rate" if len(self._optimizers) == 1 else f"learning_rate/{path}"
-            if self._told.get((TRAIN, name)) != step:
-                self._told[TRAIN, name] = step
+            if self._last_steps.get((TRAIN, name)) != step:
+                self._last_steps[TRAIN, name] = step
                 rate = active().to_numpy(optimizer.learning_rate)
                 found.append(_value(name, float(rate)))
         if found:
@@ -259,7 +261,7 @@ class TensorBoard(Hook):
             self._file(TRAIN).add(step, time(), found)
 
     def _describe(self, loop: LoopView) -> None:
-        """Write the hyper-parameters, for the page that compares runs by them."""
+        """Write the hyperparameters for TensorBoard's HParams page."""
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         self._described = True
@@ -272,7 +274,7 @@ class TensorBoard(Hook):
 
 
 def _by_folder(record: Record) -> dict[str, dict[str, Any]]:
-    """Say which values belong to which of TensorBoard's runs, and under which name."""
+    """Assign the values of a record to folders, under the names that TensorBoard shows."""
     found: dict[str, dict[str, Any]] = {TRAIN: {}, VALIDATION: {}}
     for name, value in record.values.items():
         validated = record.kind != "log" and name.startswith("val_")
@@ -282,7 +284,7 @@ def _by_folder(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return a number, a text or a picture as TensorBoard has it; None for anything else."""
+    """Convert a number, string or image to a summary value; return None for anything else."""
     from tensorboard.compat.proto import summary_pb2
 
     if isinstance(value, Image):
@@ -303,10 +305,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _histogram(name: str, values: Array) -> Any:
-    """Return the counts of values in bins: rows of left edge, right edge and count.
-
-    What is not finite has no place among them.
-    """
+    """Return a histogram of the finite values: rows of left edge, right edge and count."""
     finite = values[np.isfinite(values)]
     counts, edges = np.histogram(finite, BINS) if finite.size else (np.zeros(0), np.zeros(1))
     rows = np.stack([edges[:-1], edges[1:], counts], axis=1).astype("<f8")
@@ -316,7 +315,7 @@ def _histogram(name: str, values: Array) -> Any:
 def _tensor(
     name: str, plugin: str, content: Mapping[str, Any], dtype: int, shape: tuple[int, ...]
 ) -> Any:
-    """Return a value that is a tensor; dtypes are numbered as in TensorFlow's types.proto."""
+    """Return a tensor summary value; `dtype` is a number from TensorFlow's types.proto."""
     from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2
 
     dimensions = [tensor_shape_pb2.TensorShapeProto.Dim(size=size) for size in shape]
@@ -329,7 +328,7 @@ def _tensor(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield settings that lie in one another by names such as `settings.units`."""
+    """Flatten nested settings into pairs of dotted names, such as `settings.units`, and values."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")  # type: ignore[reportUnknownArgumentType]

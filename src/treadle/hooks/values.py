@@ -1,4 +1,4 @@
-"""What steps and records hold: as plain Python values for files, and short for people."""
+"""Formatting of logged values and durations."""
 
 from collections.abc import Mapping
 from math import floor, isfinite, log10
@@ -9,11 +9,11 @@ from ..core.logs import plain as plain
 
 
 def short(value: Any, fixed: bool = False) -> str:
-    """Write a value with about four digits, for people.
+    """Format a value with about four significant digits.
 
     Args:
-        value: Anything; what is neither a number nor a text is only named.
-        fixed: Keep zeros at the end, so that columns of numbers line up.
+        value: Any value; if it is neither a number nor a string, its type and shape are returned.
+        fixed: Keep trailing zeros, so that columns of numbers are aligned.
 
     Example:
         >>> short(0.512), short(0.512, fixed=True), short(12800), short(1.5e-7), short(1234.5)
@@ -43,7 +43,7 @@ def _short_float(number: float, fixed: bool) -> str:
 
 
 def line(values: Mapping[str, Any]) -> str:
-    """Write named values in a row: `loss 0.512  samples 12,800`; texts come after a colon."""
+    """Format named values as a line: `loss 0.512  samples 12,800`; strings follow a colon."""
     parts: list[str] = []
     for name, value in values.items():
         text = short(value)
@@ -55,7 +55,7 @@ def line(values: Mapping[str, Any]) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Write a number of seconds, with hundredths where there are few.
+    """Format a number of seconds, with two decimals below ten seconds.
 
     Example:
         >>> brief(0.0416), brief(31.24)
@@ -65,7 +65,7 @@ def brief(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a duration as `1:02:03` or `2:03`.
+    """Format a duration as `1:02:03` or `2:03`.
 
     Example:
         >>> clock(3723.4), clock(123)

@@ -1,4 +1,4 @@
-"""A look at a run that hangs: in a source, in a step, in a hook."""
+"""The `Watchdog` hook, which reports where a run hangs: in a source, a step or a hook."""
 
 import faulthandler
 import sys
@@ -9,22 +9,23 @@ from ..core.logs import Record, StepLogs
 from ..core.triggers import Span
 from ..errors import ConfigurationError
 
-SECONDS_BETWEEN = 1.0  # each sets a timer anew, which costs some 50 µs
+SECONDS_BETWEEN = 1.0  # between resets of the timer, each of which takes about 50 µs
 
 
 class Watchdog(Hook):
-    """Shows where every thread stands when no step and no record has come for a while.
+    """Prints the stack of every thread when no step or record has finished for a while.
 
-    The stacks go to the standard error, by Python's `faulthandler`, which also works where the
-    interpreter is held by a call that never returns.
+    Python's `faulthandler` prints the stacks to standard error. It also works if a call that never
+    returns holds the GIL.
 
     Args:
-        after: For how long nothing may come: longer than a validation, and than compiling takes.
-        leave: End the process then, with exit code 1: what restarts it goes on from the last
-            checkpoint.
+        after: The time without a step or record after which stacks are printed. It must be longer
+            than a validation and than compiling.
+        leave: Also exit the process with code 1, so that a supervisor can restart it and it resumes
+            from the last checkpoint.
 
     Raises:
-        ConfigurationError: `after` is no time.
+        ConfigurationError: If `after` is not a time.
 
     Example:
         >>> import treadle
@@ -39,26 +40,26 @@ class Watchdog(Hook):
         self._set = 0.0
 
     def start(self, loop: LoopView) -> None:
-        """Begin to watch."""
-        self._wind(force=True)
+        """Start the timer."""
+        self._reset(force=True)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Begin anew."""
-        self._wind()
+        """Reset the timer."""
+        self._reset()
 
     def record(self, loop: LoopView, record: Record) -> None:
-        """Begin anew."""
-        self._wind()
+        """Reset the timer."""
+        self._reset()
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Watch no longer."""
+        """Cancel the timer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def _wind(self, force: bool = False) -> None:
+    def _reset(self, force: bool = False) -> None:
         now = monotonic()
         if force or now - self._set >= min(SECONDS_BETWEEN, self._seconds / 4):
             self._set = now
-            # The process's own standard error: a file that a test puts in its place has no number.
+            # Not `sys.stderr`: a replacement of it, as in tests, may have no file descriptor.
             faulthandler.dump_traceback_later(
                 self._seconds, repeat=not self._leave, file=sys.__stderr__ or 2, exit=self._leave
             )

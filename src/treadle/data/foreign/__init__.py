@@ -1,1 +1,1 @@
-"""Data sets of other libraries as sources: `tf.data`, `DataLoader`, `PyDataset`, Grain."""
+"""Conversion of other libraries' data sets: `tf.data`, `DataLoader`, `PyDataset`, Grain."""

@@ -1,7 +1,7 @@
-"""Everything that is accepted as a source as it stands: other libraries' data sets, and iterables.
+"""Converting data sets of other libraries and iterables to sources.
 
-Libraries are looked for among the modules that are loaded already: an object of theirs cannot
-exist otherwise, and no user pays for importing what they do not use.
+A library is only considered if it is already imported: otherwise none of its objects can exist, and
+importing it would cost time.
 """
 
 import json
@@ -27,21 +27,21 @@ ACCEPTED: Final = (
 )
 
 _streams: Final[WeakValueDictionary[int, Source]] = WeakValueDictionary()
-"""Sources in use by the id of what they read (which they hold, so that no id comes twice): a stream
-that is passed again while it is being read goes on, as nothing else can make it do."""
+"""Sources in use by the id of their data, which they keep alive so that ids stay unique. If a
+stream is passed again while it is being read, the same source continues reading it."""
 
 
 def as_source(data: Any) -> Source:
-    """Return anything that gives batches as a source.
+    """Convert an object that provides batches to a source.
 
     Args:
         data: A source; a `tf.data.Dataset`, PyTorch `DataLoader`, `keras.utils.PyDataset` or Grain
-            data set that gives batches; a sequence of batches; a function that returns an iterator
-            of batches, called anew for each epoch; an iterable, iterated anew for each epoch; an
-            iterator, which can be read once.
+            data set of batches; a sequence of batches; a function that returns an iterator of
+            batches, called for each epoch; an iterable, iterated for each epoch; or an iterator,
+            which can be read only once.
 
     Raises:
-        DataError: Arrays, which have no batches yet, and what cannot be read as batches.
+        DataError: If `data` is arrays that are not divided into batches, or is not supported.
 
     Example:
         >>> import numpy as np
@@ -64,10 +64,10 @@ def as_source(data: Any) -> Source:
 
 
 def refuse_arrays(data: Any) -> None:
-    """Refuse arrays, and tuples and dicts of them, which nobody has cut into batches.
+    """Reject arrays, and tuples and dicts of arrays, which are not divided into batches.
 
     Raises:
-        DataError: Says how to make batches of them.
+        DataError: If `data` is arrays; the message explains how to make batches.
     """
     parts = data.values() if isinstance(data, Mapping) else data
     if _is_array(data) or (isinstance(data, tuple | Mapping) and any(map(_is_array, parts))):
@@ -94,7 +94,7 @@ def _from_keras(data: Any) -> Source | None:
         calls[hook] += 1
 
     def call_again(state: Mapping[str, int]) -> None:
-        """Call the hooks of the epochs before with the random states that they had then."""
+        """Call the hooks of earlier epochs again with their original random states."""
         while True:
             hook = "end" if calls["end"] < min(calls["begin"], state["end"]) else "begin"
             if calls[hook] >= state[hook]:
@@ -112,7 +112,7 @@ def _from_keras(data: Any) -> Source | None:
 
     def batches(reading: Reading) -> Iterator[Any]:
         calls["seed"] = reading.seed
-        if reading.state() is None:  # else the epoch has begun already
+        if reading.state() is None:  # otherwise the epoch has already started
             call("begin")
         return given(reading.first)
 
@@ -125,7 +125,7 @@ def _from_keras(data: Any) -> Source | None:
         inexact = (
             f"{' and '.join(hooks)} of {kind.__name__} may change its data or their order: a "
             f"resumed run calls them as often as they were called before, which is exact only if "
-            f"the same comes of it, or if {kind.__name__} has state() and restore(state)"
+            f"they are deterministic, or if {kind.__name__} has state() and restore(state)"
         )
     return BatchSource(lasting(batches, keeper), length, endless=length is None, inexact=inexact)
 
@@ -154,9 +154,9 @@ def _from_grain(data: Any) -> Source | None:
     if isinstance(data, grain.MapDataset):
         dataset: Any = data
         length = len(dataset)
-        if length == sys.maxsize:  # repeated without end
+        if length == sys.maxsize:  # repeated endlessly
             return BatchSource(lambda at: _indexed(dataset, at.first, None), None, endless=True)
-        return BatchSource(  # beyond its length a MapDataset goes on with other epochs' orders
+        return BatchSource(  # indices beyond its length give the orders of later epochs
             lambda at: _indexed(dataset, at.epoch * length + at.first, (at.epoch + 1) * length),
             length,
         )
@@ -167,14 +167,14 @@ def _from_grain(data: Any) -> Source | None:
 
 
 def _opened_grain(stream: Any, reading: Reading) -> Resumable:
-    """Return an iterator of Grain's, which keeps its own state."""
+    """Return a Grain iterator, which has a state of its own, restored if `reading` has one."""
     iterator, state = iter(stream), reading.state()
     if isinstance(state, bytes):
-        # A DataLoader compares the texts that its sampler and its data make of themselves, which
-        # tell an address where nobody wrote a `__repr__`: another one in each process.
+        # A DataLoader compares the `repr` of its sampler and its data, and rejects a state in which
+        # they differ. The default `repr` contains an address, which differs in each process.
         own = json.loads(iterator.get_state())
-        told = {name: own[name] for name in ("sampler", "data_source") if name in own}
-        state = json.dumps(json.loads(state) | told).encode()
+        current = {name: own[name] for name in ("sampler", "data_source") if name in own}
+        state = json.dumps(json.loads(state) | current).encode()
     if state is not None:
         iterator.set_state(state)
     name = f"Grain's {type(stream).__name__}"
@@ -217,7 +217,7 @@ def _indexed(batches: Any, start: int, stop: int | None) -> Iterator[Any]:
 
 
 def _called(function: Callable[[], Any]) -> Iterator[Any]:
-    """Call a function that returns an iterator, or an iterable, of batches."""
+    """Call a function that returns an iterator or iterable of batches."""
     made = function()
     if isinstance(made, tuple | Mapping) or _is_array(made) or not hasattr(made, "__iter__"):
         name = getattr(function, "__name__", type_name(function))
@@ -230,10 +230,10 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 class IteratorSource:
-    """An iterator: it gives its batches once, so there is one reader, which goes on.
+    """A source of an iterator, which can be read only once, by a single reader.
 
     Args:
-        iterator: Gives batches.
+        iterator: The iterator of batches.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
@@ -255,22 +255,22 @@ class IteratorSource:
         ordered: bool = False,
         position: Position | None = None,
     ) -> BatchReader:
-        """Read on from where the iterator stands.
+        """Continue reading the iterator.
 
         Raises:
-            DataError: Batches that are gone are asked for again.
+            DataError: If `epoch` or `start` requires batches that have already been read.
         """
         reader = self._reader
         gone = 0 if reader is None else reader.given
         if epoch > 0 or (reader is not None and gone != start):
             raise DataError(
                 f"a {type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
-                f"and batch {start + 1} of epoch {epoch + 1} cannot be had from it. Pass the "
+                f"and batch {start + 1} of epoch {epoch + 1} cannot be read from it. Pass the "
                 f"function that makes it (train, not train()), or cut one long stream into epochs "
                 f"with treadle.data.limited(stream, batches)"
             )
         if reader is None:
-            iterator = chain(self._iterator)  # has no `close`: reading may go on later
+            iterator = chain(self._iterator)  # has no `close`, since reading may continue later
             reading = Reading.of(epoch, start, seed, loop, position)
             reader = self._reader = BatchReader(lambda: iterator, reading)
         return reader

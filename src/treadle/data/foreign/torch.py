@@ -1,4 +1,4 @@
-"""PyTorch's `DataLoader` as a source."""
+"""Conversion of a PyTorch `DataLoader` to a source."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,21 +11,21 @@ from ..states import Keeper, Resumable, keeper_of
 
 
 def from_torch(data: Any) -> BatchSource | None:
-    """Return a `DataLoader` as a source; None for what is none.
+    """Convert a `DataLoader` to a source; return None for other objects.
 
-    A resumed run makes its iterator anew, sets the generators that loader and sampler were given to
-    what they were, and draws and discards the batches before. A loader that keeps a state of its
-    own, as torchdata's `StatefulDataLoader` does, goes on from that at once.
+    A resumed run restores the generators passed to the loader and sampler, creates the iterator,
+    and draws and discards the batches before its position. A loader with a state, such as
+    torchdata's `StatefulDataLoader`, resumes directly from its state.
 
     Raises:
-        DataError: A data set without a loader, which gives single examples.
+        DataError: If `data` is a data set without a loader, which yields single examples.
     """
     from torch.utils.data import DataLoader, Dataset
 
     if isinstance(data, Dataset):
         raise DataError(
             f"a {type_name(data)} gives single examples: wrap it in "
-            f"torch.utils.data.DataLoader(dataset, batch_size=…), with batch_size=None where its "
+            f"torch.utils.data.DataLoader(dataset, batch_size=…), with batch_size=None if its "
             f"items are batches already"
         )
     if not isinstance(data, DataLoader):
@@ -51,7 +51,7 @@ def from_torch(data: Any) -> BatchSource | None:
         if keeper is not None:
             own = keeper.state
             if inside is not None:
-                put_back(inside["parts"])  # `iter` has drawn from them
+                put_back(inside["parts"])  # again, since `iter` has drawn from them
             return Resumable(
                 iterator,
                 lambda: {"loader": own(), "parts": kept()},
@@ -79,42 +79,43 @@ def from_torch(data: Any) -> BatchSource | None:
 
 
 def _lasting_parts(loader: Any) -> list[Keeper]:
-    """Return what a loader draws from that goes on from epoch to epoch."""
+    """Return the generators and the data set state of a loader that continue across epochs."""
     holders = [loader, loader.sampler, loader.batch_sampler]
     holders.append(getattr(loader.batch_sampler, "sampler", None))
     found = {id(g): g for h in holders if (g := getattr(h, "generator", None)) is not None}
     parts = [Keeper("Generator", g.get_state, g.set_state) for g in found.values()]
-    data = keeper_of(loader.dataset) if loader.num_workers == 0 else None  # workers have copies
+    # Workers use copies of the data set, whose state cannot be read.
+    data = keeper_of(loader.dataset) if loader.num_workers == 0 else None
     return parts if data is None else [*parts, data]
 
 
 def _inexact(loader: Any, keeper: Keeper | None) -> str | None:
-    """Say what of a loader does not come again as it was; None where all does."""
+    """Return the reasons why a loader cannot be resumed exactly, or None."""
     from torch.utils.data import IterableDataset
 
-    told: list[str] = []
+    reasons: list[str] = []
     if isinstance(loader.dataset, IterableDataset):
         if keeper is None and keeper_of(loader.dataset) is None:
-            told.append(forward_only(f"the {type(loader.dataset).__name__} of a DataLoader"))
+            reasons.append(forward_only(f"the {type(loader.dataset).__name__} of a DataLoader"))
     else:
         for sampler in (loader.sampler, loader.batch_sampler):
             if sampler is not None and type(sampler).__module__.split(".")[0] not in KNOWN:
-                told.append(forward_only(f"the {type(sampler).__name__} of a DataLoader"))
+                reasons.append(forward_only(f"the {type(sampler).__name__} of a DataLoader"))
     if loader.num_workers:
         if not getattr(loader, "in_order", True):
-            told.append("a DataLoader with in_order=False gives what its workers finish first")
+            reasons.append("a DataLoader with in_order=False gives what its workers finish first")
         if loader.persistent_workers:
-            told.append(
-                "persistent workers of a DataLoader go on with their random numbers from epoch to "
-                "epoch, so that batches which draw from them come otherwise after a resume"
+            reasons.append(
+                "persistent workers of a DataLoader continue their random numbers from epoch to "
+                "epoch, so that batches which draw from them differ after a resume"
             )
         elif keeper is not None:
-            told.append(
+            reasons.append(
                 f"the state of a {keeper.name} does not hold the random numbers of its workers, so "
-                f"that batches which draw from them come otherwise after a resume"
+                f"that batches which draw from them differ after a resume"
             )
-    return "; ".join(told) or None
+    return "; ".join(reasons) or None
 
 
 KNOWN = ("torch", "torchdata")
-"""Packages whose samplers give the same order again where their random numbers are the same."""
+"""Packages whose samplers are known to be deterministic for the same random numbers."""
