@@ -69,7 +69,7 @@ def _head(kept: Results, newest_keras: str) -> list[str]:
 
 def _why() -> list[str]:
     return [
-        "## Why some targets are not met",
+        "## Why some of it is not met",
         "",
         "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or "
         "less. Compared with a bare loop,\n  Treadle additionally keeps and writes every step's "
