@@ -49,8 +49,9 @@ def _head(results: dict[str, Any]) -> list[str]:
     return [
         "# One step source, three backends",
         "",
-        "The same recipe from the same weights, drawn with NumPy, in the same order of the data, "
-        "in a process for\neach backend. Written by `scripts/bench backends --write`.",
+        "This page compares the backends: the same recipe is trained from the same weights, drawn "
+        "with NumPy, with the\nsame order of the data, in one process for each backend. Written by "
+        "`scripts/bench backends --write`.",
         "",
         f"{versions}; Python {platform.python_version()}, {os.cpu_count()} CPU cores.",
         "",

@@ -56,10 +56,10 @@ def _head(kept: Results, newest_keras: str) -> list[str]:
     return [
         "# Benchmarks",
         "",
-        "Treadle with all its default hooks beside every other way to run the same steps. Written "
-        "by `scripts/bench speed\n--write`, which takes about 35 minutes; `--quick` takes 3, "
-        "`--workload mlp-sgd --backend jax` measures a part, `--page`\nwrites this page again from "
-        "`benchmarks/results.json`.",
+        "Speed of Treadle with all its default hooks, compared with every other way to run the "
+        "same steps. Written by\n`scripts/bench speed --write`, which takes about 35 minutes; "
+        "`--quick` takes 3, `--workload mlp-sgd --backend jax`\nmeasures a part, `--page` "
+        "rewrites this page from `benchmarks/results.json`.",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}; "
         f"Python {platform.python_version()}, {told}.{newest}",
@@ -71,34 +71,35 @@ def _why() -> list[str]:
     return [
         "## Why some of it is not met",
         "",
-        "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or less. "
-        "Beside them Treadle keeps every step's values,\n  writes them down, looks after each "
-        "window whether a constant of the task has changed, finds the state anew at each epoch, "
-        "and\n  shuffles; a bare loop does not. Of `bn-dropout` on JAX a profile found about a "
-        "third of the difference there; the rest is in the\n  compiled loop, and not explained. "
-        "Nor are the 4 to 6 % of the LSTM and of ten times the parameters on JAX.",
+        "- **Ceilings of the small networks.** Their steps take a tenth of a millisecond, or "
+        "less. Compared with a bare loop,\n  Treadle additionally keeps and writes every step's "
+        "values, checks before each window whether a constant of the task\n  has changed, "
+        "collects the state at each epoch, and shuffles. For `bn-dropout` on JAX a profile "
+        "attributed about a\n  third of the difference to this; the rest is in the compiled "
+        "loop, and not explained. The 4 to 6 % of the LSTM and of\n  ten times the parameters "
+        "on JAX are not explained either.",
         "- **`fit` on JAX.** The bare `lax.scan` is itself less than 1.9 times as fast as `fit` "
-        "here (its table says how much): the arithmetic is\n  the same, and `fit` on JAX wastes "
-        "less than elsewhere.",
-        "- **The GAN on TensorFlow.** The fastest way is a graph's loop around a step that XLA has "
-        "compiled, which\n  `Options(fused=True, jit=True)` asks for (a row of its table). For "
-        "`cifar10-cnn` the same way is more than twice as slow as a graph.\n  No rule is known "
-        "that tells the two apart, so the plan stays a graph. "
-        '`Options(execution="measure")` does on a\n  quiet machine; '
-        "on a busy one it chose otherwise.",
-        "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; Keras' "
-        "LSTM calls its cell for each element of it.\n  With the same cells, `fit` takes twice as "
-        "long as Treadle.",
-        "- **Convolutions on JAX and PyTorch, `bn-dropout` on PyTorch.** The same arithmetic as by "
-        "hand. Treadle takes as long as a hand-written\n  loop, within a few hundredths on either "
-        "side, and is held to being ahead. Once, while the `lax.scan` of `cifar10-cnn` on\n  JAX "
-        "had all its turns of 13 seconds between those of the others, Treadle was 7 % behind the "
-        "jitted step; whether because of them\n  was not found out.",
-        "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, and "
-        "the pipeline alone needs three fifths of\n  the processors' time. `fit` with "
-        "`steps_per_execution` and the raw loop let the graph draw each batch; Treadle, like any "
-        "loop in Python,\n  draws them one by one, and stacks windows of them, which it can count "
-        "and resume: that takes a tenth to a quarter more of the processors.",
+        "here (see its table): the\n  arithmetic is the same, and `fit` on JAX has less "
+        "overhead than on other backends.",
+        "- **The GAN on TensorFlow.** The fastest way is a graph loop around a step compiled by "
+        "XLA, which\n  `Options(fused=True, jit=True)` selects (a row of its table). For "
+        "`cifar10-cnn` the same way is more than twice as\n  slow as a graph. No rule is known "
+        "that distinguishes the two, so the plan stays a graph.\n  "
+        '`Options(execution="measure")` does on a quiet machine; on a busy one it chose '
+        "differently.",
+        "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one kernel for the whole sequence; "
+        "Keras' LSTM calls its cell for each\n  element of it. With the same cells, `fit` takes "
+        "twice as long as Treadle.",
+        "- **Convolutions on JAX and PyTorch, `bn-dropout` on PyTorch.** The arithmetic is the "
+        "same as in a hand-written loop.\n  Treadle takes the same time (within a few percent); "
+        "the target was to be faster. Once, when the turns of 13 seconds\n  of the `lax.scan` "
+        "of `cifar10-cnn` on JAX were interleaved with those of the others, Treadle was 7 % "
+        "slower than the\n  jitted step. Whether they were the cause is not known.",
+        "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, "
+        "and the pipeline alone needs\n  three fifths of the CPU time. `fit` with "
+        "`steps_per_execution` and the raw loop let the graph draw each batch.\n  Treadle, like "
+        "any Python loop, draws them one by one, and stacks windows of them, which it can count "
+        "and resume: that\n  takes a tenth to a quarter more CPU time.",
         "",
     ]
 
@@ -107,23 +108,23 @@ def _how() -> list[str]:
     return [
         "## How it is measured",
         "",
-        "- All contestants of a table run in one process and take turns, in another order each "
-        "round. A ratio is that of two\n  turns of one round; the tables show its median and "
+        "- All contestants of a table run in one process and alternate, in a different order "
+        "each round. A ratio compares two\n  turns of one round; the tables show its median and "
         "quartiles over the rounds.",
-        "- Everybody trains the same architecture on the same data with the same optimizer and "
-        "batch size, counts the mean loss\n  and the accuracy, and fetches them once an epoch. The "
-        "mean loss of each one's first epoch is in the tables.",
-        "- A turn is one or more epochs, 0.3 seconds at least. Making a contestant and its first "
-        "epoch, with all compilation, are\n  timed apart; what is more than "
-        "8 times slower than Treadle, or needs 4 seconds, has one turn.",
-        "- Treadle runs as `Loop(task, directory=…)`: console, JSON lines, CSV, the guard against "
-        "NaN, the run's record. `fit` has\n  no progress bar and no callback that sees steps, and "
-        "is timed between the ends of two epochs, so that its set-up is\n  not counted. Lightning "
-        "runs as `Trainer(barebones=True)`. Ignite has no handlers. These three count nothing but "
-        "what the\n  hand-written loop counts.",
-        "- The ceiling is the fastest loop driven by hand, whatever it looks like.",
-        "- What the processors spent per step (µs, all cores together) does not count the time in "
-        "which other programs had them.",
+        "- All contestants train the same architecture on the same data with the same optimizer "
+        "and batch size, compute the mean\n  loss and the accuracy, and fetch them once an "
+        "epoch. The tables contain the mean loss of each one's first epoch.",
+        "- A turn is one or more epochs, 0.3 seconds at least. Constructing a contestant and "
+        "its first epoch, with all\n  compilation, are timed separately. A contestant that is "
+        "more than 8 times slower than Treadle, or needs 4 seconds, has\n  one turn.",
+        "- Treadle runs as `Loop(task, directory=…)`: console, JSON lines, CSV, the NaN check, "
+        "`run.json`. `fit` has no progress\n  bar and no callback that sees steps, and is timed "
+        "between the ends of two epochs, so that its set-up is not counted.\n  Lightning runs "
+        "as `Trainer(barebones=True)`. Ignite has no handlers. These three compute only the "
+        "metrics of the\n  hand-written loop.",
+        "- The ceiling is the fastest hand-written loop, in any form.",
+        "- The CPU time per step (µs, all cores together) excludes the time used by other "
+        "programs.",
         "",
     ]
 
@@ -217,7 +218,7 @@ def _speed(result: Results) -> list[str]:
     ]
     odd = odd_losses(result)
     if odd:
-        told = [*told, f"Learned otherwise than the others: {', '.join(odd)}.", ""]
+        told = [*told, f"Different training result: {', '.join(odd)}.", ""]
     return [*told, *_versus(times, "treadle")]
 
 

@@ -176,14 +176,14 @@ def _head() -> str:
     versions = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
     return (
         "# Results\n\n"
-        "What recipes reach on the real data, beside a plain hand-written `@tf.function` loop with "
-        "the same\nmodel, start, optimizer, batch size and epochs, in one run. Written by "
-        "`scripts/bench parity --write`.\n\n"
+        "Results of recipes on the real data, compared with a plain hand-written `@tf.function` "
+        "loop with the same\nmodel, initial weights, optimizer, batch size and epochs, in one run. "
+        "Written by `scripts/bench parity --write`.\n\n"
         f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores. The data are "
         "JPEG copies, slightly harder\nthan the originals. Seconds include compilation; this "
-        "page is about what is learned, not about speed.\n\n"
-        "Where a backend is named, Keras' `fit` runs instead of the hand-written loop, written by "
-        "`KERAS_BACKEND=jax\nscripts/bench parity --only mnist-functional --write`.\n"
+        "page is about results, not speed.\n\n"
+        "In sections that name a backend, Keras' `fit` replaces the hand-written loop; they are "
+        "written by `KERAS_BACKEND=jax\nscripts/bench parity --only mnist-functional --write`.\n"
     )
 
 
@@ -191,7 +191,7 @@ def _same_section() -> str:
     rows = [same_batches(name) for name in PROGRAMS]
     head = [
         f"## {SAME}\n",
-        f"The losses of the first {SAME_STEPS} steps from the same start.\n",
+        f"The losses of the first {SAME_STEPS} steps from the same initial weights.\n",
         "| program | loss, first → last step | largest relative difference |",
         "| --- | --- | --- |",
     ]

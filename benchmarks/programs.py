@@ -87,21 +87,21 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# What the recipes show",
         "",
-        "Each recipe on the real data, as `treadle run NAME --seed 0` runs it, beside what it must "
-        "show. Written by\n`scripts/bench programs`; `--all-backends` runs each on every backend, "
-        "`--minutes` bounds how long a run may take.",
+        "Results of each recipe on the real data, from `treadle run NAME --seed 0`, compared with "
+        "the required result. Written\nby `scripts/bench programs`; `--all-backends` runs each on "
+        "every backend, `--minutes` limits the duration of a run.",
         "",
         f"{', '.join(f'{name} {v}' for name, v in sorted(versions.items()))}; Python "
         f"{platform.python_version()}, {os.cpu_count()} CPU cores. Seconds are those of\nthe whole "
-        "command, on a machine that had other work as well: the page is about what is learned. The "
-        "data are\nJPEG copies of MNIST and CIFAR-10.",
+        "command, on a machine that was also busy with other work: this page is about results, not "
+        "speed. The data are\nJPEG copies of MNIST and CIFAR-10.",
         "",
         "| recipe | backend | must show | measured | shown | seconds |",
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, backend, found) for (name, backend), found in present.items()),
         "",
-        "A dash: it is not held to a figure, or was cut off; where an epoch was done, it says how "
-        "long all would have taken.",
+        "A dash means that no figure is required, or that the run was cut off. If it completed an "
+        "epoch, the estimated total duration is given.",
     ]
     missing = set(find()) - {name for name, _ in present}
     if missing:
