@@ -60,7 +60,7 @@ class Loop(Run):
     Args:
         task: A `treadle.Task`.
         directory: The run directory, for the configuration, checkpoints, logs, final model and
-            learning curve. If None, nothing is written.
+            learning curve. If None, the default hooks write no files.
         hooks: Functions scheduled with `treadle.every(…)`, `at` or `after`, and `treadle.Hook`
             objects. A hook replaces the default hook of the same class or of a base class.
         options: Execution options.
@@ -301,7 +301,7 @@ class Loop(Run):
             first = self._feed.first(self.progress)
             if first is not None:
                 self._begin(first)
-            elif self._resuming.found is not None:  # the checkpoint is of the end of an epoch
+            elif self._resuming.found is not None:  # saved at the end of an epoch
                 self._begin_with_first_batch(source, self.progress)
             if source.inexact and self.directory is not None:
                 self._watchers.warn(f"a resume of this run may not be exact: {source.inexact}")
@@ -316,7 +316,7 @@ class Loop(Run):
                 self._feed.read_ahead(size, self._training.placed, running)
 
         while not self._over():
-            before = self._last_trigger_check  # includes the time spent in hooks and the `for` body
+            before = self._last_trigger_check  # time triggers count hooks and the `for` body
             if self._skip_excluded_batch():
                 continue
             size = self._window_size(self.progress, events)
@@ -554,7 +554,7 @@ class Loop(Run):
         """Save a checkpoint and end the hooks.
 
         At the final end of training, averaged weights (`use_ema=True`) are replaced by their
-        averages. The checkpoint is saved before: it holds the raw weights, from which a longer run
+        averages. The checkpoint is saved first: it holds the raw weights, from which a longer run
         resumes exactly.
 
         Args:

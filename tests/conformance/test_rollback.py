@@ -197,5 +197,5 @@ def test_the_body_of_a_loop_of_ones_own_cannot_be_taken_back(tmp_path: Path) -> 
             lambda: next(iter(loop.epochs(1))),
             lambda: next(iter(loop.steps(batches(of=arrays())))),
         ):
-            with pytest.raises(ConfigurationError, match=r"rollback.* needs loop\.fit, and"):
+            with pytest.raises(ConfigurationError, match=r"rollback.* needs loop\.fit, but"):
                 call()

@@ -133,7 +133,7 @@ class Run:
 
     @property
     def costs(self) -> Costs:
-        """The time spent on compiling and on waiting for data."""
+        """The number of compiled programs, and the time spent compiling and waiting for data."""
         costs = self._training.costs()
         compiling = costs.compiling + self._evaluation.compile_seconds
         return replace(costs, compiling=compiling, waiting=self._feed.waited)
@@ -246,9 +246,7 @@ class Run:
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Set every variable to the value it had when `snapshot` was taken."""
         self.state.put_back(snapshot)
-        if (
-            self._swapped_optimizers is not None
-        ):  # training has ended: use the averages of that step
+        if self._swapped_optimizers is not None:  # training has ended: use averaged weights
             self._averages.finish(self.state, self._swapped_optimizers)
 
     def batch_at(self, step: int) -> Any:
