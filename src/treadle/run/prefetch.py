@@ -28,9 +28,8 @@ class Feed:
 
     def __init__(self) -> None:
         self._open: tuple[Source, int, Reader] | None = None
-        self._last_reader: tuple[Source, Reader] | None = (
-            None  # that was read from, or has a position
-        )
+        # The newest reader that was read from or opened at a position, for `position`.
+        self._last_reader: tuple[Source, Reader] | None = None
         self._prefetched: Window | None = None
         self._failure: BaseException | None = None
         self._read_until = 0.0
@@ -119,9 +118,7 @@ class Feed:
         try:
             window = self._read_batches(self._open[2], most, running)
             self._prefetched = None if window is None else placed(window)
-        except (
-            BaseException
-        ) as failure:  # also interrupts: the running window must be accounted for
+        except BaseException as failure:  # also interrupts: the running window must be recorded
             self._failure = failure
             if window is not None:
                 self._open[2].put_back(window)

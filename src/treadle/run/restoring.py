@@ -110,9 +110,7 @@ class Restoring:
         self._set_since_call = {}
         if rolled_back and earlier and self.begun is not None:
             constants.put_back(self.begun)
-        elif (
-            found.progress.step or rolled_back
-        ):  # from step 0, the code that changed them runs again
+        elif found.progress.step or rolled_back:  # else the code that changed them runs again
             left = self._unedited(found)
             if self._values_at_call is not None and (earlier or found.progress.batch == 0):
                 early = self._values_at_call
