@@ -33,7 +33,10 @@ EVERY = treadle.every("1 step", lambda loop: None)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: treadle.Loop(Mine), r"got the class Mine: make one, as treadle\.Loop\(Mine\(\)\)"),
+        (
+            lambda: treadle.Loop(Mine),
+            r"got the class Mine: pass an instance, treadle\.Loop\(Mine\(\)\)",
+        ),
         (
             lambda: treadle.Loop(dense()),
             r"got a Keras model \(Sequential 'net'\): write treadle.Loop\(treadle.Supervised\(",
@@ -44,7 +47,7 @@ EVERY = treadle.every("1 step", lambda loop: None)
         (lambda: loop(hooks=EVERY), r"a list, not one Scheduled: write hooks=\[…\] around it"),
         (lambda: loop(hooks=treadle.hooks.NonFinite()), r"not one NonFinite: write hooks=\[…\]"),
         (lambda: loop(hooks=print), r"hooks must be a list, not a builtin_function"),
-        (lambda: loop(hooks=[print]), r"is no hook: say when a function runs"),
+        (lambda: loop(hooks=[print]), r"is not a hook: schedule a function"),
         (lambda: fit(epochs=1.5), r"^epochs must be a whole number, not 1\.5$"),
         (lambda: fit(epochs=2.0), r"^epochs must be a whole number, not 2\.0: write epochs=2$"),
         (lambda: fit(epochs="2"), r"^epochs must be a whole number, not '2': write epochs=2$"),

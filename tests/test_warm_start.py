@@ -134,9 +134,13 @@ def test_a_script_that_is_run_again_goes_on_with_its_own_weights(
     [
         ({"task": {"units": 4}}, StateError, r"0/kernel has shape \(2, 3\), expected \(2, 4\)"),
         ({"task": {"built": False}}, ConfigurationError, "model is not built, so it has no weigh"),
-        ({"rename": {"modle": "x"}}, ConfigurationError, "rename has 'modle', which is no path th"),
+        ({"rename": {"modle": "x"}}, ConfigurationError, "rename has 'modle', which is not a path"),
         ({"rename": {"head": "x"}}, StateError, "has no value for head/kernel, head/bias. Did you"),
-        ({"only": ["encoder/*"]}, ConfigurationError, r"only='encoder/\*' is of no weight of this"),
+        (
+            {"only": ["encoder/*"]},
+            ConfigurationError,
+            r"only='encoder/\*' matches no weight of this",
+        ),
     ],
 )
 def test_what_does_not_fit_changes_nothing(

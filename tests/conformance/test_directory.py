@@ -108,7 +108,7 @@ def test_a_finished_run_says_so_and_stands_where_it_ended(tmp_path: Path, capsys
     first = run(tmp_path, validation=source())
     capsys.readouterr()
     again = run(tmp_path, console=True, validation=source())
-    expected = f"{tmp_path} holds this run already, finished; nothing was done\n"
+    expected = f"the run in {tmp_path} is already finished; nothing was done\n"
     assert capsys.readouterr().out == expected
     assert again.progress == first.progress and again.progress.step == 6
     assert repr(again.history) == repr(first.history)
@@ -268,7 +268,7 @@ def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, hooks=[treadle.at("1 steps", die)])
     run(tmp_path, hooks=[often, treadle.at("1 epochs", lambda loop: loop.save())], console=True)
-    assert "nothing later than step 0 was saved: the run begins there again" in said(capsys)
+    assert "there is no checkpoint after step 0: the run restarts from step 0" in said(capsys)
     (tmp_path / "run.json").write_text(
         (tmp_path / "run.json").read_text().replace('"finished": "', '"ended": "')
     )
@@ -276,8 +276,8 @@ def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
         file.write_bytes(file.read_bytes()[:100])
     run(tmp_path, console=True)
     told = said(capsys)
-    assert "warning: passed over step-000000000006" in told
-    assert "nothing later than step 0 was saved that can be read: the run begins there" in told
+    assert "warning: skipped checkpoint step-000000000006" in told
+    assert "there is no readable checkpoint after step 0: the run restarts from step 0" in told
 
 
 def test_what_nobody_would_see_is_a_warning_of_python(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_labels_out_of_range() -> None:
 def test_arrays_of_other_lengths() -> None:
     x, y = arrays()
     note = (
-        "The first array of the batch has 32 rows, but the second array has 30: if both count "
-        "examples, the batch was cut wrongly"
+        "The first array of the batch has 32 rows, but the second array has 30: they must match "
+        "if both contain one row per example"
     )
     assert note in raised(Does(lambda *_: None), [(x[:32], y[:30])]).__notes__
     named = [{"image": x[:32], "label": y[:30]}]
@@ -162,7 +162,7 @@ def test_lists_of_numbers(batch: Any, name: str) -> None:
         *(
             (
                 batch,
-                f"the batch holds no array, it is {batch}: pass what a source gives, such as "
+                f"the batch holds no array, it is {batch}: pass a batch of arrays, such as "
                 "loop.step((x, y))",
             )
             for batch in (None, (), {}, (None, None))

@@ -263,7 +263,7 @@ def test_another_model_is_refused_before_anything_is_assigned(
         made.append(kind())
         return made[-1]
 
-    with pytest.raises(StateError, match="cannot go on with its last checkpoint") as raised:
+    with pytest.raises(StateError, match="cannot resume from its last checkpoint") as raised:
         run(killed, task=task, override=True)
     assert all(mismatch in str(raised.value) for mismatch in mismatches), raised.value
     assert str(raised.value).endswith("Nothing was changed")
@@ -315,7 +315,7 @@ def test_other_code_is_told(killed: Path, capsys: Any) -> None:
 
 def lost(capsys: Any) -> list[str]:
     """What was said to keep a run from going on bit for bit."""
-    return re.findall(r"goes on, but not bit for bit as it would have: (.*?)\. All", said(capsys))
+    return re.findall(r"resumes, but may not be bit-for-bit exact: (.*?)\. All", said(capsys))
 
 
 @pytest.mark.long

@@ -287,7 +287,7 @@ def test_stopping_is_told_and_ends_at_the_boundary() -> None:
     assert loop.reason == "seen enough"
     with loop_of() as loop:
         loop.fit(source(), epochs=10_000, until="0.01 s")
-    assert loop.reason == "its time was up"
+    assert loop.reason == "time limit reached"
 
 
 @pytest.mark.every_backend
@@ -335,7 +335,7 @@ def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
     with loop_of(task, hooks=[treadle.at("2 steps", cool)]) as loop:
         history = loop.fit(source(), steps=4)
     assert history.steps("temperature").tolist() == [1.0, 1.0, 0.5, 0.5]
-    assert history["note"] == ["compiled anew, because temperature changed from 1.0 to 0.5"]
+    assert history["note"] == ["recompiled because temperature changed from 1.0 to 0.5"]
 
 
 @pytest.mark.every_backend
@@ -402,11 +402,11 @@ def test_bad_input_is_refused() -> None:
         ConfigurationError, match=r"the source never ends, so it has no epochs: use"
     ):
         loop_of().fit(endless, epochs=1)
-    with pytest.raises(ConfigurationError, match=r"is no hook: say when a function runs"):
+    with pytest.raises(ConfigurationError, match=r"is not a hook: schedule a function"):
         loop_of(hooks=[print])
     with pytest.raises(DataError, match="gave no batch"):
         loop_of().fit(lambda: iter(()), epochs=1)
-    with pytest.raises(DataError, match=r"the batch of step 9 is not at hand"):
+    with pytest.raises(DataError, match=r"the batch of step 9 is not available"):
         loop_of().batch_at(9)
 
     class Silent(Classifier):

@@ -78,9 +78,7 @@ def test_containers_that_hooks_fill_are_constants() -> None:
     hooks = [treadle.at("2 steps", lambda loop: loop.task.seen.append(1))]
     with treadle.Loop(task, hooks=hooks, console=False) as loop:
         history = loop.fit(source(), epochs=1)
-    assert history["note"] == [
-        "compiled anew, because seen changed from a list of 0 to a list of 1"
-    ]
+    assert history["note"] == ["recompiled because seen changed from a list of 0 to a list of 1"]
 
 
 def test_an_optimizer_of_another_kind_is_told_by_both() -> None:

@@ -227,7 +227,7 @@ def test_a_signal_saves_at_the_next_boundary(
     found = treadle.checkpoint.Checkpoints(tmp_path / "cut" / "checkpoints").latest()
     assert found is not None and found.progress.step == 7  # no step is lost
     record = json.loads((tmp_path / "cut" / "run.json").read_text())
-    assert record["finished"] is None and record["reason"] == f"{number.name} asked it to"
+    assert record["finished"] is None and record["reason"] == f"received {number.name}"
     going_on = run(tmp_path / "cut", hooks=[treadle.every("7 steps", lambda loop: None)])
     same_run(going_on, straight)
 
@@ -267,7 +267,7 @@ def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         loop.fit(source(), epochs=3, until="0.000001 s")
 
     first = run(tmp_path / "cut", body)
-    assert first.unfinished and first.reason == "its time was up"
+    assert first.unfinished and first.reason == "time limit reached"
     assert not (tmp_path / "cut" / "state.npz").exists()
 
     def forever(loop: treadle.Loop) -> None:
@@ -311,7 +311,7 @@ def test_shapes_that_changed_are_all_listed_and_nothing_is_assigned(tmp_path: Pa
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, die_at=5)
     with pytest.raises(
-        StateError, match=r"(?s)cannot go on with its last.*layers/0/kernel has shape \(4, 6\)"
+        StateError, match=r"(?s)cannot resume from its last.*layers/0/kernel has shape \(4, 6\)"
     ):
         run(tmp_path, units=7, override=True)
 

@@ -242,7 +242,7 @@ def test_what_a_hook_changed_is_as_in_a_run_that_was_never_cut(
         return [treadle.at("6 steps", change)]
 
     straight = run(tmp_path / "straight", hooks(), task=task)
-    assert "compiled anew, because " in straight.history["note"][0]
+    assert "recompiled because " in straight.history["note"][0]
     # The first resume is from the moment of the change, before the step was compiled for it.
     same_run(cut(tmp_path / "cut", 7, 13, hooks=hooks, task=task), straight)
 
@@ -396,7 +396,7 @@ def test_what_cannot_be_put_back_is_named(tmp_path: Path, change: Any, told: str
     assert text.startswith("this run cannot resume from its checkpoint: ")
     assert text.endswith(
         "Give the task every object that it will use from the start, as attributes, and let hooks "
-        "change a number or a flag that selects one; fresh=True (--fresh) trains anew, and "
+        "change a number or a flag that selects one; fresh=True (--fresh) trains from scratch, and "
         "override=True (--override) resumes with the values of this script"
     )
 
@@ -406,7 +406,7 @@ def test_an_attribute_that_a_hook_added_is_named_in_a_warning(tmp_path: Path, ca
     hooks = [treadle.at("6 steps", add_attribute)]
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, hooks, die_at=9)
-    told = "seen changed from nothing to 3 during the run, and is not put back, since the task is"
+    told = "seen changed from nothing to 3 during the run, and is not restored, because the task is"
     run(tmp_path, hooks, console=True)
     assert f"warning: {told}" in " ".join(capsys.readouterr().out.split())
 

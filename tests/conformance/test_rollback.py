@@ -100,7 +100,7 @@ def require_same(one: treadle.Loop, other: treadle.Loop) -> None:
 
 
 def passed_over(loop: treadle.Loop) -> list[str]:
-    return [text for text in loop.history["warning"] if text.startswith("passed over")]
+    return [text for text in loop.history["warning"] if text.startswith("skipped batch")]
 
 
 @pytest.mark.parametrize("execution", ["auto", "eager"])
@@ -113,9 +113,9 @@ def test_a_run_that_went_back_is_one_whose_data_lacks_the_batches(
     lacking = batches(7, 8, of=bad)
     require_same(went, trained(lacking, tmp_path / "b", options=options))
     first, second = passed_over(went)
-    assert first.startswith("passed over batch 8 of epoch 1: loss is nan at step 8, epoch 1, batch")
+    assert first.startswith("skipped batch 8 of epoch 1: loss is nan at step 8, epoch 1, batch")
     assert "The batch held it already: the first array, row 1" in first
-    assert second.startswith("passed over batch 9 of epoch 1: loss is nan at step 8")
+    assert second.startswith("skipped batch 9 of epoch 1: loss is nan at step 8")
     recorded = read_run(tmp_path / "a")["passed_over"]
     assert [(x["epoch"], x["batch"], x["step"]) for x in recorded] == [(0, 7, 7), (0, 8, 7)]
     logged, _ = read_log(tmp_path / "a" / "log.jsonl")
@@ -128,7 +128,7 @@ def test_the_step_is_found_that_ruined_a_weight_while_its_loss_was_a_number(tmp_
     went = trained(batches(of=bad), tmp_path / "a", task=Overflowing)
     require_same(went, trained(batches(4, of=bad), tmp_path / "b", task=Overflowing))
     (only,) = passed_over(went)
-    assert only.startswith("passed over batch 5 of epoch 1: scale holds 1 of 1 values")
+    assert only.startswith("skipped batch 5 of epoch 1: scale holds 1 of 1 values")
 
 
 @pytest.mark.every_backend
@@ -147,7 +147,7 @@ def test_a_run_goes_back_into_the_epoch_before(tmp_path: Path) -> None:
     other = trained(forward(lacking), tmp_path / "b", stopping[1], seldom, epochs=3)
     require_same(went, other)
     assert stopping[0].state() == stopping[1].state()
-    assert "passed over batch 1 of epoch 2" in passed_over(went)[0]
+    assert "skipped batch 1 of epoch 2" in passed_over(went)[0]
 
 
 def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_run_that_does_not_repeat_itself_says_so(tmp_path: Path) -> None:
 
 
 def test_a_place_for_checkpoints_is_needed() -> None:
-    with pytest.raises(ConfigurationError, match="goes back to a checkpoint, but this run has no"):
+    with pytest.raises(ConfigurationError, match="needs checkpoints, but this run has no"):
         treadle.Loop(Line(), hooks=[NonFinite(action="rollback")], console=False)
 
 
@@ -197,5 +197,5 @@ def test_the_body_of_a_loop_of_ones_own_cannot_be_taken_back(tmp_path: Path) -> 
             lambda: next(iter(loop.epochs(1))),
             lambda: next(iter(loop.steps(batches(of=arrays())))),
         ):
-            with pytest.raises(ConfigurationError, match=r"rollback.* needs loop\.fit, and"):
+            with pytest.raises(ConfigurationError, match=r"rollback.* needs loop\.fit, but"):
                 call()

@@ -164,7 +164,7 @@ def print_outcome(outcome: Outcome, as_json: bool) -> None:
         )
         return
     if outcome.before and outcome.quiet:
-        say(f"{outcome.directory} holds this run already, finished; nothing was done")
+        say(f"the run in {outcome.directory} is already finished; nothing was done")
     width = max(map(len, last), default=0)
     for name, value in last.items():
         line = f"{name.ljust(width)}  {short(value)}"

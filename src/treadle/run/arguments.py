@@ -1,4 +1,4 @@
-"""What a loop is given, checked at once: a mistake would show later, as something else."""
+"""Early validation of the arguments of a loop, so that mistakes raise clear errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +13,15 @@ from ..steps.task import Task
 
 
 def checked_task(task: Any) -> Any:
-    """Return a task.
+    """Return a task after validating it.
 
     Raises:
-        ConfigurationError: It is a class, a Keras model, or has no `train_step`.
+        ConfigurationError: If it is a class, a Keras model, or has no `train_step`.
     """
     if isinstance(task, type):
         raise ConfigurationError(
-            f"Loop needs a task, but got the class {task.__name__}: make one, as "
-            f"treadle.Loop({task.__name__}())"
+            f"Loop needs a task, but got the class {task.__name__}: pass an "
+            f"instance, treadle.Loop({task.__name__}())"
         )
     if isinstance(task, keras.Model) and not isinstance(task, Task):
         raise ConfigurationError(
@@ -32,16 +32,16 @@ def checked_task(task: Any) -> Any:
     if not callable(getattr(task, "train_step", None)):
         raise ConfigurationError(
             f"Loop needs a task, but got {_shown(task)}, which has no train_step: inherit from "
-            "treadle.Task, or make one of functions with treadle.task(train_step, model=model)"
+            "treadle.Task, or create a task with treadle.task(train_step, model=model)"
         )
     return task
 
 
 def checked_options(options: Any) -> Options:
-    """Return options.
+    """Return options after validating them; None becomes the defaults.
 
     Raises:
-        ConfigurationError: They are something else.
+        ConfigurationError: If `options` is neither None nor `treadle.Options`.
     """
     if options is None:
         return Options()
@@ -54,10 +54,10 @@ def checked_options(options: Any) -> Options:
 
 
 def checked_hooks(hooks: Any) -> Sequence[Hook | Scheduled]:
-    """Return a list of hooks.
+    """Return hooks after checking that they are a list or a tuple.
 
     Raises:
-        ConfigurationError: It is one hook, or no list.
+        ConfigurationError: If `hooks` is a single hook, or not a list.
     """
     if isinstance(hooks, (Hook, Scheduled)):
         raise ConfigurationError(
@@ -72,10 +72,10 @@ def checked_hooks(hooks: Any) -> Sequence[Hook | Scheduled]:
 
 
 def checked_count(name: str, count: Any) -> int | None:
-    """Return a number of epochs or steps, or None.
+    """Return a number of epochs or steps after validating it, or None.
 
     Raises:
-        ConfigurationError: It is no whole number from 1.
+        ConfigurationError: If it is not a positive integer.
     """
     return None if count is None else whole_number(name, count, ConfigurationError)
 

@@ -1,6 +1,6 @@
-"""A run of a task: its parts, where it stands, what is seen of it, and how it is taken up again.
+"""The base class of `Loop`: the parts of a run, its interface for hooks, saving and restoring.
 
-`Loop` trains one. Hooks see one as `hook.LoopView`.
+Hooks see a run as `core.hook.LoopView`.
 """
 
 import importlib
@@ -34,7 +34,7 @@ from .unchanged_weights import WeightCheck
 
 
 class Run:
-    """A run, as far as it does not train; `Loop` tells what it is given."""
+    """Base class of `Loop`, with everything except training. `Loop` documents the arguments."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class Run:
         self._passed = record.passed_over() if record is not None else {}
         self._evaluation = Evaluation(task, self.options)
         self._feed = Feed()
-        self._looked = self.progress
+        self._last_trigger_check = self.progress
         self._validation: Validation | None = None
         self._call = Call(self.progress, self.progress)
-        self._recorded = 0
+        self._last_recorded_step = 0
         self._weights = WeightCheck()
         self._averages = Averages()
-        self._swapped: list[Any] | None = None  # while hooks end: optimizers; see `Averages`
+        self._swapped_optimizers: list[Any] | None = None  # set while hooks end; see `Averages`
         self._resuming = Resuming(None)
         self._constants = SavedConstants(task)
         self._restoring = Restoring(self._constants, record)
         if record is not None and record.from_before:
             self._resuming = Resuming(self._watchers.newest_checkpoint())
-            self._stand(record, at_end=record.finished)
+            self._restore_progress(record, at_end=record.finished)
             found = self._resuming.found
             if found is not None and found.loop["call"] < 0:
-                # A run of `loop.step` alone: what the script does from here on comes after it.
+                # The run only called `loop.step`: the script's next calls follow the checkpoint.
                 self._restoring.begin_call(found)
 
     @property
@@ -94,27 +94,27 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why the call was asked to stop, or None."""
+        """The reason given for stopping the call, or None."""
         return self._call.reason
 
     @property
     def unfinished(self) -> bool:
-        """Whether it was asked to end before its epochs or steps were done, and is to go on."""
+        """Whether the call was interrupted before its planned end, and is meant to be resumed."""
         return self._call.unfinished
 
     @property
     def epochs_planned(self) -> int | None:
-        """How many epochs the run will have had when this call is over; None if not known."""
+        """The number of epochs of the run at the end of this call, or None if unknown."""
         return self._call.epochs
 
     @property
     def steps_planned(self) -> int | None:
-        """The step at which this call ends, or None if not known."""
+        """The step at which this call ends, or None if unknown."""
         return self._call.steps
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The optimizers that `train_step` applies, by path; none before the first step."""
+        """The optimizers that `train_step` applies, by path; empty before the first step."""
         prepared = self._training.prepared
         if prepared is None:
             return {}
@@ -128,54 +128,57 @@ class Run:
 
     @property
     def evaluated(self) -> tuple[int, int | None] | None:
-        """Batches that the evaluation now running has done, and how many there are if known."""
+        """Batches done by the running evaluation, and their total number if known."""
         return self._evaluation.position
 
     @property
     def costs(self) -> Costs:
-        """What the run has spent its time on beside training."""
+        """The number of compiled programs, and the time spent compiling and waiting for data."""
         costs = self._training.costs()
         compiling = costs.compiling + self._evaluation.compile_seconds
         return replace(costs, compiling=compiling, waiting=self._feed.waited)
 
     def evaluate(self, source: Any) -> dict[str, float]:
-        """Run `eval_step` over a source; returns its means and metrics, and changes nothing."""
+        """Evaluate a source with `eval_step` and return the means and metrics.
+
+        The state is unchanged afterwards.
+        """
         self._resuming.refuse_unbuilt(self.state)
         with shortened(), noting("evaluation", self.progress), explaining():
             return self._evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
-        """Run `predict_step` over a source; returns NumPy arrays joined on the first axis."""
+        """Run `predict_step` over a source and return NumPy arrays joined on the first axis."""
         self._resuming.refuse_unbuilt(self.state)
         with shortened(), explaining():
             return self._evaluation.predict(source, self)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Run any function of the task compiled; returns NumPy arrays, and changes nothing.
+        """Run a function of the task compiled and return NumPy arrays; state changes are discarded.
 
-        Arrays and floats are tensors inside; whole numbers, flags and texts are constants. It draws
-        from a random stream of its own, another one in each call. What was compiled is kept for the
-        16 functions and constants that were called last.
+        Inside the function, arrays and floats are tensors, while integers, booleans and strings are
+        constants. Each call draws from a new random stream. Compiled programs are kept for the 16
+        most recently called combinations of function and constants.
         """
-        if self._resuming.waits:  # a source may ask for its first batch before the step is built
+        if self._resuming.waits:  # a source may call this for its first batch, before the build
             self._resuming.assign_what_exists(self.state)
             self._resuming.refuse_unbuilt(self.state)
         with shortened(), explaining():
             return self._evaluation.call(function, *inputs)
 
     def find_learning_rate(self, train: Any, **how: Any) -> Any:
-        """Make a learning-rate range test, and change nothing by it; see `treadle.doctor`.
+        """Run a learning-rate range test; the state is unchanged afterwards. See `treadle.doctor`.
 
         Args:
             train: A source of batches.
-            how: What `treadle.doctor.find_learning_rate` takes: `optimizer`, `monitor`, `begin`,
-                `end`, `steps`.
+            how: Keyword arguments of `treadle.doctor.find_learning_rate`: `optimizer`, `monitor`,
+                `begin`, `end`, `steps`.
 
         Returns:
-            A `treadle.doctor.RangeTest`: its `suggestion`, and `draw("rates.png")`.
+            A `treadle.doctor.RangeTest`, with `suggestion` and `draw("rates.png")`.
         """
         self._watchers.refuse_training("find_learning_rate")
-        # By name: the doctor stands above the loop, which needs it for nothing else.
+        # Imported late: the doctor package depends on the loop.
         doctor = importlib.import_module("treadle.doctor")
         return doctor.find_learning_rate(self.task, train, **{"options": self.options, **how})
 
@@ -184,15 +187,21 @@ class Run:
         return self._training.metrics()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Record values of the user's own at this moment: scalars of any library, texts, images.
+        """Log values at the current step: scalars of any library, strings or images.
 
         Raises:
-            ConfigurationError: A value is none of these; nothing was recorded.
+            ConfigurationError: If a value is none of these. Nothing is logged then.
         """
         self._record("log", loggable(values, "loop.log"))
 
     def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
-        """Return all that the run is at this boundary."""
+        """Return the complete state of the run at this window boundary, as a checkpoint.
+
+        Args:
+            buffers: The `state` of an earlier checkpoint that is no longer needed; it is
+                overwritten.
+            score: The value of the monitored metric, if the best checkpoints are kept.
+        """
         state, prepared = self.state, self._training.prepared
         written = set(prepared.written if prepared is not None else state.variables)
         return Checkpoint(
@@ -203,14 +212,14 @@ class Run:
                 **about_call(self._resuming),
                 "constants": self._constants.capture(
                     self.progress.step,
-                    # Hooks that start with the run do so again when it begins there again.
+                    # A run that restarts from step 0 calls the `start` of its hooks again.
                     self._restoring.begun if self.progress.step == 0 else None,
                 ),
                 "recompile": self._training.changed_constants(),
                 "forms": {"train_step": self._training.forms, "eval_step": self._evaluation.forms},
                 "means": self._training.sums(),
-                "looked": asdict(self._looked),
-                "recorded": self._recorded,
+                "looked": asdict(self._last_trigger_check),
+                "recorded": self._last_recorded_step,
                 "validation": self._validation.last if self._validation else None,
                 "calls": self._evaluation.calls,
                 "weights": self._weights.state(state),
@@ -223,11 +232,11 @@ class Run:
         )
 
     def _initial(self) -> dict[str, Any]:
-        """Return the initial values of variables that are newer than the first step."""
+        """Return the initial values of variables created after the first step."""
         return {**self._training.initial, **self._evaluation.initial}
 
     def stop(self, why: str) -> None:
-        """End training at this boundary."""
+        """Stop training at this window boundary; the reason `why` is printed and recorded."""
         self._call.stop(why)
 
     def snapshot(self) -> dict[str, Any]:
@@ -235,45 +244,48 @@ class Run:
         return self.state.keep()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Set every variable to what it was when `snapshot` was taken."""
+        """Set every variable to the value it had when `snapshot` was taken."""
         self.state.put_back(snapshot)
-        if self._swapped is not None:  # training has ended: the averages of that step
-            self._averages.finish(self.state, self._swapped)
+        if self._swapped_optimizers is not None:  # training has ended: use averaged weights
+            self._averages.finish(self.state, self._swapped_optimizers)
 
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
         return self._training.batch_at(step)
 
     def _record(self, kind: str, values: Mapping[str, Any]) -> None:
-        if kind != "log":  # what came since the last window took time too: a validation above all
+        if kind != "log":  # count the time since the last window, mainly validation
             self.progress = self._call.timed(self.progress)
         record = Record(kind, self.progress, dict(values))
         self.history.add(record)
         if kind != "log":
-            self._recorded = self.progress.step
+            self._last_recorded_step = self.progress.step
         self._watchers.tell("record", self, record)
 
-    def _stand(self, record: RunRecord, at_end: bool) -> None:
-        """Be where an earlier process was, as far as no variable is concerned.
+    def _restore_progress(self, record: RunRecord, at_end: bool) -> None:
+        """Restore progress, history and hook state of an earlier process.
+
+        The values of variables are restored later, when the variables exist.
 
         Args:
-            record: Of the run.
-            at_end: Where it finished, and not at its last checkpoint.
+            record: The record of the run.
+            at_end: Restore the end of a finished run instead of its last checkpoint. The state of
+                the hooks is not restored then.
         """
         found = self._resuming.found
         if at_end:
             self._resuming.end_with(record.final_state())
             self.progress, self.history = record.progress, self._watchers.history(record.path)
-            self._looked = self.progress
+            self._last_trigger_check = self.progress
             self._evaluation.calls = found.loop["calls"] if found is not None else 0
         elif (saved := self._resuming.reopen()) is not None:
             self._go_on_from(saved, record.path)
 
     def _go_on_from(self, found: Checkpoint, directory: Path) -> None:
-        """Be where the run in a directory was when this was saved."""
+        """Restore progress, history and hook state from a checkpoint of the run in a directory."""
         self._resuming.show(found.state)
-        self.progress, self._recorded = found.progress, found.loop["recorded"]
-        self._looked = Progress(**found.loop["looked"])
+        self.progress, self._last_recorded_step = found.progress, found.loop["recorded"]
+        self._last_trigger_check = Progress(**found.loop["looked"])
         self._evaluation.calls = found.loop["calls"]
         self.history = self._watchers.history(directory, found.progress.step, found.hooks)
         self._watchers.restore(found.hooks)

@@ -1,4 +1,4 @@
-"""A call of the loop that trains: how far it goes, its clock, and what ends it before its time."""
+"""The state of one call of the loop that trains: planned end, clock and reason for stopping."""
 
 import time
 
@@ -7,23 +7,23 @@ from ..core.signals import Asked
 
 
 class Call:
-    """One call that trains, from its beginning to its end.
+    """One call of the loop that trains, such as `fit`.
 
     Args:
-        begun: Where the run stood when the call began, perhaps in another process.
-        now: Where it stands.
-        epochs: How many it is to do, if that is known.
-        steps: The same of steps.
-        deadline: The seconds that the run may have taken, or None.
+        begun: The progress when the call began, perhaps in another process.
+        now: The current progress.
+        epochs: The number of epochs in the call, or None.
+        steps: The number of steps in the call, or None.
+        deadline: The maximum total training time of the run in seconds, or None.
 
     Attributes:
-        epochs: The epochs of the run at its end, or None.
-        steps: The steps of the run at its end, or None.
-        reason: Why it was asked to stop, or None.
-        ended_by: The reason, where it ends the call for good: another process does not go on.
-        unfinished: It was asked to end before its epochs or steps were done, and is to go on when
-            the same script runs again.
-        asked: What signals have asked for.
+        epochs: The number of epochs of the run at the end of the call, or None.
+        steps: The number of steps of the run at the end of the call, or None.
+        reason: The reason for stopping early, or None.
+        ended_by: The reason, if it ends the call permanently: another process does not resume it.
+        unfinished: Whether the call was interrupted before its planned end, and resumes when the
+            same script runs again.
+        asked: Shutdown requests received as signals.
     """
 
     def __init__(
@@ -44,31 +44,31 @@ class Call:
         self._deadline = deadline
 
     def timed(self, progress: Progress) -> Progress:
-        """Return progress with the seconds that the run has taken so far."""
+        """Return progress with the current total training time of the run."""
         return progress.after_seconds(self._seconds_before + time.monotonic() - self._started)
 
     def stop(self, why: str | None) -> None:
-        """End the call for good, for a reason."""
+        """Stop the call permanently, for a reason: it is not resumed."""
         self.reason = self.ended_by = why
 
     def heed_signals(self) -> None:
-        """Ask the call to end where a signal has asked for it, and to go on another time."""
+        """Interrupt the call if a signal has requested a shutdown; it can be resumed."""
         if self.asked.signal is not None and not self.unfinished:
-            self.reason, self.unfinished = f"{self.asked.signal.name} asked it to", True
+            self.reason, self.unfinished = f"received {self.asked.signal.name}", True
 
     def is_over(self, progress: Progress) -> bool:
-        """Say whether the call has come to its end."""
+        """Return whether the call has ended, by its steps, its deadline or a stop request."""
         self.heed_signals()
         late = self._deadline is not None and progress.seconds >= self._deadline
         if late and self.reason is None:
             if self._has_more(progress):
-                self.reason, self.unfinished = "its time was up", True
+                self.reason, self.unfinished = "time limit reached", True
             else:
-                self.stop("its time was up")
+                self.stop("time limit reached")
         return self.reason is not None or (self.steps is not None and progress.step >= self.steps)
 
     def _has_more(self, progress: Progress) -> bool:
-        """Say whether epochs or steps of this call are left to do."""
+        """Return whether epochs or steps of this call remain."""
         return (self.epochs is not None and progress.epoch < self.epochs) or (
             self.steps is not None and progress.step < self.steps
         )

@@ -1,4 +1,4 @@
-"""The hooks of a run: which there are, and when each is called."""
+"""Hook dispatch: the hooks of a run, and when each is called."""
 
 import warnings
 from collections import Counter
@@ -23,18 +23,19 @@ from ..hooks.lines import JSONLines, read_log
 
 
 class Watchers:
-    """All hooks of a run.
+    """All hooks of a run: notifies them, runs scheduled functions, saves checkpoints.
 
     Args:
-        given: The user's; a hook replaces the default one of its class, or of one that it is
-            derived from.
-        directory: Where default hooks write; None leaves those out that write.
-        console: Show progress.
-        run: The run's own record, told last of its end.
-        alone: Leave out the default hooks, and warn of nothing.
+        given: The user's hooks. A hook replaces the default hook of the same class or of a base
+            class.
+        directory: The run directory. If None, default hooks that write files are left out.
+        console: Whether to show progress.
+        run: The hook that writes the run record; its `end` is called last.
+        alone: Use no default hooks, and issue no warnings.
 
     Raises:
-        ConfigurationError: Something that is no hook.
+        ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
+            in a run without a directory.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Watchers:
     ) -> None:
         self._hooks: list[Hook] = []
         self._alone = alone
-        self._running = ""  # the name of the hook that runs
+        self._running = ""  # the name of the running hook, or ""
         first = [run] if run is not None else []
         self._scheduled: list[Scheduled] = []
         for hook in given:
@@ -57,7 +58,7 @@ class Watchers:
                 self._hooks.append(hook)
             else:
                 raise ConfigurationError(
-                    f"{hook!r} is no hook: say when a function runs, as treadle.every('200 steps', "
+                    f"{hook!r} is not a hook: schedule a function with treadle.every('200 steps', "
                     "function), or pass a treadle.Hook"
                 )
         defaults = [] if alone else default_hooks.defaults(directory, quiet=not console)
@@ -73,28 +74,28 @@ class Watchers:
 
         if self.rolls_back and directory is None:
             raise ConfigurationError(
-                "NonFinite(action='rollback') goes back to a checkpoint, but this run has no "
-                "directory for any: pass one to the loop, as treadle.Loop(task, 'runs/1')"
+                "NonFinite(action='rollback') needs checkpoints, but this run has no directory: "
+                "pass one to the loop, as treadle.Loop(task, 'runs/1')"
             )
 
     @property
     def swapped_optimizers(self) -> list[Any]:
-        """The optimizers whose averages a hook has put into the weights for now."""
+        """The optimizers whose averages a hook has temporarily put into the weights."""
         return [o for hook in self._keras_callbacks() for o in hook.swapped_optimizers]
 
     @property
     def skip_nonfinite(self) -> bool:
-        """Whether steps are to be undone after which something is not finite."""
+        """Whether steps with non-finite results are undone."""
         return any(hook.skips for hook in self._guards())
 
     @property
     def rolls_back(self) -> bool:
-        """Whether the run is to go back to a checkpoint when something is not finite."""
+        """Whether the run rolls back to a checkpoint when a value is not finite."""
         return any(hook.rolls_back for hook in self._guards())
 
     @property
     def has_console(self) -> bool:
-        """Whether progress is shown, and what is logged with it."""
+        """Whether progress and logged values are shown in the console."""
         return any(isinstance(hook, default_hooks.Console) for hook in self._hooks)
 
     def _guards(self) -> list[default_hooks.NonFinite]:
@@ -104,31 +105,31 @@ class Watchers:
         return [hook for hook in self._hooks if isinstance(hook, default_hooks.KerasCallbacks)]
 
     def newest_checkpoint(self) -> Saved | None:
-        """Return what an earlier process of this run has saved last; None where it has not yet.
+        """Return the newest valid checkpoint of this run, or None if none was saved.
 
         Raises:
-            CheckpointError: None of its checkpoints can be read.
+            CheckpointError: If there are checkpoints, but none can be read.
         """
         if self._checkpoint is None:
             return None
         found = self._checkpoint.saved.latest()
         for name, reason in self._checkpoint.saved.rejected:
-            self.warn(f"passed over {name}: {reason}")
+            self.warn(f"skipped checkpoint {name}: {reason}")
         if found is not None and found.progress.step == 0:
-            damaged = " that can be read" if self._checkpoint.saved.rejected else ""
-            self.say(f"nothing later than step 0 was saved{damaged}: the run begins there again")
+            readable = "readable " if self._checkpoint.saved.rejected else ""
+            self.say(f"there is no {readable}checkpoint after step 0: the run restarts from step 0")
         return found
 
     def save(self, loop: LoopView) -> None:
-        """Save a checkpoint and wait for it, where the run has a directory."""
+        """Save a checkpoint and wait until it is on disk, if the run has a directory."""
         if self._checkpoint is not None:
             self._checkpoint.save(loop, wait=True)
 
     def require_checkpoints(self) -> None:
-        """Refuse to save where there is no place for it.
+        """Check that checkpoints can be saved.
 
         Raises:
-            ConfigurationError: The run has no directory.
+            ConfigurationError: If the run has no directory.
         """
         if self._checkpoint is None:
             raise ConfigurationError(
@@ -138,16 +139,16 @@ class Watchers:
     def save_if_due(
         self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
     ) -> None:
-        """Save a checkpoint where one became due."""
+        """Save a checkpoint if one became due."""
         if self._checkpoint is not None:
             self._checkpoint.save_if_due(loop, before, after, epoch_ended)
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return what each hook keeps for another process to go on with, by the hook's name."""
+        """Return the state of each hook for checkpoints, by the hook's name."""
         return {name: hook.state() for name, hook in self._named()}
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give each hook what it kept, where there is a hook of the same name."""
+        """Restore the state of each hook that has a saved state under its name."""
         for name, hook in self._named():
             if states.get(name):
                 hook.restore(states[name])
@@ -158,12 +159,12 @@ class Watchers:
         step: int | None = None,
         states: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> History:
-        """Return what an earlier process of a run has logged.
+        """Return the history of a run from its log.
 
         Args:
-            directory: Of the run.
-            step: Up to this step, where not to the end.
-            states: What hooks kept at that step: a log says how long it was.
+            directory: The run directory.
+            step: The last step to read; None reads to the end.
+            states: The states of the hooks at that step, which include the size of the log.
         """
         logs = [hook for hook in self._hooks if isinstance(hook, JSONLines)] or [JSONLines()]
         return _recorded_history(logs[0].path_in(directory), step, states)
@@ -176,7 +177,7 @@ class Watchers:
             counts[name] += 1
 
     def events(self) -> list[When]:
-        """Return the moments at which some hook looks at the state."""
+        """Return all triggers of the hooks: windows must end where one is due."""
         events = [scheduled.when for scheduled in self._scheduled]
         for hook in self._hooks:
             when: When | Sequence[When] | None = getattr(hook, "when", None)
@@ -184,33 +185,33 @@ class Watchers:
         return events
 
     def tell(self, what: str, loop: LoopView, *arguments: Any) -> None:
-        """Call a method of every hook that has its own."""
+        """Notify the hooks: call the method named `what` of every hook that overrides it."""
         nothing = getattr(Hook, what)
         for hook in self._hooks:
             method = getattr(hook, what)
-            if getattr(method, "__func__", None) is nothing:  # of many windows, each costs its time
+            if getattr(method, "__func__", None) is nothing:  # a call per window would cost time
                 continue
             with self._run(f"{type(hook).__name__}.{what}", loop):
                 method(loop, *arguments)
 
     def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Notify the hooks that run callbacks of Keras: `loop.evaluate` begins, or has results.
+        """Notify Keras callbacks that `loop.evaluate` begins (`results` is None) or has results.
 
-        Not a method of `Hook`: other hooks expect results of the validation sets alone.
+        This is not a method of `Hook`, because other hooks expect only results of validation sets.
         """
         for hook in self._keras_callbacks():
             with self._run(f"{type(hook).__name__}.evaluation", loop):
                 hook.evaluation(loop, results)
 
     def say(self, text: str, style: str = "dim") -> None:
-        """Show a sentence, if it is one, where progress is shown."""
+        """Print a text in the console, if progress is shown and the text is not empty."""
         for hook in self._hooks:
             if text and isinstance(hook, default_hooks.Console):
                 hook.say(text, style)
 
     @contextmanager
     def activity(self, text: str) -> Generator[None]:
-        """Show what happens before the first step, where progress is shown."""
+        """Show an activity before the first step in the console, if progress is shown."""
         with ExitStack() as stack:
             for hook in self._hooks:
                 if isinstance(hook, default_hooks.Console):
@@ -218,8 +219,11 @@ class Watchers:
             yield
 
     def warn(self, text: str) -> None:
-        """Warn, if there is something to say: where progress is shown, else as Python does."""
-        if self._alone:  # no run of its own: whoever looks on tells what it finds
+        """Print a warning in the console if progress is shown, else issue a Python warning.
+
+        An empty text does nothing.
+        """
+        if self._alone:  # a replay of another run: its caller reports the findings
             return
         if self.has_console:
             self.say(text and f"warning: {text}", "yellow")
@@ -227,43 +231,43 @@ class Watchers:
             warnings.warn(text, TreadleWarning, stacklevel=2)
 
     def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
-        """Run scheduled functions that became due since `before`; what they return is logged."""
+        """Run scheduled functions that became due since `before`, and log what they return."""
         for scheduled in self._scheduled:
             if scheduled.when.due(before, loop.progress, epoch_ended):
                 function: Callable[[Any], Any] = scheduled.function
                 name = getattr(function, "__name__", type(function).__name__)
                 with self._run(name, loop):
-                    result = _returned(function(loop), f"the hook {name}")
+                    result = _values_to_log(function(loop), f"the hook {name}")
                     if result:
                         loop.log(result)
 
     def refuse_training(self, method: str) -> None:
-        """Refuse to train where a hook runs: the loop is in the midst of a call.
+        """Check that no hook is running: hooks must not train.
 
         Raises:
-            ConfigurationError: One runs.
+            ConfigurationError: If called from a hook.
         """
         if self._running:
             raise ConfigurationError(
                 f"loop.{method} trains, and was called by the hook {self._running} while the loop "
-                "trains: a hook may call evaluate, predict and call. To train on in between, write "
+                "trains: a hook may call evaluate, predict and call. To train between steps, write "
                 "the loop yourself: `for logs in loop.steps(train, every='200 steps')`"
             )
 
     @contextmanager
     def _run(self, name: str, loop: LoopView) -> Generator[None]:
-        before, self._running = self._running, name  # a hook may log, which is told to hooks
+        before, self._running = self._running, name  # a hook may log, which calls other hooks
         try:
-            with noting(name, loop.progress), _directory_there(loop.directory):
+            with noting(name, loop.progress), _reporting_missing_directory(loop.directory):
                 yield
         finally:
             self._running = before
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Tell every hook that training ended, whatever the others do.
+        """Call `end` of every hook, also if some of them raise.
 
-        The last comes first, as with contexts: early stopping puts the best weights back before
-        the final model is written.
+        The order is reversed, as for context managers: early stopping restores the best weights
+        before the final model is written.
         """
         failures: list[Exception] = []
         for hook in reversed(self._hooks):
@@ -279,14 +283,14 @@ class Watchers:
 
 
 def _replaces(hook: Hook, default: Hook) -> bool:
-    """Return whether a user's hook replaces a default one: by its class, or by `replaces`."""
+    """Return whether a user's hook replaces a default hook, by its class or by `replaces`."""
     callbacks = isinstance(hook, default_hooks.KerasCallbacks)
     return isinstance(hook, type(default)) or (callbacks and isinstance(default, hook.replaces))
 
 
 @contextmanager
-def _directory_there(directory: Path | None) -> Generator[None]:
-    """Say of an error of the file system that the run directory is gone, if it is."""
+def _reporting_missing_directory(directory: Path | None) -> Generator[None]:
+    """Raise a `DirectoryError` for a file system error if the run directory is missing."""
     try:
         yield
     except OSError as error:
@@ -294,18 +298,19 @@ def _directory_there(directory: Path | None) -> Generator[None]:
             raise
         raise DirectoryError(
             f"the run directory {directory} is gone: it was removed while the run trained into it, "
-            "or its disk was. Nothing more can be saved there; run the script again to begin anew"
+            "or its disk was. Nothing more can be saved there; run the script again to start from "
+            "scratch"
         ) from error
 
 
-def _returned(result: Any, hook: str) -> dict[str, Plain | Image]:
-    """Return what a hook wants to be logged.
+def _values_to_log(result: Any, hook: str) -> dict[str, Plain | Image]:
+    """Return the values to log from the result of a hook.
 
-    Tensors are passed over: `lambda loop: loop.task.scale.assign(2.0)` returns one.
+    Tensors are ignored, since `lambda loop: loop.task.scale.assign(2.0)` returns one.
 
     Raises:
-        ConfigurationError: It returned a number, a text or an image without a name, or something
-            else under one.
+        ConfigurationError: If the hook returned a number, a string or an image without a name, or a
+            dict with other values.
     """
     if isinstance(result, Mapping):
         return loggable(result, hook)
@@ -320,12 +325,12 @@ def _returned(result: Any, hook: str) -> dict[str, Plain | Image]:
 def _recorded_history(
     path: Path, step: int | None, hooks: Mapping[str, Mapping[str, Any]] | None
 ) -> History:
-    """Return the history of a run from the log that it left; empty where it left none.
+    """Return the history of a run from its log file; empty if the file does not exist.
 
     Args:
-        path: The log.
-        step: Up to this step, where not to the end.
-        hooks: What hooks kept at that step: a log says how long it was.
+        path: The log file.
+        step: The last step to read; None reads to the end.
+        hooks: The states of the hooks at that step, which include the size of the log.
     """
     history = History()
     if not path.exists():

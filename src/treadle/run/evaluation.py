@@ -1,4 +1,4 @@
-"""Measuring without learning: `evaluate`, `predict` and `call` leave every variable as it was."""
+"""Evaluation and prediction: `evaluate`, `predict` and `call` change no variable."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,8 +26,8 @@ from ..steps.state import State
 from ..steps.task import has_eval_step
 from .prefetch import Feed
 
-# Functions that `loop.call` keeps compiled: the one that was not called for longest is dropped. A
-# lambda written in a hook is another function each time.
+# The number of compiled functions that `loop.call` keeps; the least recently used one is dropped.
+# Without a limit, a lambda written in a hook would add a new function in every call.
 MOST_CALLERS: Final = 16
 
 
@@ -36,10 +36,11 @@ class Evaluation:
 
     Args:
         task: The task.
-        options: How steps are executed.
+        options: Execution options.
 
     Attributes:
-        position: Batches that a running `evaluate` has done, and how many there are if known.
+        calls: The number of calls of `call`, each of which uses a new random stream.
+        position: Batches done by a running `evaluate`, and their total number if known.
     """
 
     def __init__(self, task: Any, options: Options) -> None:
@@ -51,14 +52,18 @@ class Evaluation:
 
     @property
     def compile_seconds(self) -> float:
-        """What tracing and compiling `eval_step` took so far."""
+        """Seconds spent tracing and compiling `eval_step`."""
         return self._prepared.compile_seconds if self._prepared is not None else 0.0
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
-        """Return the means of what `eval_step` returned and the metrics that it updated.
+        """Return the means of the values of `eval_step`, and the results of the metrics it updated.
 
-        Metrics start from zero and are put back afterwards, as is whatever else the step changes:
-        training goes on as if it had not run.
+        Metrics are reset at the start. Metrics and all other variables that the step changes are
+        restored afterwards, so training is not affected.
+
+        Raises:
+            ConfigurationError: If the task has no `eval_step`.
+            DataError: If the source has no batch.
         """
         if not has_eval_step(self._task):
             raise ConfigurationError(
@@ -71,28 +76,28 @@ class Evaluation:
             window = feed.first(Progress())
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
-            return self._run_all(feed, self._made(window.batch(0)), source.length)
+            return self._evaluate_all(feed, self._prepare_for(window.batch(0)), source.length)
         finally:
             self.position = None
             feed.close()
 
     @property
     def forms(self) -> list[Any]:
-        """Descriptions of the forms of batch with which `eval_step` made variables, in order."""
+        """Descriptions of the batch forms for which `eval_step` created variables, in order."""
         return self._prepared.forms if self._prepared else []
 
     @property
     def initial(self) -> Mapping[str, Any]:
-        """The first values of the variables that `eval_step` made, by path."""
+        """The initial values of the variables that `eval_step` created, by path."""
         return self._prepared.initial if self._prepared else {}
 
     def prepare(self, forms: Sequence[Any]) -> None:
-        """Build `eval_step` for the forms of batch that made variables before a checkpoint."""
+        """Build `eval_step` for the batch forms that a checkpoint lists."""
         for form in forms:
-            self._made(zeros(form))
+            self._prepare_for(zeros(form))
 
-    def _made(self, batch: Any) -> Prepared:
-        """Return `eval_step` ready for batches like this."""
+    def _prepare_for(self, batch: Any) -> Prepared:
+        """Return `eval_step` prepared for batches of this form."""
         if self._prepared is None:
             step = self._task.eval_step
             self._prepared = Prepared(
@@ -103,15 +108,15 @@ class Evaluation:
         self._prepared.prepare(batch)
         return self._prepared
 
-    def _run_all(self, feed: Feed, prepared: Prepared, length: int | None) -> dict[str, float]:
-        """Run every window of an opened source, from metrics at zero, and put all back."""
+    def _evaluate_all(self, feed: Feed, prepared: Prepared, length: int | None) -> dict[str, float]:
+        """Evaluate every window of an opened source from reset metrics, and restore the state."""
         means, progress, pace = Means(), Progress(), self._pace
         kept: dict[str, Any] = {}
         begun: set[Hashable] = set()
         names: set[str] = set()
 
         def begin(window: Window) -> None:
-            """Keep what batches of this form change, and let their metrics begin at zero."""
+            """Save the variables that batches of this form change, and reset their metrics."""
             state, written, updated = prepared.state, *prepared.changes(window)
             metrics = [state.metrics[name] for name in updated]
             chosen = {*written, *(state.path_of(v) for m in metrics for v in m.variables)}
@@ -148,7 +153,7 @@ class Evaluation:
         return joined(means.result(), results, "eval_step")
 
     def predict(self, source: Any, loop: LoopView) -> Any:
-        """Return what `predict_step` returned for every batch, joined on the first axis."""
+        """Return the outputs of `predict_step` for all batches, joined on the first axis."""
         outputs: list[Any] = []
         reader = as_source(source).read(0, seed=run_seed(), loop=loop, ordered=True)
         try:
@@ -162,17 +167,17 @@ class Evaluation:
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Run a function compiled and return NumPy arrays; each call draws other random numbers."""
+        """Run a function compiled and return NumPy arrays; each call has a new random stream."""
         stream = random_states.stream()
-        if stream is None:  # no source asks, whose batches may be drawn more than once
+        if stream is None:  # not called by a source, which may draw a batch again
             self.calls += 1
             stream = self.calls
         return self._run(function, inputs, stream)
 
     def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
-        """Compile once per function, shapes and Python arguments (which are constants)."""
+        """Run a function, compiled once per function, shapes and Python (constant) arguments."""
         constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
-        kinds = tuple(type(x) for x in constants)  # True == 1, but not in Python's own terms
+        kinds = tuple(type(x) for x in constants)  # True == 1, but they are different constants
         arrays = [
             None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
             for x in inputs
@@ -186,7 +191,7 @@ class Evaluation:
         of = getattr(function, "__func__", function)
         key = (of, id(getattr(function, "__self__", None)), constants, kinds)
         callers = self._callers.pop(key, {})
-        self._callers[key] = callers  # the newest comes last
+        self._callers[key] = callers  # most recently used last
         if len(self._callers) > MOST_CALLERS:
             del self._callers[next(iter(self._callers))]
         form = form_of(arrays)
@@ -203,7 +208,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Caller:
-    """A compiled function for inputs of one form, and the Python values that it was made with."""
+    """A compiled function for inputs of one form, and the constants it was compiled with."""
 
     call: Callable[[Any, int], Any]
     state: State
@@ -211,10 +216,10 @@ class _Caller:
 
 
 class Validation:
-    """Which sets are evaluated while training, and when.
+    """The validation sets and their schedule.
 
     Attributes:
-        when: The moments.
+        when: The schedule.
     """
 
     def __init__(self, when: When, sets: Mapping[str, Source]) -> None:
@@ -224,22 +229,27 @@ class Validation:
 
     @classmethod
     def of(cls, validation: Any, every: str) -> "Validation | None":
-        """Read what `fit` was given: a source, a dict of named ones, or nothing."""
+        """Return the validation for the arguments of `fit`, or None without a validation set.
+
+        Args:
+            validation: A source, a dict of named sources, or None.
+            every: The interval, such as `"1 epoch"`.
+        """
         named = validation if isinstance(validation, dict) else {"": validation}
         sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
         return cls(When(Span.parse(every)), sets) if sets else None
 
     def facts(self) -> dict[str, Any]:
-        """Return what is known of the sets without reading them, and when they are evaluated."""
+        """Return the facts about the sets that need no reading, and the schedule."""
         sets = {name or "validation": source_facts(part) for name, part in self._sets.items()}
         return {"validation": sets, "validate_every": asdict(self.when.span)}
 
     def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
-        """Say whether it became due between two moments."""
+        """Return whether a validation became due between two progress values."""
         return self.when.due(before, after, epoch_ended)
 
     def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
-        """Evaluate every set; the names become `val_loss`, or `val_<set>_loss`."""
+        """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`."""
         results: dict[str, float] = {}
         for name, source in self._sets.items():
             prefix = f"val_{name}_" if name else "val_"
@@ -249,20 +259,20 @@ class Validation:
 
     @property
     def last(self) -> tuple[int, dict[str, float]]:
-        """The step of the last results, and the results."""
+        """The step of the last results, and these results."""
         return self._last
 
     def restore(self, last: Sequence[Any]) -> None:
-        """Take back what `last` was in another process."""
+        """Restore the value of `last` from a checkpoint."""
         self._last = last[0], dict(last[1])
 
     def results_of(self, step: int) -> dict[str, float]:
-        """Return the results of this step; empty where none were made."""
+        """Return the results of a step, or an empty dict if there are none."""
         return self._last[1] if self._last[0] == step else {}
 
 
 def metric_results(state: State, names: list[str]) -> dict[str, float]:
-    """Return the results of metrics by name; a dict or a vector becomes several names."""
+    """Return the results of metrics by name; dicts and vectors become several entries."""
     results: dict[str, float] = {}
     for name in names:
         result = state.metrics[name].result()

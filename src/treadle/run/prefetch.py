@@ -1,4 +1,4 @@
-"""The source at work: one open reader, read ahead while a window runs, taken up where it stood."""
+"""Reading a source: one open reader, prefetched while a window runs, and its saved position."""
 
 import time
 from collections.abc import Callable
@@ -11,25 +11,26 @@ from ..core.options import run_seed
 from ..core.progress import Progress
 from ..data.source import Position, Reader, Source, position_of, read_from
 
-# Batches that are drawn together where each must be waited for.
+# The number of batches read together if each batch takes time.
 PIECE: Final = 4
 
 
 class Feed:
-    """Reads windows for a loop.
+    """Reads windows from a source for a loop, with prefetching.
 
-    The next window is read in this thread while the present one runs in another, so a source meets
-    no thread but its own, and nothing else happens while it is asked. What was read ahead and not
-    trained on is put back when the source is closed.
+    The next window is read in the loop's thread while the current window runs in a background
+    thread, so sources are only accessed from the loop's thread. Prefetched batches that were not
+    trained on are put back when the source is closed.
 
     Attributes:
-        waited: Seconds spent waiting for data so far: none for what was read while a window ran.
+        waited: Seconds spent waiting for data; reading while a window runs does not count.
     """
 
     def __init__(self) -> None:
         self._open: tuple[Source, int, Reader] | None = None
-        self._last: tuple[Source, Reader] | None = None  # that gave something, or began somewhere
-        self._next: Window | None = None
+        # The newest reader that was read from or opened at a position, for `position`.
+        self._last_reader: tuple[Source, Reader] | None = None
+        self._prefetched: Window | None = None
         self._failure: BaseException | None = None
         self._read_until = 0.0
         self.waited = 0.0
@@ -41,13 +42,13 @@ class Feed:
         loop: LoopView,
         position: Position | None = None,
     ) -> None:
-        """Open the current epoch; the same source left in its midst is taken up again.
+        """Open a source at the current epoch and batch; does nothing if it is already open.
 
         Args:
-            source: What is read.
-            progress: From where.
-            loop: What is running.
-            position: What `position` returned there, in this process or another.
+            source: The source.
+            progress: The epoch and batch to start from.
+            loop: The running loop.
+            position: The result of `position` at this point, in this process or another.
         """
         if self._open is not None and self._open[:2] == (source, progress.epoch):
             return
@@ -58,36 +59,41 @@ class Feed:
             )
         self._open = source, progress.epoch, reader
         if position is not None:
-            self._last = source, reader
-        elif self._last is not None and self._last[0] is not source:
-            self._last = None
+            self._last_reader = source, reader
+        elif self._last_reader is not None and self._last_reader[0] is not source:
+            self._last_reader = None
 
     def position(self) -> Position | None:
-        """Return what beside the progress is needed to read on after what was trained on.
+        """Return what is needed in addition to the progress to resume reading.
 
-        To be asked at a boundary: when every batch that was taken has been trained on. Between
-        epochs it is what the next one begins with; None where (epoch, batch) is enough.
+        Must be called at a window boundary, when every batch that was taken has been trained on.
+        Between epochs, it is the position from which the next epoch starts.
+
+        Returns:
+            The position, or None if epoch and batch are enough.
         """
-        if self._last is None:
+        if self._last_reader is None:
             return None
-        return position_of(self._last[1], 0 if self._next is None else self._next.count)
+        return position_of(
+            self._last_reader[1], 0 if self._prefetched is None else self._prefetched.count
+        )
 
     def take(self, most: int, progress: Progress) -> Window | None:
-        """Return the next window, at most `most` batches; at the epoch's end None, and close."""
+        """Return a window of up to `most` batches, or close and return None at the epoch's end."""
         if self._open is None:
             return None
         started = time.monotonic()
         with noting("the source", progress):
-            window, self._next = self._next, None
+            window, self._prefetched = self._prefetched, None
             if window is None:
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     raise failure
-                # Nothing runs: what comes first may begin.
-                window = self._draw(self._open[2], most, lambda: False)
-            self._last = self._open[0], self._open[2]
+                # No window is running: return the first batches without waiting for more.
+                window = self._read_batches(self._open[2], most, lambda: False)
+            self._last_reader = self._open[0], self._open[2]
         if window is not None and window.count > most:
-            window, self._next = window.split(most)
+            window, self._prefetched = window.split(most)
         self.waited += time.monotonic() - started
         if window is None:
             self.close()
@@ -96,34 +102,36 @@ class Feed:
     def read_ahead(
         self, most: int, placed: Callable[[Window], Window], running: Callable[[], bool]
     ) -> None:
-        """Read the next window while another runs; what goes wrong is raised when it is taken.
+        """Prefetch the next window while another one runs; `take` raises errors that occur here.
 
         Args:
-            most: The most batches.
-            placed: Makes the window ready to be run.
-            running: Whether the other one still does: then batches that must be drawn one by one
-                are drawn on, and afterwards those that are there must do.
+            most: The maximum number of batches.
+            placed: Places the window in memory for execution.
+            running: Returns whether the other window still runs. If batches take time to read,
+                reading stops as soon as it returns False.
         """
         if self._open is None or self._open[0].closed:
             return
-        if self._next is not None or self._failure is not None:
+        if self._prefetched is not None or self._failure is not None:
             return
         window = None
         try:
-            window = self._draw(self._open[2], most, running)
-            self._next = None if window is None else placed(window)
-        except BaseException as failure:  # an interrupt too: the running window is accounted for
+            window = self._read_batches(self._open[2], most, running)
+            self._prefetched = None if window is None else placed(window)
+        except BaseException as failure:  # also interrupts: the running window must be recorded
             self._failure = failure
             if window is not None:
                 self._open[2].put_back(window)
         self._read_until = time.monotonic()
 
-    def _draw(self, reader: Reader, most: int, running: Callable[[], bool]) -> Window | None:
-        """Return at most so many batches, but none that would have to be waited for for long."""
+    def _read_batches(
+        self, reader: Reader, most: int, running: Callable[[], bool]
+    ) -> Window | None:
+        """Return up to `most` batches; reads further batches only while a window is running."""
         window = reader.take(min(most, PIECE))
         if window is None:
             return None
-        if window.rows is not None:  # costs nothing
+        if window.rows is not None:  # rows of arrays: reading all at once costs nothing
             reader.put_back(window)
             return reader.take(most)
         pieces: list[Window] = []
@@ -131,7 +139,7 @@ class Feed:
         while missing > 0 and running():
             try:
                 piece = reader.take(min(missing, PIECE))
-            except BaseException as failure:  # what came before it is trained on
+            except BaseException as failure:  # the batches before the error are trained on
                 self._failure = failure
                 break
             if piece is None:
@@ -144,38 +152,38 @@ class Feed:
         return window.joined(pieces)
 
     def ran(self, until: float) -> None:
-        """Account for a window that ended at this moment while the next one was read."""
+        """Add the waiting time for a window that ended at `until` while the next one was read."""
         self.waited += max(0.0, self._read_until - until)
         self._read_until = 0.0
 
     def first(self, progress: Progress) -> Window | None:
-        """Return the next batch without taking it away."""
-        if self._next is None:
+        """Peek at the next batch without consuming it."""
+        if self._prefetched is None:
             if self._open is not None:
-                position_of(self._open[2])  # which keeps it: somebody may save before it is run
+                position_of(self._open[2])  # keeps the position: a save may precede the first step
             window = self.take(1, progress)
             if window is not None and self._open is not None:
                 self._open[2].put_back(window)
             return window
-        return self._next.split(1)[0]
+        return self._prefetched.split(1)[0]
 
     def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
-        """Return the first batch of the epoch, which nobody trains on, and close."""
+        """Return the first batch of an epoch, which is not trained on, and close the reader."""
         with noting("the source", progress):
             reader = source.read(progress.epoch, seed=run_seed(), loop=loop)
             try:
                 window = reader.take(1)
-                if window is not None:  # an iterator has it once
+                if window is not None:  # an iterator yields each batch only once
                     reader.put_back(window)
                 return window
             finally:
                 reader.close()
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source, and put prefetched batches back."""
         if self._open is not None:
             reader, self._open = self._open[2], None
-            ahead, self._next, self._failure = self._next, None, None
+            ahead, self._prefetched, self._failure = self._prefetched, None, None
             if ahead is not None:
                 reader.put_back(ahead)
             reader.close()

@@ -1,4 +1,4 @@
-"""Putting the Python values of a task back when a run resumes, rolls back or is replayed."""
+"""Restoring the Python values of a task when a run resumes, rolls back or is replayed."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -15,64 +15,72 @@ SIMPLE = ("plain", "enum", "array", *CONTAINERS)
 
 
 class Restoring:
-    """Decides which Python values a task has when a call of the loop begins.
+    """Restores the Python values of a task when a call of the loop begins.
 
-    A script that runs again runs its own code again: what comes before a call of the loop, the
-    bodies of its loops, and the `start` of hooks. The values are those of the checkpoint where that
-    code had run before the checkpoint, and those that it sets where it had not:
+    A script that runs again also runs its own code again: the code before a call of the loop, the
+    bodies of its `for` loops, and the `start` methods of hooks. If that code had run before the
+    checkpoint was saved, the checkpoint's values win; otherwise the values that the code sets win:
 
-    - at the beginning of a resumed call they are those of the checkpoint;
-    - before the first step too, unless the checkpoint was saved at the end of an epoch: the body of
-      the next epoch has then run since;
-    - what hooks change in `start` is put back, since they had started before the checkpoint.
+    - At the beginning of a resumed call, the values of the checkpoint are restored.
+    - They are restored again before the first step, unless the checkpoint was saved at the end of
+      an epoch, because the body of the next epoch has run since then.
+    - Changes that hooks make in `start` are reverted, because the hooks had started before the
+      checkpoint.
 
     Args:
-        constants: The values, and what checkpoints hold of them.
-        record: Of the run; None where there is none.
+        constants: The Python values of the task, and how checkpoints store them.
+        record: The record of the run, or None.
 
     Attributes:
         begun: All values when the call began, before hooks started; None before the first call.
-        recompile: What had changed before the checkpoint, and the step was not yet compiled for.
-        rolled_back: The run goes back within this process.
+        recompile: Changes made before the checkpoint for which the step was not yet compiled.
+        rolled_back: Whether the run rolls back within this process.
     """
 
     def __init__(self, constants: SavedConstants, record: RunRecord | None) -> None:
         self._constants, self._record = constants, record
         self.begun: Values | None = None
         self.rolled_back = False
-        self._script: Values | None = None  # what the script itself has made of the task
-        self._early: Values | None = None  # after they were put back at the beginning of the call
-        self._left: dict[str, Change] = {}
-        self._set_since: Values = {}
+        self._script_values: Values | None = None  # as the script set them
+        self._values_at_call: Values | None = None  # as restored at the beginning of the call
+        self._missing: dict[str, Change] = {}
+        self._set_since_call: Values = {}
         self.recompile: list[str] = []
-        self._started = False  # hooks had started before the checkpoint
+        self._hooks_had_started = False  # hooks had started before the checkpoint
 
     def begin_call(self, found: Checkpoint | None) -> str:
-        """Put values back before the user's code goes on; returns what could not be.
+        """Restore values at the beginning of a call, before more of the user's code runs.
 
-        From a checkpoint of step 0 all of that code runs again.
+        With a checkpoint of step 0, nothing is restored, because all of that code runs again.
+
+        Returns:
+            A description of the values that could not be restored, or "".
         """
         if found is None or found.progress.step == 0 or self.rolled_back:
             return ""
-        if self._script is None:
-            self._script = self._constants.values()
+        if self._script_values is None:
+            self._script_values = self._constants.values()
         changes = self._changes(found)
         for path in self._constants.edited(changes):
             changes = _without(changes, path)
         self._constants.restore(changes)
-        self._left = self._constants.missing(changes)
-        self._early = self._constants.values()
-        return described(self._left)
+        self._missing = self._constants.missing(changes)
+        self._values_at_call = self._constants.values()
+        return described(self._missing)
 
     def build(self, training: Training, prepare: Callable[[], object]) -> None:
-        """Build the step as at the beginning of the run, then as the values are now.
+        """Build the step with the script's values, then rebuild it if the current values differ.
 
-        What is trained at the beginning decides which variables an optimizer has.
+        The values at the beginning of the run determine which variables an optimizer has.
+
+        Args:
+            training: Runs the step.
+            prepare: Builds the step.
         """
         now = self._constants.values()
         if training.prepared is None:
-            if self._script is not None:
-                self._constants.put_back(self._script)
+            if self._script_values is not None:
+                self._constants.put_back(self._script_values)
             prepare()
             self._constants.put_back(now)
         if training.changed_constants():
@@ -81,50 +89,52 @@ class Restoring:
     def restore(
         self, found: Checkpoint, call: int, training: Training, prepare: Callable[[], object]
     ) -> None:
-        """Put values back before the first step.
+        """Restore values before the first step.
 
         Args:
             found: The checkpoint.
             call: The number of the call that begins.
-            training: What runs the step.
-            prepare: Builds it.
+            training: Runs the step.
+            prepare: Builds the step.
 
         Raises:
-            DirectoryError: The script begins with another value than the run, and no override
-                allows that.
+            DirectoryError: If the script starts with other values than the run, and no override
+                allows it.
         """
         constants, rolled_back = self._constants, self.rolled_back
         earlier, wanted = found.loop["call"] < call, constants.values()
-        self._started = found.progress.step > 0 and not (rolled_back and earlier)
+        self._hooks_had_started = found.progress.step > 0 and not (rolled_back and earlier)
         if training.prepared is None:
             self.build(training, prepare)
         left: dict[str, Change] = {}
-        self._set_since = {}
+        self._set_since_call = {}
         if rolled_back and earlier and self.begun is not None:
             constants.put_back(self.begun)
-        elif found.progress.step or rolled_back:  # else all that changed them is done again
+        elif found.progress.step or rolled_back:  # else the code that changed them runs again
             left = self._unedited(found)
-            if self._early is not None and (earlier or found.progress.batch == 0):
-                early = self._early
+            if self._values_at_call is not None and (earlier or found.progress.batch == 0):
+                early = self._values_at_call
                 constants.put_back(early)
-                left = {path: change for path, change in self._left.items() if path in left}
-                self._set_since = {p: x for p, x in wanted.items() if not x.is_like(early.get(p))}
+                left = {path: change for path, change in self._missing.items() if path in left}
+                self._set_since_call = {
+                    p: x for p, x in wanted.items() if not x.is_like(early.get(p))
+                }
             constants.restore(left, everything=rolled_back)
         if training.changed_constants():
             prepare()
-        self._left = constants.missing(left)
-        notes = found.loop.get("recompile") if self._started else None
+        self._missing = constants.missing(left)
+        notes = found.loop.get("recompile") if self._hooks_had_started else None
         self.recompile = [str(note) for note in notes] if isinstance(notes, list) else []  # type: ignore[reportUnknownVariableType]
-        self._script = self._early = None
+        self._script_values = self._values_at_call = None
         self.rolled_back = False
 
     def refuse_lost(self) -> None:
-        """Refuse to resume without changes that cannot be put back.
+        """Check that no changed value is lost on resume.
 
         Raises:
-            StateError: There are some, and no override allows that.
+            StateError: If a change cannot be restored, and no override allows it.
         """
-        lost = {path: c for path, c in self._left.items() if not self._is_new(path)}
+        lost = {path: c for path, c in self._missing.items() if not self._is_new(path)}
         heads = {
             path: described({path: c}) for path, c in lost.items() if not is_within(path, lost)
         }
@@ -134,70 +144,70 @@ class Restoring:
             f"this run cannot resume from its checkpoint: {described(lost)} during the run, and "
             "checkpoints hold no objects of these classes. Give the task every object that it will "
             "use from the start, as attributes, and let hooks change a number or a flag that "
-            "selects one; fresh=True (--fresh) trains anew, and override=True (--override) resumes "
-            "with the values of this script"
+            "selects one; fresh=True (--fresh) trains from scratch, and override=True (--override) "
+            "resumes with the values of this script"
         )
 
     def before_start(self) -> None:
-        """Take note of all values before hooks start."""
+        """Save all values before hooks start."""
         self.begun = self._constants.values()
 
     def after_start(self, training: Training, prepare: Callable[[], object]) -> str:
-        """Put back what hooks changed as they started, if they had started before the checkpoint.
+        """Revert what hooks changed in `start`, if they had started before the checkpoint.
 
-        An object that a hook puts into the task as it starts is taken for the one that it put there
-        before.
+        An object that a hook adds to the task in `start` is assumed to be the same object as in the
+        earlier process.
 
         Returns:
-            A warning that names attributes which a hook has added to the task.
+            A warning that names the attributes added by hooks that were not restored, or "".
 
         Raises:
-            StateError: Something could not be put back.
+            StateError: If a value could not be restored.
         """
-        started, self._started = self._started, False
+        started, self._hooks_had_started = self._hooks_had_started, False
         if not started:
             return ""
         assert self.begun is not None
         kept = {path: value for path, value in self.begun.items() if value.kind in SIMPLE}
-        for path in self._left:
+        for path in self._missing:
             kept = _without(kept, path)
         self._constants.put_back(kept)
-        self._constants.restore(self._left)
-        self._left = self._constants.missing(self._left)
+        self._constants.restore(self._missing)
+        self._missing = self._constants.missing(self._missing)
         self.refuse_lost()
         if training.changed_constants():
             prepare()
-        # The step is compiled for these when it is about to run, as it always is, which is logged.
-        self._constants.put_back(self._set_since)
-        new = {path: c for path, c in self._left.items() if self._is_new(path)}
-        self._left, self._set_since = {}, {}
+        # `Training.recompiled` compiles for these changes before the next window, and logs it.
+        self._constants.put_back(self._set_since_call)
+        new = {path: c for path, c in self._missing.items() if self._is_new(path)}
+        self._missing, self._set_since_call = {}, {}
         if not new:
             return ""
         return (
-            f"{described(new)} during the run, and is not put back, since the task is made without "
-            "it: set it in __init__ if a step uses it"
+            f"{described(new)} during the run, and is not restored, because the task is created "
+            "without it: set it in __init__ if a step uses it"
         )
 
     def _is_new(self, path: str) -> bool:
-        """Return whether a value is an attribute that a hook has added, or lies within one."""
+        """Return whether a value is an attribute added by a hook, or part of one."""
         return all(
             change.was is None
-            for other, change in self._left.items()
+            for other, change in self._missing.items()
             if f"{path}/".startswith(f"{other}/")
         )
 
     def _changes(self, found: Checkpoint) -> dict[str, Change]:
-        if self.rolled_back:  # objects too, where this process saved it
+        if self.rolled_back:  # includes objects, if this process saved it
             saved = self._constants.saved(found.progress.step)
             if saved is not None:
                 return dict(saved)
-        return self._constants.read(found.loop.get("constants", {}))  # older ones hold none
+        return self._constants.read(found.loop.get("constants", {}))  # missing in older formats
 
     def _unedited(self, found: Checkpoint) -> dict[str, Change]:
-        """Return what a checkpoint holds, but for values that the script now begins with otherwise.
+        """Return the changes in a checkpoint, without values whose initial value was edited.
 
         Raises:
-            DirectoryError: There are some, and no override allows that.
+            DirectoryError: If the script was edited this way, and no override allows it.
         """
         changes = self._changes(found)
         edited = self._constants.edited(changes)
@@ -212,7 +222,7 @@ class Restoring:
 
 
 def _without(values: Mapping[str, T], path: str) -> dict[str, T]:
-    """Return values without that of a path, and of what lies below it."""
+    """Return values without those at a path or below it."""
     return {
         other: value
         for other, value in values.items()

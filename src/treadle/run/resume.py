@@ -1,7 +1,7 @@
-"""Going on where another process ended: in which call of the loop, and with what.
+"""Resuming from a checkpoint: which call of the loop resumes, and with which values.
 
-A script that is run again makes the same calls of the loop in the same order. Those that were over
-before the checkpoint do nothing, and the one that it lies in goes on from there.
+A script that runs again makes the same calls of the loop in the same order. Calls that were
+complete before the checkpoint do nothing, and the call during which it was saved resumes from it.
 """
 
 from collections.abc import Mapping
@@ -20,115 +20,123 @@ from ..steps.state import State
 
 
 class Resuming:
-    """Which call of the loop runs, and what is still to be taken over from another process.
+    """The number of the current call of the loop, and the values that remain to be restored.
 
     Args:
-        found: The checkpoint to go on from; None where the run begins.
-        call: The number of the call that was over last.
+        found: The checkpoint to resume from; None for a new run.
+        call: The number of the last completed call.
 
     Attributes:
-        found: The same, until all of it has been taken over.
-        call: The number of the call that runs, from 0; -1 before the first.
-        begun: Where the run stood when that call began.
+        found: The checkpoint, until it has been restored completely; then None.
+        call: The number of the current call, from 0; -1 before the first.
+        begun: The progress when that call began.
     """
 
     def __init__(self, found: Checkpoint | None, call: int = -1) -> None:
         self.found = found
         self.call, self.begun = call, Progress()
-        self._left: dict[str, Any] = {}
-        self._saved = found  # as it was saved
+        self._unrestored: dict[str, Any] = {}
+        self._saved = found  # unchanged, for `reopen`
 
     def is_later(self, call: int) -> bool:
-        """Say whether a call comes after the one that the checkpoint lies in."""
+        """Return whether a call comes after the call during which the checkpoint was saved."""
         return self.found is not None and call > self.found.loop["call"]
 
     def end_with(self, arrays: Mapping[str, Any]) -> None:
-        """Say what variables the run had when it had come to its end, if that is known.
+        """Restore variables from the end of a finished run instead of its last checkpoint.
 
-        Its last checkpoint was saved before hooks ended: early stopping puts the best weights back.
+        The two may differ: the last checkpoint is saved before hooks end, and early stopping
+        restores the best weights at the end.
+
+        Args:
+            arrays: The variables at the end of the run, by path; empty if unknown.
         """
         if arrays and self.found is not None:
             self.found = replace(self.found, state=arrays)
         self.show(arrays)
 
     def reopen(self) -> Checkpoint | None:
-        """Return the last checkpoint as it was saved: a finished run is made longer.
+        """Return the last checkpoint as it was saved, to extend a finished run.
 
-        What hooks did at its end, and averages of weights, are not part of a longer run.
+        An extended run includes neither the changes by hooks at the end nor averaged weights.
         """
         if self.found is not None:
             self.found = self._saved
         return self.found
 
     def show(self, arrays: Mapping[str, Any]) -> None:
-        """Say what variables are to hold before anything is trained on."""
-        self._left = dict(arrays)
+        """Set the values that variables must have before the first step, by path."""
+        self._unrestored = dict(arrays)
 
     @property
     def forms(self) -> Mapping[str, Any]:
-        """Forms of batch that brought variables before the checkpoint, by the step's name."""
+        """The batch forms for which variables were created before the checkpoint, by step name."""
         return self.found.loop.get("forms", {}) if self.found is not None else {}
 
     @property
     def waits(self) -> bool:
-        """Whether variables are still to be set to what they were."""
-        return bool(self._left)
+        """Whether some variables have not been restored yet."""
+        return bool(self._unrestored)
 
     @property
     def over(self) -> bool:
-        """Whether the next call was over before the checkpoint."""
+        """Whether the next call was complete before the checkpoint."""
         return self.found is not None and self.call + 1 < self.found.loop["call"]
 
     def begin(self, progress: Progress) -> None:
-        """Take note that a call begins, or goes on."""
+        """Begin the next call, or resume it."""
         self.call += 1
         self.begun = progress
         if self.found is not None and self.call == self.found.loop["call"]:
             self.begun = Progress(**self.found.loop["begun"])
 
     def assign_what_exists(self, state: State) -> None:
-        """Set the variables that exist already: nobody may see them as they were initialized."""
-        fits = {path: self._left[path] for path in state.variables if path in self._left}
+        """Restore the variables that exist already, so that their initial values are never used."""
+        fits = {
+            path: self._unrestored[path] for path in state.variables if path in self._unrestored
+        }
         if fits:
             _assign(state, fits, among=list(fits))
-            self._left = {path: x for path, x in self._left.items() if path not in fits}
+            self._unrestored = {path: x for path, x in self._unrestored.items() if path not in fits}
 
     def refuse_unbuilt(self, state: State) -> None:
-        """Refuse to look at a model that was not yet built, and so has not its weights again.
+        """Check that no model is still unbuilt, because its weights could not be restored.
 
         Raises:
-            ConfigurationError: There is one.
+            ConfigurationError: If there is such a model.
         """
         slots = tuple(f"{path}/" for path in (*state.optimizers, *state.accumulators))
-        left = [path for path in self._left if not path.startswith(slots or ("\0",))]
+        left = [path for path in self._unrestored if not path.startswith(slots or ("\0",))]
         if left:
             raise ConfigurationError(
-                f"{left[0]} was not yet built, so it could not be taken over from the earlier run: "
+                f"{left[0]} was not yet built, so it could not be restored from the earlier run: "
                 "give the model an Input, so that it is built at once, or call "
                 "loop.prepare(source) first"
             )
 
     def take_over(self, state: State, initial: Mapping[str, Any]) -> Checkpoint | None:
-        """Set all variables and random states, once; returns the rest of what was found.
+        """Restore all variables and random states, once.
 
         Args:
-            state: Of the task.
-            initial: Values for variables that are newer than the checkpoint, when a run is rolled
-                back.
+            state: The variables of the task.
+            initial: Values for variables created after the checkpoint, for a rollback.
+
+        Returns:
+            The checkpoint, or None if it was already restored or there is none.
 
         Raises:
-            StateError: The checkpoint does not fit the task; nothing was changed.
+            StateError: If the checkpoint does not match the task. Nothing is changed then.
         """
         found, self.found = self.found, None
         if found is not None:
             try:
-                # A rollback may have put back an object that has other variables.
+                # A rollback may have restored an object that has other variables.
                 newer = {p: value for p, value in initial.items() if p in state.variables}
                 _assign(state, {**newer, **found.state}, among=None)
             except StateError:
                 self.found = found
                 raise
-            self._left = {}
+            self._unrestored = {}
             set_random_states(found.loop["random"])
         return found
 
@@ -137,29 +145,34 @@ def _assign(state: State, arrays: Mapping[str, Any], among: list[str] | None) ->
     try:
         state.assign(arrays, among)
     except StateError as error:
-        raise StateError(f"this run cannot go on with its last checkpoint: {error}") from error
+        raise StateError(f"this run cannot resume from its last checkpoint: {error}") from error
 
 
 def circumstances() -> dict[str, Any]:
-    """Return what the bits of a run depend on beside its configuration."""
+    """Return what the exact values of a run depend on, in addition to its configuration."""
     return {"backend": backend_name(), **active().computes_on(), "versions": versions()}
 
 
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
-    """Say why a run does not go on bit for bit, if so: what its checkpoint tells is not as now."""
+    """Return a warning if a resumed run may not be bit-for-bit exact, or "".
+
+    Args:
+        before: The circumstances and the plan in the checkpoint.
+        plan: The current plan.
+    """
     now = {**circumstances(), "plan": plan}
     # The plan is not known before the first step.
     found = differences({name: before.get(name) or now[name] for name in now}, now)
     if not found:
         return ""
     return (
-        f"this run goes on, but not bit for bit as it would have: {'; '.join(found)}. All values "
-        "are those of the checkpoint; from here on they may be rounded otherwise"
+        f"this run resumes, but may not be bit-for-bit exact: {'; '.join(found)}. All values were "
+        "restored exactly from the checkpoint; later steps may round differently"
     )
 
 
 def about_call(resuming: Resuming) -> dict[str, Any]:
-    """Return what a checkpoint holds of the call that runs, and the random states."""
+    """Return the entries of a checkpoint for the current call and the random states."""
     return {
         "call": resuming.call,
         "begun": asdict(resuming.begun),

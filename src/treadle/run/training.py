@@ -1,4 +1,4 @@
-"""The train step at work: windows of batches in, every step's values out."""
+"""Execution of the train step: runs windows of batches, returns the values of every step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from .evaluation import metric_results
 
 
 class Training:
-    """Runs a task's `train_step`, and sums up what it returned.
+    """Runs a task's `train_step` and accumulates the means of its values.
 
     Args:
         task: The task.
-        options: How steps are executed.
+        options: Execution options.
 
     Attributes:
         prepared: The built and compiled step; None before the first batch.
@@ -38,31 +38,31 @@ class Training:
         self.prepared: Prepared | None = None
         self.batch_examples, self.ended = 1, 0.0
         self._pace = Pace(options.window)
-        self._means, self._since_look = Means(), Means()
+        self._means, self._since_last_logs = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
 
     @property
     def forms(self) -> list[Any]:
-        """Descriptions of the first form of batch and of those that made variables, in order."""
+        """Descriptions of the first batch form and of forms that created variables, in order."""
         return self.prepared.forms if self.prepared else []
 
     @property
     def initial(self) -> Mapping[str, Any]:
-        """The first values of the variables that later forms of batch made, by path."""
+        """The initial values of the variables that later batch forms created, by path."""
         return self.prepared.initial if self.prepared else {}
 
     def is_prepared(self, window: Window) -> bool:
-        """Return whether the step is ready for batches like these."""
+        """Return whether the step is prepared for batches of this form."""
         return self.prepared is not None and self.prepared.knows(window)
 
     def prepare(self, window: Window, forms: Sequence[Any] = ()) -> Prepared:
-        """Build and check the step for batches like these, from scratch if constants changed.
+        """Build and check the step for batches of this form, from scratch if constants changed.
 
         Args:
             window: The next batches.
-            forms: Descriptions of the forms that the run has met, if it is resumed: the step is
-                built for these instead, so that it has the variables that the checkpoint holds.
+            forms: Descriptions of the batch forms in the checkpoint, if the run is resumed. The
+                step is built for these instead, so that it has the variables of the checkpoint.
         """
         batch = window.batch(0)
         known = described(batch)
@@ -97,17 +97,17 @@ class Training:
         return self.prepared is not None and self.prepared.compiling
 
     def costs(self) -> Costs:
-        """Return what compiling took so far."""
+        """Return the number of compiled programs and the seconds spent compiling."""
         if self.prepared is None:
             return Costs()
         return Costs(self.prepared.programs, self.prepared.compile_seconds)
 
     def placed(self, window: Window) -> Window:
-        """Return a window as it is best run."""
+        """Return a window placed in memory for execution."""
         return self.prepared.placed(window) if self.prepared else window
 
     def window_size(self, progress: Progress, events: Sequence[When], last_step: int | None) -> int:
-        """Return how many steps may run before somebody looks."""
+        """Return how many steps may run before the next event."""
         return window_size(self._pace.size, progress, events, last_step, self.batch_examples)
 
     def run(
@@ -116,19 +116,22 @@ class Training:
         progress: Progress,
         meanwhile: Callable[[Progress, Callable[[], bool]], None] | None = None,
     ) -> StepLogs:
-        """Run the window's steps as one call; returns every step's values, and the new progress.
+        """Run the steps of a window as one call.
 
         Args:
-            window: What to train on.
-            progress: Where the run stands.
-            meanwhile: Called while the steps run, with where the run will stand after them, and
-                with what says whether they still do.
+            window: The batches to train on.
+            progress: The current progress.
+            meanwhile: Called while the steps run, with the progress after them and a function that
+                returns whether they are still running.
+
+        Returns:
+            The values of every step, and the new progress.
         """
         prepared = self.prepared or self.prepare(window)
         window = prepared.placed(window)
         after = progress.advanced(window.count, window.count * window.examples)
         outputs = prepared.run(window, progress.step)
-        try:  # at once: what runs must be waited for, whatever happens
+        try:  # `fetch` must run even on an error, because it waits for the steps
             if meanwhile is not None:
                 meanwhile(after, outputs.running)
         finally:
@@ -139,16 +142,16 @@ class Training:
         examples = np.full(window.count, float(window.examples))
         weights = {name: weights.get(name, examples) for name in values}
         self._means.add(values, weights)
-        self._since_look.add(values, weights)
+        self._since_last_logs.add(values, weights)
         self._last = progress.step, window
         return StepLogs(progress.step + 1, values, weights, window.examples, after)
 
     def steps_lost_on_error(self, window: Window) -> int:
-        """Return how many steps may have changed the state when running a window fails."""
+        """Return how many steps may have changed the state if running a window fails."""
         return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
     def check_promises(self) -> None:
-        """Raise what phases changed without owning it in the window that ran last."""
+        """Raise an error if a phase changed unowned variables in the last window."""
         raise_violations(self._broken)
 
     def changed_constants(self) -> list[str]:
@@ -156,20 +159,23 @@ class Training:
         return self.prepared.changed_constants() if self.prepared else []
 
     def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
-        """Compile anew where a Python value of the task has changed; say which, or nothing.
+        """Rebuild the step if a Python value of the task has changed.
 
         Args:
-            window: What will be trained on.
-            before: What changed before a checkpoint that the run resumed from: the step was built
-                for it, and it is yet to be logged.
+            window: The next batches.
+            before: Changes made before the checkpoint that the run resumed from. The step was
+                already built for them, but they have not been logged.
+
+        Returns:
+            A note for the log that lists the changes, or "".
         """
         changed = self.changed_constants()
         if self.prepared is None or not (before or changed):
             return ""
-        told = _joined_changes(before, changed, list(self.prepared.state.constants()))
+        changes = _joined_changes(before, changed, list(self.prepared.state.constants()))
         if changed:
             self.prepare(window)
-        return f"compiled anew, because {told}"
+        return f"recompiled because {changes}"
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
@@ -182,46 +188,48 @@ class Training:
         return metric_results(self.prepared.state, self.prepared.metrics)
 
     def reset_metrics(self) -> None:
-        """Begin means and metrics anew."""
+        """Reset means and metrics."""
         self._means = Means()
         if self.prepared is not None:
             for name in self.prepared.metrics:
                 self.prepared.state.metrics[name].reset_state()
 
     def sums(self) -> dict[str, Any]:
-        """Return what means are made of, for another process to go on with."""
+        """Return the state of the means, for checkpoints."""
         metrics = self.prepared.metrics if self.prepared else []
         return {
             "epoch": self._means.state(),
-            "look": self._since_look.state(),
+            "look": self._since_last_logs.state(),
             "metrics": list(metrics),
         }
 
     def restore(self, sums: Mapping[str, Any]) -> None:
-        """Take back what `sums` returned."""
+        """Restore the state that `sums` returned."""
         self._means.restore(sums["epoch"])
-        self._since_look.restore(sums["look"])
+        self._since_last_logs.restore(sums["look"])
         if self.prepared is not None:
             self.prepared.add_metrics(sums.get("metrics", ()))
 
     def look(self) -> dict[str, float]:
-        """Return the means since the last look; NaN for a name of which no step counts."""
-        means, self._since_look = self._since_look.result(empty=math.nan), Means()
+        """Return the means since the last call; NaN for names without a value in these steps."""
+        means, self._since_last_logs = self._since_last_logs.result(empty=math.nan), Means()
         return means
 
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the last window, as NumPy arrays.
 
         Raises:
-            DataError: It is not in the last window.
+            DataError: If the step is not in the last window.
         """
         if self._last is None or not 0 <= step - 1 - self._last[0] < self._last[1].count:
-            raise DataError(f"the batch of step {step} is not at hand: only the last window's are")
+            raise DataError(
+                f"the batch of step {step} is not available: only those of the last window are kept"
+            )
         return self._last[1].batch(step - 1 - self._last[0])
 
 
 def _joined_changes(before: Sequence[str], since: Sequence[str], paths: Sequence[str]) -> str:
-    """Return changes as one text, in the order of the paths; one that changed twice is one."""
+    """Return changes as one text in the order of the paths, with two changes of a path merged."""
     found = {text.split(" changed from ")[0]: text for text in before}
     for text in since:
         path, new = text.split(" changed from ")[0], text.rsplit(" to ", 1)[-1]
@@ -235,14 +243,14 @@ def stacked(batch: Any) -> Window:
     """Return one batch as a window.
 
     Raises:
-        DataError: It holds no array, or something else than numbers.
+        DataError: If the batch holds no array, or values that are not numbers.
     """
     pairs = flattened(batch)
     refuse_lists(batch, pairs)
     leaves = [as_array(path, leaf) for path, leaf in pairs]
     if all(leaf is None for leaf in leaves):
         raise DataError(
-            f"the batch holds no array, it is {batch!r:.60}: pass what a source gives, such as "
+            f"the batch holds no array, it is {batch!r:.60}: pass a batch of arrays, such as "
             "loop.step((x, y))"
         )
     return window_of(packed(batch, [None if leaf is None else leaf[None] for leaf in leaves]), 1)

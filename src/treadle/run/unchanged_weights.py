@@ -56,13 +56,13 @@ class WeightCheck:
         self._steps += logs.steps - (0 if undone is None else int(undone.sum()))
 
     def warning(self, prepared: Prepared) -> str:
-        """Return a warning if all trainable variables are as they were at the start, or ""."""
+        """Return a warning if no trainable variable has changed since the start, or ""."""
         state = prepared.state
         if self._steps < _steps_to_change(state) or self._has_changed(state):
             return ""
         written = [path for path in self._before if path in prepared.assigned]
         trains = prepared.returns and (prepared.differentiates or state.optimizers)
-        if not written and not trains:  # it updates metrics, or computes something
+        if not written and not trains:  # it only updates metrics or computes values
             return ""
         named = written or list(self._before)
         more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
@@ -73,7 +73,7 @@ class WeightCheck:
         )
 
     def _has_changed(self, state: State) -> bool:
-        """Say whether a variable differs; it stays so, though the variable may change back."""
+        """Return whether a variable has ever differed at a check, even if it changed back."""
         for path, before in self._before.items():
             variable = state.variables.get(path)
             if variable is None or checksum(variable) != before:
@@ -101,7 +101,7 @@ def _steps_to_change(state: State) -> int:
 
 
 def _reason(written: Sequence[str], state: State) -> str:
-    """Return why weights may not have changed, and what to do."""
+    """Return why the weights may not have changed, and what to do."""
     if not written:
         return (
             "train_step applies no optimizer to them and assigns none of them: call "
@@ -115,12 +115,12 @@ def _reason(written: Sequence[str], state: State) -> str:
     zero = [path for path, rate in rates.items() if rate == 0]
     if zero:
         return f"The learning rate of {', '.join(zero)} is 0"
-    told = ", ".join(f"{path} {rate:.3g}" for path, rate in rates.items())
+    listed = ", ".join(f"{path} {rate:.3g}" for path, rate in rates.items())
     return (
         "Either no update was made (a branch of treadle.cond that was never taken), or every "
         "update was zero: the loss does not depend on these weights (stop_gradient, argmax and "
         "rounding have gradients of zero), or the learning rate is too small for their dtype"
-        + (f" (learning rates: {told})" if told else "")
+        + (f" (learning rates: {listed})" if listed else "")
     )
 
 

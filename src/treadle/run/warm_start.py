@@ -1,4 +1,4 @@
-"""Warm start: training begins with weights that another run has learned."""
+"""Warm start: initialize a task with the trained weights of another run."""
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
@@ -13,14 +13,14 @@ from ..steps.state import State
 
 
 def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
-    """Return every variable as a run left it, by path.
+    """Return the variables of a run, from its end or its newest checkpoint.
 
     Returns:
-        The arrays, and the step of the checkpoint that they are of; None where the run finished.
+        The arrays by path, and the step of the checkpoint; the step is None if the run finished.
 
     Raises:
-        DirectoryError: The directory holds no run, or one that has not saved anything.
-        CheckpointError: None of its checkpoints can be read.
+        DirectoryError: If the directory holds no run, or a run without a checkpoint.
+        CheckpointError: If none of its checkpoints can be read.
     """
     record = read_run(directory)
     if record.get("finished") and (directory / STATE).is_file():
@@ -41,31 +41,33 @@ def warm_start(
     rename: Mapping[str, str] | None = None,
     only: Collection[str] | None = None,
 ) -> list[str]:
-    """Set a task's weights to those that another run has learned, and nothing else.
+    """Initialize a task's weights from another run, without its optimizer state.
 
-    Weights are all variables but those of optimizers, accumulators, metrics, random generators and
-    loss scales: step counts, averages of gradients and random states begin anew. Call it before the
-    loop, in a script that may be run again: a run that goes on has its own weights. What the other
-    run has beyond these is passed over.
+    Weights are all variables except those of optimizers, accumulators, metrics, random generators
+    and loss scales. Step counts, averages of gradients and random states start from scratch.
+    Variables that exist only in the other run are ignored.
+
+    Call this before creating the loop. The script may run again: a resumed run restores its own
+    weights.
 
     Args:
         task: A task whose models are built.
-        directory: Of the other run. Its end counts, or its newest checkpoint where it has not
-            finished.
-        rename: Paths there and here, whole ones or their beginnings, as
+        directory: The directory of the other run. The weights are those at its end, or those of its
+            newest checkpoint if it has not finished.
+        rename: Maps paths, or beginnings of paths, in the other run to paths in this task, such as
             `{"encoder": "model/layers/0"}`.
-        only: Patterns of the paths here, as `["model/layers/[0-3]/*"]` (`fnmatch`); all if not
-            given. A new head beside an old body is left out this way.
+        only: Patterns (`fnmatch`) of the paths in this task to set, such as
+            `["model/layers/[0-3]/*"]`; all if None. Use it to exclude a new head.
 
     Returns:
-        The paths of what was set.
+        The paths of the weights that were set.
 
     Raises:
-        StateError: A weight has no value there, or one of another shape; all are listed, and
-            nothing was changed.
-        ConfigurationError: A model is not built, or a path or a pattern is of nothing.
-        DirectoryError: The directory holds no run, or one that has saved nothing.
-        CheckpointError: None of its checkpoints can be read.
+        StateError: If weights have no value in the other run, or one of another shape. All are
+            listed, and nothing is changed.
+        ConfigurationError: If a model is not built, or a path or a pattern matches nothing.
+        DirectoryError: If the directory holds no run, or a run without a checkpoint.
+        CheckpointError: If none of its checkpoints can be read.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -92,8 +94,7 @@ def warm_start(
     if missing:
         raise StateError(
             f"{directory} has no value for {', '.join(missing)}.{did_you_mean(missing[0], values)} "
-            "Say what it is called there with rename, or leave it out with only. Nothing was "
-            "changed"
+            "Map its path in that run with rename, or exclude it with only. Nothing was changed"
         )
     state.assign({path: values[path] for path in wanted}, wanted)
     return wanted
@@ -115,28 +116,28 @@ def _chosen(weights: list[str], only: Collection[str] | None) -> list[str]:
     for pattern in only:
         if not any(fnmatchcase(path, pattern) for path in weights):
             raise ConfigurationError(
-                f"only={pattern!r} is of no weight of this task.{did_you_mean(pattern, weights)}"
+                f"only={pattern!r} matches no weight of this task.{did_you_mean(pattern, weights)}"
             )
     return [path for path in weights if any(fnmatchcase(path, pattern) for pattern in only)]
 
 
 def _renamed(values: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, Any]:
-    """Return values under the paths that they have here; the longest beginning counts."""
+    """Return values under their paths in this task; the longest matching beginning applies."""
     for old in rename:
-        if not any(_begins(path, old) for path in values):
+        if not any(_is_at_or_below(path, old) for path in values):
             raise ConfigurationError(
-                f"rename has {old!r}, which is no path there, nor its beginning."
+                f"rename has {old!r}, which is not a path in that run or the beginning of one."
                 f"{did_you_mean(old, values)}"
             )
     found: dict[str, Any] = {}
     for path, value in values.items():
-        old = max((old for old in rename if _begins(path, old)), key=len, default=None)
+        old = max((old for old in rename if _is_at_or_below(path, old)), key=len, default=None)
         new = path if old is None else rename[old] + path[len(old) :]
-        # What was renamed wins over what had the name before.
+        # A renamed value takes precedence over one that already had the new name.
         if old is not None or new not in found:
             found[new] = value
     return found
 
 
-def _begins(path: str, start: str) -> bool:
+def _is_at_or_below(path: str, start: str) -> bool:
     return path == start or path.startswith(f"{start}/")
