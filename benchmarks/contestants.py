@@ -21,7 +21,7 @@ from .workloads import Job
 Values = dict[str, float]
 Epoch = Callable[[], Values]
 # "raw": one compiled call with nothing around it; "hand": what people write; "part": does
-# less, or is told how.
+# less, or needs to be configured.
 Kind = Literal["treadle", "raw", "hand", "fit", "framework", "part"]
 
 

@@ -172,7 +172,7 @@ def raw_loop(job: Job, jit: bool = False) -> Contestant:
 
 
 def pipeline_alone(job: Job) -> Contestant:
-    """Nobody trains: how fast the data come at best."""
+    """No training: how fast the data come at best."""
     data = dataset(job)
 
     @tf.function

@@ -29,7 +29,7 @@ class Counted:
             self._sums[name] = self._sums.get(name, 0) + value.detach()
 
     def fetch(self, steps: int) -> Values:
-        """Return means per step, and begin anew."""
+        """Return means per step, and reset."""
         values = {name: float(total) / steps for name, total in self._sums.items()}
         self._sums.clear()
         return values

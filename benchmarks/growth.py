@@ -93,7 +93,7 @@ def dtype_policy(name: str) -> Any:
 
 
 def growth(entries: list[Entry], rounds: int, quick: bool) -> dict[str, Any]:
-    """Time ten times the data and ten times the parameters, beside the plain loop."""
+    """Time ten times the data and ten times the parameters, next to the plain loop."""
     small = job("mlp-sgd", 187)
     wide_task = replace(
         small.workload, make=lambda: models.mlp(keras.optimizers.SGD(1e-2), width=WIDE)

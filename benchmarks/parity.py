@@ -1,9 +1,9 @@
 """Do recipes learn what the loop that everybody writes by hand learns?
 
-Each recipe runs beside a plain `@tf.function` loop over the same data: the same architecture,
+Each recipe runs next to a plain `@tf.function` loop over the same data: the same architecture,
 start, optimizer, batch size and number of epochs, each with its own shuffling. Then both run over
 the same batches in the same order, which must give the same losses. The figures go to
-docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run beside `fit` instead.
+docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run next to `fit` instead.
 """
 
 import argparse

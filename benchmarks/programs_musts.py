@@ -58,9 +58,9 @@ class Program:
     Attributes:
         must: That, in words.
         judge: Given the runs by name, says whether it was shown, and what was measured.
-        others: Runs with other settings beside the plain one, by name.
+        others: Runs with other settings than the plain one, by name.
         pictures: Names of logged pictures to be shown.
-        backend: What it runs on where nobody says.
+        backend: What it runs on by default.
     """
 
     must: str

@@ -27,7 +27,7 @@ PACKAGES = ("keras", "tensorflow", "jax", "torch", "numpy")
 
 sys.path.insert(0, str(TESTS))
 
-from forks import Forks, killed_at_random  # noqa: E402 - beside the tests, which use it too
+from forks import Forks, killed_at_random  # noqa: E402 - next to the tests, which use it too
 
 
 def main(arguments: list[str]) -> None:

@@ -17,7 +17,7 @@ BATCH, BATCHES, EPOCHS = 16, 13, 3
 
 
 def model() -> keras.Model:
-    """The drill's model, as far as `fit` can train it."""
+    """The drill's model, in the form that `fit` can train."""
     built = keras.Sequential(
         [
             keras.Input((8,)),

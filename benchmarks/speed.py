@@ -1,4 +1,4 @@
-"""How fast is Treadle, beside every other way to run the same steps?
+"""How fast is Treadle, compared with every other way to run the same steps?
 
 Every table of every backend is measured in a process of its own, since Keras fixes its backend when
 it is imported. Within a process all contestants take turns. Results are kept in

@@ -1,4 +1,4 @@
-"""What does `import treadle` cost, beside `import keras`, and what does it import?"""
+"""What does `import treadle` cost, compared with `import keras`, and what does it import?"""
 
 import statistics
 import subprocess

@@ -32,7 +32,7 @@ class Turn(Protocol):
 
 
 class Runner(Protocol):
-    """A contestant, as far as its time is concerned."""
+    """The timing of a contestant."""
 
     def round(self, epochs: int = 1) -> Turn: ...
 
@@ -207,7 +207,7 @@ class Neighbours:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on beside the versions."""
+    """Return what the figures depend on in addition to the versions."""
     model = platform.processor() or platform.machine()
     described = Path("/proc/cpuinfo")
     if described.exists():

@@ -2,7 +2,7 @@
 
 Two searches: one judges its trials by the recipe's own 360 held-out rows; the other never sees
 them, and judges by a quarter of the training rows. The best settings of each then train from seeds
-that no trial had, on all training rows, beside the defaults.
+that no trial had, on all training rows, compared with the defaults.
 """
 
 import argparse

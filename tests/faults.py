@@ -93,7 +93,7 @@ class Recording(Quick):
     """Keeps all that was done, to be done again on a `Disk`.
 
     Attributes:
-        log: Operation and arguments; `("announce", step)` where a step was told of as saved.
+        log: Operation and arguments; `("announce", step)` where a step was announced as saved.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Sources of every kind, made as a script makes them: anew in each process.
+"""Sources of every kind, created as a script creates them: once per process.
 
 Run as a script, it reads some of them from positions that a file holds, and writes what it read.
 """

@@ -1,4 +1,4 @@
-"""What a step calls, as far as no backend is asked; the rest is in tests/conformance."""
+"""Functions that steps call, where no backend is involved; the rest is in tests/conformance."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ STEPS, BATCH = 30, 64
 
 
 class Fake:
-    """A contestant that takes as long as it is told."""
+    """A contestant that takes as long as it is set to."""
 
     def __init__(self, name: str, seconds: float, turns: list[tuple[str, int]]) -> None:
         self.name, self.seconds, self.turns = name, seconds, turns

@@ -27,7 +27,7 @@ def at_step(step, position):
 
 
 def run(checkpoints, first=0):
-    """Save all from a position on; yields after each what is told of as saved."""
+    """Save all from a position on; yields after each what is announced as saved."""
     checkpoints.clean()
     for position in range(first, len(STEPS)):
         assert checkpoints.save(at_step(STEPS[position], position))
@@ -44,7 +44,7 @@ def check_after(folder, told, options):
     if found is not None:
         position = found.about["position"]
         assert same(found, at_step(STEPS[position], position))
-    # The newest that was told of, or the one that was being written.
+    # The newest that was announced, or the one that was being written.
     assert position in (told, told + 1)
     checkpoints.clean()
     assert [p.name for p in (folder / "checkpoints").rglob(".partial*")] == []
@@ -157,7 +157,7 @@ def test_a_process_that_ends_at_any_operation_loses_nothing(tmp_path):
 
 
 class Announcing(Checkpoints):
-    """Notes in the record of operations when a step is told of as saved."""
+    """Notes in the record of operations when a step is announced as saved."""
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
@@ -257,7 +257,7 @@ def test_what_was_told_of_survives_many_power_cuts(tmp_path):
     ],
 )
 def test_each_sync_is_there_for_a_reason(tmp_path, name, place):
-    """Where one is left out, some power cut destroys what was told of as saved."""
+    """Where one is left out, some power cut destroys what was announced as saved."""
     disk, bad = Disk(tmp_path / "run"), 0
     for number, (operation, path, *arguments) in enumerate(recorded(tmp_path / "run")):
         if operation == "announce":

@@ -131,7 +131,7 @@ def test_what_is_none_of_ours_is_left_alone(folder):
         (folder / name / "link").symlink_to(folder / NEWEST)
     (folder / ".partial-file").write_bytes(b"")
     (folder / "fixed" / ".partial-0.npz-0c").write_bytes(b"half")
-    (folder / "fixed" / "0.npz").write_bytes(b"nobody names it")
+    (folder / "fixed" / "0.npz").write_bytes(b"not in the manifest")
     for name in strays:
         (folder / name).write_bytes(b"")
     found = Checkpoints(folder, files=Quick())

@@ -83,7 +83,7 @@ TASK = """
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path, monkeypatch):
-    """A folder of its own, and an environment and a Keras that nobody has touched."""
+    """A separate folder, a clean environment, and Keras with its default settings."""
     import keras
 
     monkeypatch.chdir(tmp_path)

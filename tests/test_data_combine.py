@@ -224,7 +224,7 @@ def values(source, epoch, start=0, most=2):
 @pytest.mark.parametrize("data", [numbers, lambda: numbers], ids=["iterator", "function"])
 def test_limited_streams_go_on_across_epochs(data):
     source = limited(data(), 3)
-    assert source.length is None  # nobody knows that it is endless
+    assert source.length is None  # it cannot be known that it is endless
     assert [values(source, epoch) for epoch in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     # In a new process the stream is drawn up to the position.
     assert values(limited(data(), 3), 2, 1) == [7, 8]

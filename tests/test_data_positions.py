@@ -201,7 +201,7 @@ def test_what_is_not_exact_is_said(message):
     assert as_source(INEXACT[message]()).inexact.startswith(message)
 
 
-# These come again here, which nobody can know of any function, iterator or hook.
+# These repeat here, which cannot be known of any function, iterator or hook.
 UNSURE = {
     "generator function",
     "limited stream",

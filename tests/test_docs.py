@@ -195,7 +195,7 @@ def test_block_prints_what_the_page_says(block: Block, output: Block, printed: P
     if "varies" not in output.info:
         assert found == expected
         return
-    # How a step is executed is told in each backend's words: the page shows those of one.
+    # Each backend describes its plan in its own words: the page shows those of one.
     if not block.backend:
         expected = [line for line in expected if not line.startswith("plan: ")]
     expected = [without_numbers(line) for line in expected]
@@ -205,7 +205,7 @@ def test_block_prints_what_the_page_says(block: Block, output: Block, printed: P
 
 
 def without_numbers(line: str) -> str:
-    # What else the time went to is told where it is long enough, as on a busy machine.
+    # Other costs are printed if they are long enough, as on a busy machine.
     line = re.sub(r"^(finished: .* s) \(.*\)$", r"\1", line)
     return re.sub(r"\d[\d,.]*(e[-+]\d+)?", "N", line).rstrip()
 

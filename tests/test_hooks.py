@@ -447,7 +447,7 @@ def test_a_plateau_survives_a_restart():
         assert rates == whole, middle
     again = make()
     plateau(again, [0, 1])
-    assert plateau(again, losses) == whole  # each call begins anew
+    assert plateau(again, losses) == whole  # each call starts from scratch
 
 
 @pytest.mark.parametrize(

@@ -587,7 +587,7 @@ def test_other_code_is_told_once(tmp_path):
 
 
 def test_a_search_in_memory_has_no_output_to_look_at():
-    Path("output.txt").touch()  # somebody else's
+    Path("output.txt").touch()  # of another program
     found = Study(wanted(), 9, None, fresh=False)
     with pytest.raises(TreadleError, match=r"have failed, the last with ValueError: no$"):
         for _ in range(3):
@@ -771,7 +771,7 @@ def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["progress"]["epoch"] == 2 and run["finished"]
     assert run["reason"] == f"pruned: val_loss was {outcome.value:.6g}, and others were better"
-    # Where nobody was told of that any more, it is found in the directory.
+    # If the process that would report it is gone, it is found in the directory.
     outcome = tried(order(tmp_path, lasts={"epochs": 5}), made, pytest.fail)
     assert outcome.ended == "pruned"
 

@@ -12,7 +12,7 @@ from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, 
 
 
 class Body(treadle.Task):
-    """Weights that train and weights that follow; seeds, metrics and slots beside them."""
+    """Weights that train and weights that follow, with seeds, metrics and slots."""
 
     def __init__(self, units: int = 3, outputs: int = 1, built: bool = True) -> None:
         inputs = [keras.Input((2,))] if built else []

@@ -487,7 +487,7 @@ class DictBatch(Classifier):
 
 @dataclass
 class Pair:
-    """What a task may keep its state in, beside lists and dicts."""
+    """What a task may keep its state in, in addition to lists and dicts."""
 
     scale: Any
     layers: tuple[Any, ...]
@@ -580,7 +580,7 @@ def case(make: Callable[[], treadle.Task], **kwargs: Any) -> Case:
 
 
 def classifier(*layers: Any, optimizer: Any = None) -> Case:
-    """A classifier whose layers and optimizer are made by functions, anew for every task."""
+    """A classifier whose layers and optimizer are made by functions, once per task."""
     return case(lambda: Classifier([make() for make in layers], optimizer() if optimizer else None))
 
 

@@ -36,7 +36,7 @@ def compiled(name: str, sizes: tuple[int, ...] = (1,)) -> Trace:
 
 def from_same_start(name: str, steps: int) -> Trace:
     """The compiled step without random numbers, from a start that all backends share."""
-    if CASES[name].steady is CASES[name].make:  # no need to compile anew
+    if CASES[name].steady is CASES[name].make:  # no need to compile it again
         prepared, traces = _compiled(name)
         prepared.state.assign(traces[1,].start)
     else:

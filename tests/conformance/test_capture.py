@@ -458,7 +458,7 @@ def test_rows_of_arrays_are_gathered_as_batches_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "beside"),
+    ("make", "in_background"),
     [
         (lambda: Classifier([dense(), keras.layers.Dropout(0.3, seed=1), head()]), True),
         (lambda: Classifier([dense(), keras.layers.Dropout(0.3), head()]), False),
@@ -467,12 +467,12 @@ def test_rows_of_arrays_are_gathered_as_batches_of_them() -> None:
     ids=["seeded", "unseeded", "gamma"],
 )
 def test_reading_goes_on_beside_a_step_that_leaves_the_reader_s_random_numbers_alone(
-    make: Make, beside: bool
+    make: Make, in_background: bool
 ) -> None:
     runner = Runner(make(), BATCHES[0])
     outputs = runner._prepared.run(next(windows(BATCHES[:2])), 0)
     outputs.fetch()
-    assert isinstance(outputs, Running) is beside
+    assert isinstance(outputs, Running) is in_background
 
 
 def test_eval_steps_are_captured_too() -> None:

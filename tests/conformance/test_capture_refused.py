@@ -148,7 +148,7 @@ def test_a_mask_that_keeps_the_shape_is_fine() -> None:
     assert run_steps(Steps(step), BATCHES).plan == CAPTURED
 
 
-# Changes that nobody would see
+# Changes that would go unnoticed
 
 
 def into_its_batch(task: Any, x: Any, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run directories: one run is told from another, and nothing that was learnt is lost."""
+"""Run directories: runs are kept apart, and nothing that was learned is lost."""
 
 import json
 import os

@@ -137,7 +137,7 @@ def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() 
 
 
 class Unsized:
-    """Batches of which nobody says how many there are."""
+    """Batches without a known number."""
 
     def __iter__(self) -> Any:
         return iter([(X[:8], Y[:8]), (X[8:16], Y[8:16])])

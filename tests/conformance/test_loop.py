@@ -497,9 +497,9 @@ def test_a_run_leaves_its_directory_and_is_not_run_twice(tmp_path: Path) -> None
         other.fit(source(), epochs=3)
     with pytest.raises(DirectoryError, match=r"another configuration: settings.units was 5, now 6"):
         loop_of(directory=tmp_path, configuration={**configuration, "settings": {"units": 6}})
-    with loop_of(directory=tmp_path, configuration={"task": "other"}, fresh=True) as anew:
-        anew.fit(source(), epochs=1)
-    assert anew.progress.step == 6
+    with loop_of(directory=tmp_path, configuration={"task": "other"}, fresh=True) as again:
+        again.fit(source(), epochs=1)
+    assert again.progress.step == 6
 
 
 def test_a_bad_directory_is_refused(tmp_path: Path) -> None:

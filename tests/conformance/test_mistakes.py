@@ -1,4 +1,4 @@
-"""What new users do wrong inside a step, and what they are told: the same on every backend."""
+"""What new users do wrong inside a step, and the messages they get: the same on every backend."""
 
 import random
 import re

@@ -80,7 +80,7 @@ HELD = {
         """,
 }
 
-# Beside the rest, which is all changed by seven steps.
+# In addition to the rest, which is all changed by seven steps.
 ACCURACY = {"accuracy/total", "accuracy/count"}
 TEACHER = {f"teacher/layers/{i}/{name}" for i in (0, 1) for name in ("kernel", "bias")}
 CRITIC_BIAS = {  # adds the same to what is real and what is not

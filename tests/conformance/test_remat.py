@@ -185,7 +185,7 @@ def test_what_is_used_twice_draws_twice() -> None:
 
 
 class Within(keras.layers.Layer):
-    """Computes again what is told by this layer's call alone that it trains, and in which type."""
+    """Computes again what takes its training mode and dtype from this layer's call alone."""
 
     def __init__(self, wrap: Callable[..., Any]) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def train(
 
 
 def visit(make: Callable[[], Any], *args: Any, **kwargs: Any) -> Replay:
-    """Go back to a step as another process would: with a task made anew."""
+    """Replay a step as another process would: with a new task."""
     keras.utils.set_random_seed(0)
     return replay(make(), *args, **kwargs)
 

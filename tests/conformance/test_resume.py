@@ -72,7 +72,7 @@ class Noisy(treadle.Task):
 
 
 class Dying(treadle.Hook):
-    """Ends the process, as far as the loop can tell, at a step."""
+    """Ends the process at a step; the loop cannot tell the difference."""
 
     def __init__(self, at: int | None, error: BaseException | None = None) -> None:
         self.at, self.error = at, error or OSError("killed")
@@ -83,7 +83,7 @@ class Dying(treadle.Hook):
 
 
 class Drawing(treadle.Hook):
-    """Draws from the generators that belong to nobody, and logs it."""
+    """Draws from global generators, and logs the numbers."""
 
     def record(self, loop: Any, record: Any) -> None:
         if record.kind == "epoch":

@@ -173,7 +173,7 @@ def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> 
         kinds = [("task.scale *= 2.0", True), ("task.scale = 0.5", True)]
         if "falling" not in program["optimizers"][number]:
             kinds += [(f"task.opt{number}.learning_rate = 0.03", False)]
-        # Keras pairs averages with the variables that are left, as far as they go.
+        # Keras pairs averages with the remaining variables, and ignores the rest.
         averages = "use_ema" in program["optimizers"][number]
         if not fixed and not averages and not network.frozen and network.body:
             kinds += [(f"task.net{number}.layers[-2].trainable = False", True)]

@@ -1,4 +1,4 @@
-"""One seed from beginning to end: its program, its checks, and what is told of a failure."""
+"""One seed from beginning to end: its program, its checks, and the report of a failure."""
 
 import textwrap
 import traceback
