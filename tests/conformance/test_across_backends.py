@@ -26,7 +26,7 @@ STEADY = [name for name, case in CASES.items() if case.steady is not None]
 
 @cache
 def folder() -> Path:
-    """Where traces lie: in the folder that is set, or one folder for this very code in this checkout."""
+    """Where traces lie: in the folder that is set, or in one for this code and checkout."""
     chosen = os.environ.get("TREADLE_CONFORMANCE_DIR")
     if chosen:
         return Path(chosen)
