@@ -50,7 +50,7 @@ def each_hook(work: Job, steps: int) -> dict[str, float]:
 
         return call
 
-    for hook in contestant.loop._watchers._hooks:
+    for hook in contestant.loop._dispatcher._hooks:
         name = type(hook).__name__
         spent[name] = 0.0
         for method in ("steps", "record"):

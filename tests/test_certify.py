@@ -26,7 +26,7 @@ from treadle.testing import resumed_equals_uninterrupted
 from treadle.testing.certify.attributes import Attributes, differing
 from treadle.testing.certify.causes import cause, suspects
 from treadle.testing.certify.certificate import Maker, certify, judged
-from treadle.testing.certify.comparing import Difference, Left, differences_between
+from treadle.testing.certify.comparing import Difference, RunArtifacts, differences_between
 from treadle.testing.certify.digests import digests
 from treadle.testing.certify.drill import steps_until_checkpoint
 
@@ -43,7 +43,7 @@ def left(
     random_states: Any = None,
     attributes: Any = None,
     outcome: Any = None,
-) -> Left:
+) -> RunArtifacts:
     """A run of two steps, with checkpoints of steps 0 and 2."""
     noted = {
         "batches": {str(i + 1): {"the batch": digest} for i, digest in enumerate(batches)},
@@ -68,7 +68,9 @@ def left(
         )
 
     steps = [{"step": i + 1, "loss": loss} for i, loss in enumerate(losses)]
-    return Left(steps, records, {0: saved(0, 0.0), 2: saved(2, weight)}, outcome or {"made": True})
+    return RunArtifacts(
+        steps, records, {0: saved(0, 0.0), 2: saved(2, weight)}, outcome or {"made": True}
+    )
 
 
 def record(step: int, kind: str = "epoch", **values: Any) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def test_what_was_not_restored_is_told() -> None:
 
 
 def test_what_was_not_checked_is_not_exact() -> None:
-    found = judged("mine", left(), left(), Left())
+    found = judged("mine", left(), left(), RunArtifacts())
     assert not found.exact
     assert found.lines() == [
         "mine: 2 steps, a checkpoint (epoch 1, after 0 of its batches), 2 more in another process",
@@ -177,7 +179,7 @@ def test_a_process_that_fails_is_told(failed: int, when: str) -> None:
     error = {"type": "OSError", "message": "in use", "notes": ["in train_step"]}
     runs = [left(), replace(left(), outcome={})]
     runs[failed] = replace(runs[failed], outcome={"made": True, "error": error})
-    found = judged("mine", *runs, Left()).checks[0]
+    found = judged("mine", *runs, RunArtifacts()).checks[0]
     assert found.result == "refused"
     assert found.findings[0].text == f"{when} with OSError: in use; in train_step"
 

@@ -39,7 +39,7 @@ def test_drawing_needs_matplotlib(monkeypatch):
 def test_a_figure_is_saved(tmp_path):
     figure = drawing.new_figure(3.0, 2.0)
     axes = figure.add_subplot()
-    drawing.dress(axes, "title", "x", "y")
+    drawing.style_axes(axes, "title", "x", "y")
     drawing.count_in_thousands(axes)
     assert axes.xaxis.get_major_formatter()(12_000, 0) == "12,000"
     drawing.save(figure, tmp_path / "figure.png")

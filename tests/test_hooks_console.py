@@ -12,7 +12,7 @@ import rich.console
 from treadle.core.logs import Record, StepLogs
 from treadle.core.progress import Costs, Progress
 from treadle.hooks import Console, console
-from treadle.hooks.display import Pace, Position
+from treadle.hooks.display import Position, Speed
 from treadle.hooks.values import clock, line, plain, short
 
 CONTROL = re.compile(r"\x1b\[([0-9;?]*)([a-zA-Z])|(\r)|(\n)|([^\x1b\r\n]+)")
@@ -380,14 +380,14 @@ def test_no_end_is_known_and_the_time_passed_is_shown(terminal):
 
 
 def test_pace_knows_nothing_at_first():
-    pace = Pace()
+    pace = Speed()
     assert pace.examples_per_second is None and pace.seconds_for(5) is None
     pace.look(1.0, Progress(step=1, examples=64))
     assert pace.examples_per_second is None and pace.seconds_for(5) is None
 
 
 def test_speed_leaves_validation_out_and_the_time_left_does_not():
-    pace = Pace()
+    pace = Speed()
     pace.look(0.0, Progress(step=10, examples=640))
     pace.lose(8.0)
     pace.look(10.0, Progress(step=20, examples=1280))

@@ -749,11 +749,11 @@ def order(directory, **more):
 
 def made(**settings):
     from treadle.recipes._loading import Made
-    from treadle.tuning.trial import Subject
+    from treadle.tuning.trial import TrialTask
 
     keras.backend.clear_session()
     treadle.setup(seed=0)
-    return Subject(Made(Line(**settings), None))
+    return TrialTask(Made(Line(**settings), None))
 
 
 def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
@@ -797,7 +797,7 @@ def test_which_errors_other_settings_would_meet_as_well(tmp_path, error, stops):
 
 
 def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
-    from treadle.tuning.trial import Subject, tried
+    from treadle.tuning.trial import TrialTask, tried
 
     class Told(Line):
         def hooks(self):
@@ -808,7 +808,7 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
 
     def subject():
         task = Told()
-        return Subject(replace(made().made, task=task))
+        return TrialTask(replace(made().made, task=task))
 
     reports = []
     asked = order(None, monitor="return", direction="max", lasts={"steps": 5})

@@ -37,7 +37,7 @@ from .core.identity import source_facts
 from .core.logs import History, Logs
 from .core.progress import Progress
 from .core.rollback import RolledBack
-from .core.signals import deaf, noted
+from .core.signals import handled_signals, missing_handlers
 from .core.tracebacks import shortened
 from .core.triggers import Span, When
 from .data import as_source
@@ -141,7 +141,7 @@ class Loop(Run):
             ConfigurationError: If none of `epochs`, `steps` and `until` is given, if one of them is
                 not positive, or if called from a hook.
         """
-        self._watchers.refuse_training("fit")
+        self._dispatcher.refuse_training("fit")
         epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
         check_end(epochs=epochs, steps=steps, until=until)
         source, validating = as_source(train), Validation.of(validation, validate_every)
@@ -266,10 +266,10 @@ class Loop(Run):
         """
         with shortened():
             if self._hooks_started:
-                self._watchers.evaluation(self, None)
+                self._dispatcher.evaluation(self, None)
             results = super().evaluate(source)
             if self._hooks_started:
-                self._watchers.evaluation(self, results)
+                self._dispatcher.evaluation(self, results)
             return results
 
     def save(self) -> None:
@@ -279,8 +279,8 @@ class Loop(Run):
             ConfigurationError: If the loop has no directory.
             CheckpointError: If the checkpoint cannot be written.
         """
-        self._watchers.require_checkpoints()
-        self._watchers.save(self)
+        self._dispatcher.require_checkpoints()
+        self._dispatcher.save(self)
 
     def prepare(self, source: Any) -> None:
         """Build and check `train_step` with the first batch of a source, without training."""
@@ -304,10 +304,10 @@ class Loop(Run):
             elif self._resuming.found is not None:  # saved at the end of an epoch
                 self._begin_with_first_batch(source, self.progress)
             if source.inexact and self.directory is not None:
-                self._watchers.warn(f"a resume of this run may not be exact: {source.inexact}")
+                self._dispatcher.warn(f"a resume of this run may not be exact: {source.inexact}")
         if self.progress.batch == 0:
             self._training.reset_metrics()
-        events = [*self._watchers.events(), *([trigger] if trigger else [])]
+        events = [*self._dispatcher.events(), *([trigger] if trigger else [])]
         events += [self._validation.when] if self._validation else []
 
         def read_ahead(after: Progress, running: Callable[[], bool]) -> None:
@@ -329,10 +329,10 @@ class Loop(Run):
                 self._record("validation", {**self.metrics(), **self._validate()})
                 if source.endless:
                     self._training.reset_metrics()
-            self._watchers.run_due(self, before)
+            self._dispatcher.run_due(self, before)
             self._last_trigger_check = self.progress
             yield
-            self._watchers.save_if_due(self, before, self.progress)
+            self._dispatcher.save_if_due(self, before, self.progress)
         if self.progress.batch == source.length and not self._feed.take(1, self.progress):
             self._epoch_ended = True  # the call ends where the epoch does
 
@@ -358,7 +358,7 @@ class Loop(Run):
 
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
-        self._watchers.tell("before", self)  # first: a hook's change may require recompiling
+        self._dispatcher.notify("before", self)  # first: a hook's change may require recompiling
         note = self._training.recompiled(window, self._restoring.recompile)
         self._restoring.recompile = []
         if note:
@@ -371,7 +371,7 @@ class Loop(Run):
                 logs = self._training.run(window, self.progress, meanwhile)
             self._feed.ran(until=self._training.ended)
             if self._saved_environment is not None:  # the plan is known only after the first window
-                self._watchers.warn(lost_guarantee(self._saved_environment, self.plan))
+                self._dispatcher.warn(lost_guarantee(self._saved_environment, self.plan))
                 self._saved_environment = None
         except BaseException:  # these batches are read again by a later call
             self._feed.close()
@@ -381,7 +381,7 @@ class Loop(Run):
         self._weights.ran(logs)
         with noting("train_step", self.progress):
             self._training.check_promises()
-        self._watchers.tell("steps", self, logs)
+        self._dispatcher.notify("steps", self, logs)
 
     def _open(self, source: Source) -> None:
         """Open a source at the current progress."""
@@ -412,7 +412,7 @@ class Loop(Run):
                 self._averages.restore(found.loop.get("averages", {}))
             self._saved_environment = found.about
             if self._run_record is not None:
-                self._watchers.warn(self._run_record.changed)
+                self._dispatcher.warn(self._run_record.changed)
         if not self._hooks_started:
             self._hooks_started = True
             if found is not None and found.loop["call"] == self._resuming.call:
@@ -420,12 +420,12 @@ class Loop(Run):
             else:
                 self._weights.start(self.state)
             restoring.before_start()
-            self._watchers.tell("start", self)
-            self._watchers.warn(
+            self._dispatcher.notify("start", self)
+            self._dispatcher.warn(
                 restoring.after_start(self._training, lambda: self._prepare(window))
             )
             if self.directory is not None:
-                self._watchers.warn(deaf())
+                self._dispatcher.warn(missing_handlers())
 
     def _build_and_assign(self, source: Source) -> None:
         """Build the model with the first batch of a source, and assign its restored variables."""
@@ -451,7 +451,7 @@ class Loop(Run):
 
     def _prepare(self, window: Window) -> None:
         """Build the steps; for a resumed run, for every batch form that the checkpoint lists."""
-        forms, shown = self._resuming.forms, self._watchers.activity("building the step")
+        forms, shown = self._resuming.forms, self._dispatcher.activity("building the step")
         with shown, self._constants.building():
             with noting("train_step", self.progress, running=1), explaining(window):
                 self._training.prepare(window, forms.get("train_step", ()))
@@ -465,11 +465,11 @@ class Loop(Run):
             due = self._validation.due(before, before, epoch_ended=True)
             values |= self._validate() if due else self._validation.results_of(before.step)
         self._feed.close()
-        self._watchers.run_due(self, before, epoch_ended=True)
+        self._dispatcher.run_due(self, before, epoch_ended=True)
         self._record("epoch", values)
         self.progress = self.progress.at_epoch(before.epoch + 1)
         self._training.reset_metrics()
-        self._watchers.save_if_due(self, before, before, epoch_ended=True)
+        self._dispatcher.save_if_due(self, before, before, epoch_ended=True)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate the validation sets, or return the results of this step if they exist."""
@@ -477,9 +477,9 @@ class Loop(Run):
             return {}
         results = self._validation.results_of(self.progress.step)
         if not results:
-            self._watchers.tell("validation", self, None)
+            self._dispatcher.notify("validation", self, None)
             results = self._validation.run(super().evaluate, self.progress)
-            self._watchers.tell("validation", self, results)
+            self._dispatcher.notify("validation", self, results)
         return results
 
     def _check_may_train(self, method: str) -> None:
@@ -488,8 +488,8 @@ class Loop(Run):
         Raises:
             ConfigurationError: If called from a hook, or with rollback outside `fit`.
         """
-        self._watchers.refuse_training(method)
-        if self._depth == 0 and self._watchers.rolls_back:
+        self._dispatcher.refuse_training(method)
+        if self._depth == 0 and self._dispatcher.rolls_back:
             raise ConfigurationError(
                 f"NonFinite(action='rollback') needs loop.fit, but loop.{method} was called: code "
                 "of your own between the steps cannot be rolled back. Use loop.fit, or "
@@ -533,13 +533,13 @@ class Loop(Run):
             if self._validation and found.loop["validation"]:
                 self._validation.restore(found.loop["validation"])
         try:
-            with noted() as call.asked:
+            with handled_signals() as call.request:
                 yield
                 call.heed_signals()  # those received during the last validation
                 if call.unfinished and self._hooks_started:
-                    self._watchers.save(self)
-            if call.asked.signal is not None:
-                raise call.asked.error()
+                    self._dispatcher.save(self)
+            if call.request.signal is not None:
+                raise call.request.error()
         except GeneratorExit:  # the user's `for` ended early; `__exit__` gets the reason
             raise
         except BaseException as raised:
@@ -570,15 +570,15 @@ class Loop(Run):
         try:
             if error is None:
                 self._warn_unchanged()
-                self._watchers.save(self)
+                self._dispatcher.save(self)
                 if final and not self.unfinished:
-                    self._swapped_optimizers = self._watchers.swapped_optimizers
+                    self._swapped_optimizers = self._dispatcher.swapped_optimizers
                     for warning in self._averages.finish(self.state, self._swapped_optimizers):
                         self.log({"warning": warning})
         finally:
             self._hooks_started = False
             try:
-                self._watchers.end(self, error)
+                self._dispatcher.end(self, error)
             finally:
                 self._swapped_optimizers = None
 
@@ -588,7 +588,7 @@ class Loop(Run):
         text = self._weights.warning(prepared) if prepared and not self.unfinished else ""
         if text:
             self.log({"warning": text})
-            if not self._watchers.has_console:
+            if not self._dispatcher.has_console:
                 warnings.warn(text, TreadleWarning, stacklevel=2)
 
     def _skip_completed_call(self, arguments: Mapping[str, Any]) -> bool:
@@ -614,12 +614,14 @@ class Loop(Run):
         self._resuming.assign_what_exists(self.state)
         if done:
             if lost:
-                self._watchers.warn(
+                self._dispatcher.warn(
                     f"the finished run was not restored completely: {lost} during the run"
                 )
             self._call.reason = "it was finished before"
-            self._watchers.say(f"the run in {record.path} is already finished; nothing was done")
-            self._watchers.warn(record.changed)
+            self._dispatcher.print(
+                f"the run in {record.path} is already finished; nothing was done"
+            )
+            self._dispatcher.warn(record.changed)
         return True
 
     def _train_or_roll_back(self, train: Callable[..., None], *arguments: Any) -> bool:
@@ -628,13 +630,13 @@ class Loop(Run):
         try:
             train(*arguments)
         except RolledBack as back:
-            assert record is not None  # `Watchers` requires a directory for rollback
+            assert record is not None  # `HookDispatcher` requires a directory for rollback
             if back.passed is not None:
                 record.pass_over(back.passed, str(back))
                 self._passed = record.passed_over()
             self._feed.close()
             self._restoring.rolled_back = True
-            self._resuming = Resuming(self._watchers.newest_checkpoint(), self._resuming.call - 1)
+            self._resuming = Resuming(self._dispatcher.newest_checkpoint(), self._resuming.call - 1)
             seconds = self.progress.seconds  # the time of the discarded steps counts too
             self._restore_progress(record, at_end=False)
             self.progress = self.progress.after_seconds(seconds)

@@ -26,9 +26,9 @@ from .core.drawing import (
     MORE_LINES,
     checked_picture,
     count_in_thousands,
-    dress,
     new_figure,
     save,
+    style_axes,
 )
 from .errors import ConfigurationError, did_you_mean, whole_number
 
@@ -324,7 +324,7 @@ def draw(schedules: Mapping[str, Value], path: str | Path, steps: int) -> None:
     if low > 0 and high / low > LOG_SCALE_FROM:
         axes.set_yscale("log")
     several = len(schedules) > 1
-    dress(axes, "schedules" if several else next(iter(schedules), ""), "step", "value")
+    style_axes(axes, "schedules" if several else next(iter(schedules), ""), "step", "value")
     count_in_thousands(axes)
     if several:
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # outside the plot

@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from treadle import data
-from treadle.backends.traces import Span, own_times, read_trace, write_trace
+from treadle.backends.traces import TraceEvent, own_times, read_trace, write_trace
 from treadle.errors import ConfigurationError
 from treadle.hooks import Profiler
 
@@ -83,7 +83,10 @@ def test_without_a_directory() -> None:
 
 
 def test_traces_are_read_as_they_were_written(tmp_path: Path) -> None:
-    spans = [Span("host", "main", "step", 0, 10), Span("gpu", "stream", "matmul", 2.5, 4)]
+    spans = [
+        TraceEvent("host", "main", "step", 0, 10),
+        TraceEvent("gpu", "stream", "matmul", 2.5, 4),
+    ]
     write_trace(spans, tmp_path)
     found = read_trace(tmp_path)
     assert [(s.name, s.begin, s.duration) for s in found] == [("step", 0, 10), ("matmul", 2.5, 4)]
@@ -92,5 +95,5 @@ def test_traces_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_own_times_of_spans_within_spans() -> None:
     line = [("a", 0, 10), ("b", 1, 4), ("c", 2, 1), ("b", 6, 2), ("a", 20, 5)]
-    found = own_times([Span("p", "t", name, at, long) for name, at, long in line])
+    found = own_times([TraceEvent("p", "t", name, at, long) for name, at, long in line])
     assert found == {"a": (9, 2), "b": (5, 2), "c": (1, 1)}

@@ -183,7 +183,7 @@ class StepContext:
         layers: All layers of the state, to which `add_loss` losses belong.
         path_of: A function that returns a variable's path.
         checked: Whether to check the ownership of phases.
-        owned_by_nobody: Ids of unowned variables, which any phase may change: metrics, seeds.
+        unowned: Ids of unowned variables, which any phase may change: metrics, seeds.
         violations: Messages of violated checks, each with a boolean tensor that is true if the
             violation happened.
         depth: The number of enclosing `gradients` calls.
@@ -199,7 +199,7 @@ class StepContext:
     variables: Mapping[str, Variable] = field(default_factory=lambda: {})
     path_of: Callable[[Variable], str] = lambda variable: str(variable.path)
     checked: bool = False
-    owned_by_nobody: frozenset[int] = frozenset()
+    unowned: frozenset[int] = frozenset()
     violations: list[tuple[str, Tensor]] = field(default_factory=lambda: [])
     depth: int = 0
     inside: int = 0

@@ -11,7 +11,7 @@ TRACE = "trace.json.gz"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceEvent:
     """A timed event of a trace.
 
     Attributes:
@@ -29,7 +29,7 @@ class Span:
     duration: float
 
 
-def write_trace(spans: Iterable[Span], directory: Path) -> None:
+def write_trace(spans: Iterable[TraceEvent], directory: Path) -> None:
     """Write spans as a file that Perfetto opens."""
     numbers: dict[tuple[str, str], tuple[int, int]] = {}
     processes: dict[str, int] = {}
@@ -50,7 +50,7 @@ def write_trace(spans: Iterable[Span], directory: Path) -> None:
         json.dump({"traceEvents": events}, file)
 
 
-def read_trace(directory: Path) -> list[Span]:
+def read_trace(directory: Path) -> list[TraceEvent]:
     """Return the spans of the trace in a directory."""
     with gzip.open(directory / TRACE, "rt", encoding="utf-8") as file:
         events: list[Mapping[str, Any]] = json.load(file)["traceEvents"]
@@ -60,7 +60,7 @@ def read_trace(directory: Path) -> list[Span]:
             processes[event["pid"]] = str(event["args"]["name"])
         elif event.get("ph") == "M" and event.get("name") == "thread_name":
             threads[event["pid"], event["tid"]] = str(event["args"]["name"])
-    found: list[Span] = []
+    found: list[TraceEvent] = []
     for event in events:
         # PyTorch's profiler uses the category "Trace" for its own bookkeeping.
         if event.get("ph") == "X" and "dur" in event and event.get("cat") != "Trace":
@@ -68,7 +68,7 @@ def read_trace(directory: Path) -> list[Span]:
             process, thread = processes.get(pid, str(pid)), threads.get((pid, tid), str(tid))
             begin, duration = float(event["ts"]), float(event["dur"])
             found.append(
-                Span(f"{process} {pid}", f"{thread} {tid}", event["name"], begin, duration)
+                TraceEvent(f"{process} {pid}", f"{thread} {tid}", event["name"], begin, duration)
             )
     return found
 
@@ -78,15 +78,16 @@ def newest(directory: Path, pattern: str) -> Path:
     return max(directory.rglob(pattern), key=lambda path: path.stat().st_mtime_ns)
 
 
-def own_times(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
+def own_times(spans: Iterable[TraceEvent]) -> dict[str, tuple[float, int]]:
     """Return the self time of each name (without nested spans), and how often it ran.
 
     Example:
-        >>> outer, inner = Span("host", "1", "step", 0, 10), Span("host", "1", "add", 2, 3)
+        >>> outer = TraceEvent("host", "1", "step", 0, 10)
+        >>> inner = TraceEvent("host", "1", "add", 2, 3)
         >>> own_times([inner, outer])
         {'step': (7.0, 1), 'add': (3.0, 1)}
     """
-    lines: dict[tuple[str, str], list[Span]] = {}
+    lines: dict[tuple[str, str], list[TraceEvent]] = {}
     for span in spans:
         lines.setdefault((span.process, span.thread), []).append(span)
     found: dict[str, tuple[float, int]] = {}
@@ -96,7 +97,7 @@ def own_times(spans: Iterable[Span]) -> dict[str, tuple[float, int]]:
         found[name] = before[0] + seconds, before[1] + count
 
     for line in lines.values():
-        around: list[Span] = []
+        around: list[TraceEvent] = []
         for span in sorted(line, key=lambda span: (span.begin, -span.duration)):
             while around and around[-1].begin + around[-1].duration <= span.begin:
                 around.pop()

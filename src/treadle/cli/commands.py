@@ -162,7 +162,7 @@ def resume(
         _end(outcome, json)
 
 
-def _end(outcome: output.Outcome, json: bool) -> None:
+def _end(outcome: output.RunOutcome, json: bool) -> None:
     output.print_outcome(outcome, json)
     if outcome.unfinished:
         raise typer.Exit(output.UNFINISHED)

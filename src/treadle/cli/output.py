@@ -112,7 +112,7 @@ def print_recipes(recipes: Mapping[str, Recipe]) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The result of a `run` or `resume` command.
 
     Attributes:
@@ -135,7 +135,7 @@ class Outcome:
     history: "History"
 
 
-def print_outcome(outcome: Outcome, as_json: bool) -> None:
+def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
     """Print the last and best values of a run, and the names of its files."""
     from ..hooks.values import short  # late: it imports NumPy
 

@@ -47,7 +47,7 @@ class Request:
     weights_from: Path | None = None
 
 
-def train(request: Request) -> output.Outcome:
+def train(request: Request) -> output.RunOutcome:
     """Train a task; imports Keras after the arguments have been checked.
 
     Raises:
@@ -107,7 +107,7 @@ def train(request: Request) -> output.Outcome:
     facts = read_run(directory)
     changed = changed_code(facts.get("code", {}), code_of(made.task))
     before = loop.reason == "it was finished before"
-    return output.Outcome(
+    return output.RunOutcome(
         directory, before, loop.unfinished, request.quiet, changed, facts, history
     )
 
@@ -117,7 +117,7 @@ LASTS = ("epochs", "steps", "until")
 
 def resume(
     directory: Path, lasts: Mapping[str, Any], data_dir: Path | None, quiet: bool
-) -> output.Outcome:
+) -> output.RunOutcome:
     """Resume a run that was started by `treadle run`, with its recorded configuration.
 
     Args:

@@ -53,7 +53,7 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def dress(axes: Any, title: str, x: str, y: str) -> None:
+def style_axes(axes: Any, title: str, x: str, y: str) -> None:
     """Set the title and labels of axes, add a grid behind the lines, and remove the frame."""
     axes.set_title(title, loc="left", fontweight="bold", fontsize=12)
     axes.set_xlabel(x)

@@ -15,7 +15,7 @@ from ..errors import Terminated
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Asked:
+class ShutdownRequest:
     """The shutdown request of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Asked:
         return KeyboardInterrupt() if number == signal.SIGINT else Terminated()
 
 
-def deaf() -> str:
+def missing_handlers() -> str:
     """Return a warning if signal handlers cannot be installed, else an empty string."""
     if threading.current_thread() is threading.main_thread():
         return ""
@@ -57,13 +57,13 @@ def deaf() -> str:
 
 
 @contextmanager
-def noted() -> Generator[Asked]:
+def handled_signals() -> Generator[ShutdownRequest]:
     """Install handlers for SIGINT and SIGTERM, and restore the previous handlers afterwards.
 
     Only the main thread can install handlers: in other threads, signals have their usual effect.
     The same holds for a signal that the program ignores, for example under `nohup`.
     """
-    asked = Asked()
+    asked = ShutdownRequest()
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in WATCHED:

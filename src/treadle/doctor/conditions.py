@@ -46,7 +46,7 @@ _EXAMPLES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Operand:
     """One side of a comparison: a number, or a named value.
 
     Attributes:
@@ -130,14 +130,14 @@ def _tested(text: str, negated: bool, function: str, name: str) -> Condition:
     return Condition(text, (name,), lambda values: test(as_floats(values[name])) is not negated)
 
 
-def _value(text: str, part: str) -> Value:
+def _value(text: str, part: str) -> Operand:
     part = part.strip()
     if NUMBER.fullmatch(part):
-        return Value(number=float(part))
+        return Operand(number=float(part))
     match = _VALUE.fullmatch(part)
     if match is None or match[1] not in (None, "norm"):
         raise _unreadable(text)
-    return Value(name=match[2] or match[3], norm=match[1] is not None)
+    return Operand(name=match[2] or match[3], norm=match[1] is not None)
 
 
 def _unreadable(text: str) -> ConfigurationError:

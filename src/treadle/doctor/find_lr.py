@@ -10,7 +10,7 @@ from typing import Any
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from ..core.drawing import LINE, MORE_LINES, checked_picture, dress, new_figure, save
+from ..core.drawing import LINE, MORE_LINES, checked_picture, new_figure, save, style_axes
 from ..core.hook import Hook, LoopView
 from ..core.logs import StepLogs
 from ..core.options import Options
@@ -121,7 +121,9 @@ class RangeTest:
         low, first = min(self.smoothed), mean_at_first(self.losses)
         room = max(first - low, 0.1 * abs(first))
         axes.set_ylim(low - 0.15 * room, first + 0.5 * room)
-        dress(axes, "learning-rate range test", f"learning rate of {self.optimizer}", self.monitor)
+        style_axes(
+            axes, "learning-rate range test", f"learning rate of {self.optimizer}", self.monitor
+        )
         axes.legend(frameon=False)
         save(figure, path)
 
@@ -181,7 +183,7 @@ def find_learning_rate(
             f"learning rates must satisfy 0 < begin < end, not begin={begin!r}, end={end!r}"
         )
     source, reach = as_source(train), steps // SMOOTHED_OVER
-    watch = _Watch(monitor, reach)
+    watch = _LossRecorder(monitor, reach)
     hooks = [watch, NonFinite(action="stop")]
     with Loop(task, hooks=hooks, options=options, console=False) as loop:
         loop.prepare(source)
@@ -207,7 +209,7 @@ class _Ramp(LearningRateSchedule):
         return self._begin * math.exp(self._growth * number)
 
 
-class _Watch(Hook):
+class _LossRecorder(Hook):
     """Records the losses, and stops the run when they diverge."""
 
     def __init__(self, monitor: str, reach: int) -> None:

@@ -13,9 +13,9 @@ from rich.text import Text
 from ..checkpoint.arrays import write_arrays
 from ..data.leaves import flattened, named
 from ..hooks.values import short
-from .looking import Look
+from .inspection import StepInspection
 from .numbers import Array, Numbers, change, farthest, short_list
-from .visiting import Moment
+from .visiting import StepInputs
 
 WIDTH = 120
 BAD = "bold red"
@@ -153,7 +153,7 @@ class Replay:
         return text_of(self)
 
 
-def batch_numbers(moment: Moment) -> tuple[Numbers, ...]:
+def batch_numbers(moment: StepInputs) -> tuple[Numbers, ...]:
     """Return statistics of each array of a step's batch, with the names that messages use."""
     return tuple(
         Numbers.of(named(path), leaf)
@@ -162,7 +162,7 @@ def batch_numbers(moment: Moment) -> tuple[Numbers, ...]:
     )
 
 
-def variables_of(moment: Moment, look: Look) -> tuple[Variable, ...]:
+def variables_of(moment: StepInputs, look: StepInspection) -> tuple[Variable, ...]:
     """Return value, gradient and update of each variable of a float dtype."""
     gradients = {path.partition("#")[0]: gradient for path, gradient in look.gradients.items()}
     return tuple(
@@ -177,7 +177,7 @@ def variables_of(moment: Moment, look: Look) -> tuple[Variable, ...]:
     )
 
 
-def arrays_of(moment: Moment, look: Look) -> dict[str, Array]:
+def arrays_of(moment: StepInputs, look: StepInspection) -> dict[str, Array]:
     """Return all arrays of a step by kind and path."""
     leaves = [x for x in flattened(moment.window.batch(0)) if x[1] is not None]
     batch = {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves}
@@ -196,7 +196,7 @@ def arrays_of(moment: Moment, look: Look) -> dict[str, Array]:
 
 
 def eager_distance(
-    compiled: Mapping[str, Array], after: Mapping[str, Array], look: Look
+    compiled: Mapping[str, Array], after: Mapping[str, Array], look: StepInspection
 ) -> tuple[float, str]:
     """Return the largest difference between the eager and the compiled step, and its name."""
     by_value = farthest(look.values, compiled, whole=False)

@@ -3,9 +3,9 @@
 from math import prod
 
 from .findings import Variable, layer_of
-from .looking import Look
+from .inspection import StepInspection
 from .numbers import Numbers, first_bad, short_list
-from .visiting import Moment
+from .visiting import StepInputs
 
 
 class Origin:
@@ -22,8 +22,8 @@ class Origin:
 
     def __init__(
         self,
-        moment: Moment,
-        look: Look,
+        moment: StepInputs,
+        look: StepInspection,
         meant: frozenset[str],
         batch: tuple[Numbers, ...],
         layers: tuple[Numbers, ...],

@@ -26,11 +26,11 @@ from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .conditions import Condition, parse
 from .findings import Agreement, Replay, arrays_of, batch_numbers, eager_distance, variables_of
-from .looking import look_into
+from .inspection import inspect_step
 from .numbers import Numbers
 from .origin import Origin
 from .recorded import Recorded
-from .visiting import Moment, Sources, Visit
+from .visiting import Sources, StepInputs, Visit
 
 
 def replay(
@@ -174,7 +174,7 @@ class _Run:
                 f"{visit.reason or 'its calls of the loop were finished'}"
             )
         agreement = self._compared(found, visit)
-        look = look_into(self._task, moment, self._options)
+        look = inspect_step(self._task, moment, self._options)
         compiled = {name: np.asarray(x) for name, x in visit.values[step].items()}
         distance, where = eager_distance(compiled, visit.after, look)
         batch, variables = batch_numbers(moment), variables_of(moment, look)
@@ -251,7 +251,7 @@ class _Run:
         return tuple(reasons)
 
 
-def _notes(moment: Moment, differentiated: bool) -> tuple[str, ...]:
+def _notes(moment: StepInputs, differentiated: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not differentiated:
         notes.append(

@@ -23,7 +23,7 @@ from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinit
 from ..hooks import Checkpoint as CheckpointHook
 from ..hooks.run_record import passed_over
 from ..loop import Loop
-from ..run.dispatch import Watchers
+from ..run.dispatch import HookDispatcher
 from ..run.restoring import Restoring
 from ..run.resume import Resuming
 from ..steps.saved_constants import SavedConstants, Values
@@ -44,7 +44,7 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepInputs:
     """The step inputs: everything that one step started from.
 
     Attributes:
@@ -163,7 +163,7 @@ class Visit(Loop):
         skips = [NonFinite(action="skip")] if options.skip_nonfinite else []
         super().__init__(task, hooks=skips, options=options, console=False)
         self.values: dict[int, dict[str, float]] = {}
-        self.moment: Moment | None = None
+        self.moment: StepInputs | None = None
         self.after: Mapping[str, Array] = {}
         self.met: int | None = None
         self.directory = place
@@ -175,7 +175,9 @@ class Visit(Loop):
         kept = [hook for hook in hooks if not isinstance(hook, LEFT_OUT)]
         stops = [at(f"{step} steps", _look) for step in (last - 1, last) if step > 0]
         stops = [every("1 step", _look)] if watch else stops
-        self._watchers = Watchers([*kept, _Values(self.values), *stops], None, False, alone=True)
+        self._dispatcher = HookDispatcher(
+            [*kept, _Values(self.values), *stops], None, False, alone=True
+        )
         self._resuming = Resuming(_begun(found))
         self._resuming.call = self._resuming.found.loop["call"] - 1  # type: ignore[union-attr]
         self._go_on_from(found, run)
@@ -219,7 +221,7 @@ class Visit(Loop):
             state = self.state.arrays()
             changed = None if self._spoiled is None else _spoiled(state) - self._spoiled
             constants = self._constants.values()
-            self.moment = Moment(before, window, state, random_states(), constants, changed)
+            self.moment = StepInputs(before, window, state, random_states(), constants, changed)
         super()._train(window, meanwhile)
         if self._watch is not None and self._watch(self.state):
             self.met = self.progress.step

@@ -95,7 +95,7 @@ class Checkpoint(Hook):
     @property
     def saved(self) -> Checkpoints:
         """The checkpoints of the run."""
-        assert self._saved is not None  # `Watchers` opens it
+        assert self._saved is not None  # `HookDispatcher` opens it
         return self._saved
 
     def start(self, loop: LoopView) -> None:

@@ -17,7 +17,7 @@ from ..core.hook import Hook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.rollback import RolledBack
 from ..core.terminal import Waiting, wrapped
-from .display import Display, Pace, Position, Table, notes, progress_line
+from .display import Display, MetricsTable, Position, Speed, notes, progress_line
 from .values import brief, clock, line
 
 # Seconds between two updates.
@@ -120,7 +120,7 @@ class _Call:
         self._console = console
         self._began = self._epoch_began = now = monotonic()
         self._first, self._costs = loop.progress, loop.costs
-        self._pace, self._table = Pace(), Table()
+        self._pace, self._table = Speed(), MetricsTable()
         self._means: Mapping[str, float] = {}
         self._means_due = now + METRICS
         self._updated, self._plan = False, ""

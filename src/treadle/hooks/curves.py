@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.drawing import LINE as TRAINING
 from ..core.drawing import MORE_LINES as VALIDATION
-from ..core.drawing import count_in_thousands, dress, new_figure, save
+from ..core.drawing import count_in_thousands, new_figure, save, style_axes
 from ..core.hook import Hook, LoopView
 from ..core.logs import Array, History
 from ..errors import DirectoryError
@@ -185,7 +185,7 @@ def _draw_panel(axes: Any, panel: _Panel) -> None:
             label=label,
         )
     _scale(axes, panel)
-    dress(axes, panel.name, "step", panel.name)
+    style_axes(axes, panel.name, "step", panel.name)
     count_in_thousands(axes)
     axes.legend(frameon=False)
 

@@ -13,13 +13,13 @@ from .values import brief, clock, line, short
 LONGEST_BAR = 40
 
 
-class Pace:
+class Speed:
     """Measures the speed of a run from repeated observations of its progress.
 
     The first observation is made after the first window, so that compiling is not counted.
 
     Example:
-        >>> pace = Pace()
+        >>> pace = Speed()
         >>> pace.look(0.0, Progress(step=10, examples=640))
         >>> pace.look(2.0, Progress(step=20, examples=1280))
         >>> pace.examples_per_second, pace.seconds_for(steps=30)
@@ -164,7 +164,7 @@ def fitting(label: str, values: Mapping[str, str], width: int) -> str:
     return text
 
 
-def notes(position: Position, pace: Pace, elapsed: float) -> tuple[str, str]:
+def notes(position: Position, pace: Speed, elapsed: float) -> tuple[str, str]:
     """Return the remaining time (or the elapsed time if the end is unknown) and the speed."""
     left = None if position.steps_left is None else pace.seconds_for(position.steps_left)
     time = f"{clock(elapsed)} passed" if left is None else f"{clock(left)} left"
@@ -178,11 +178,11 @@ def progress_line(position: Position, values: Mapping[str, float], extra: tuple[
     return "  ".join(part for part in parts if part)
 
 
-class Table:
+class MetricsTable:
     """Formats one aligned row per epoch, below a header with the names of the values.
 
     Example:
-        >>> table = Table()
+        >>> table = MetricsTable()
         >>> for row in table.rows("1/2", 1.25, {"loss": 0.5}):
         ...     print(row)
         epoch   seconds      loss

@@ -165,7 +165,7 @@ class KerasCallbacks(Hook):
         self.evaluation(loop, results)
 
     def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Call `on_test_begin` or `on_test_end` for `loop.evaluate`; see `Watchers.evaluation`."""
+        """Call `on_test_begin` (without results) or `on_test_end` for `loop.evaluate`."""
         if results is None:
             self._call(loop, "on_test_begin", {})
         else:

@@ -23,7 +23,7 @@ from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .arguments import checked_hooks, checked_options, checked_task
 from .call import Call
-from .dispatch import Watchers
+from .dispatch import HookDispatcher
 from .evaluation import Evaluation, Validation
 from .explanations import explaining
 from .prefetch import Feed
@@ -58,8 +58,10 @@ class Run:
             if self.directory is not None
             else None
         )
-        self._watchers = Watchers(checked_hooks(hooks), self.directory, console, self._run_record)
-        skip = self._watchers.skip_nonfinite
+        self._dispatcher = HookDispatcher(
+            checked_hooks(hooks), self.directory, console, self._run_record
+        )
+        skip = self._dispatcher.skip_nonfinite
         self._training = Training(task, replace(self.options, skip_nonfinite=skip))
         self._passed = record.passed_over() if record is not None else {}
         self._evaluation = Evaluation(task, self.options)
@@ -75,7 +77,7 @@ class Run:
         self._constants = SavedConstants(task)
         self._restoring = Restoring(self._constants, record)
         if record is not None and record.from_before:
-            self._resuming = Resuming(self._watchers.newest_checkpoint())
+            self._resuming = Resuming(self._dispatcher.newest_checkpoint())
             self._restore_progress(record, at_end=record.finished)
             found = self._resuming.found
             if found is not None and found.loop["call"] < 0:
@@ -90,7 +92,7 @@ class Run:
     @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
-        return self._training.prepared.told_plan() if self._training.prepared else ""
+        return self._training.prepared.plan_text() if self._training.prepared else ""
 
     @property
     def reason(self) -> str | None:
@@ -177,7 +179,7 @@ class Run:
         Returns:
             A `treadle.doctor.RangeTest`, with `suggestion` and `draw("rates.png")`.
         """
-        self._watchers.refuse_training("find_learning_rate")
+        self._dispatcher.refuse_training("find_learning_rate")
         # Imported late: the doctor package depends on the loop.
         doctor = importlib.import_module("treadle.doctor")
         return doctor.find_learning_rate(self.task, train, **{"options": self.options, **how})
@@ -227,7 +229,7 @@ class Run:
                 "averages": self._averages.begun,
             },
             source=self._feed.position(),
-            hooks=self._watchers.states(),
+            hooks=self._dispatcher.states(),
             about={**circumstances(), "plan": self.plan, "score": score},
         )
 
@@ -260,7 +262,7 @@ class Run:
         self.history.add(record)
         if kind != "log":
             self._last_recorded_step = self.progress.step
-        self._watchers.tell("record", self, record)
+        self._dispatcher.notify("record", self, record)
 
     def _restore_progress(self, record: RunRecord, at_end: bool) -> None:
         """Restore progress, history and hook state of an earlier process.
@@ -275,7 +277,7 @@ class Run:
         found = self._resuming.found
         if at_end:
             self._resuming.end_with(record.final_state())
-            self.progress, self.history = record.progress, self._watchers.history(record.path)
+            self.progress, self.history = record.progress, self._dispatcher.history(record.path)
             self._last_trigger_check = self.progress
             self._evaluation.calls = found.loop["calls"] if found is not None else 0
         elif (saved := self._resuming.reopen()) is not None:
@@ -287,5 +289,5 @@ class Run:
         self.progress, self._last_recorded_step = found.progress, found.loop["recorded"]
         self._last_trigger_check = Progress(**found.loop["looked"])
         self._evaluation.calls = found.loop["calls"]
-        self.history = self._watchers.history(directory, found.progress.step, found.hooks)
-        self._watchers.restore(found.hooks)
+        self.history = self._dispatcher.history(directory, found.progress.step, found.hooks)
+        self._dispatcher.restore(found.hooks)

@@ -3,7 +3,7 @@
 import time
 
 from ..core.progress import Progress
-from ..core.signals import Asked
+from ..core.signals import ShutdownRequest
 
 
 class Call:
@@ -23,7 +23,7 @@ class Call:
         ended_by: The reason, if it ends the call permanently: another process does not resume it.
         unfinished: Whether the call was interrupted before its planned end, and resumes when the
             same script runs again.
-        asked: Shutdown requests received as signals.
+        request: Shutdown requests received as signals.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Call:
         self.reason: str | None = None
         self.ended_by: str | None = None
         self.unfinished = False
-        self.asked = Asked()
+        self.request = ShutdownRequest()
         self._started, self._seconds_before = time.monotonic(), now.seconds
         self._deadline = deadline
 
@@ -53,8 +53,8 @@ class Call:
 
     def heed_signals(self) -> None:
         """Interrupt the call if a signal has requested a shutdown; it can be resumed."""
-        if self.asked.signal is not None and not self.unfinished:
-            self.reason, self.unfinished = f"received {self.asked.signal.name}", True
+        if self.request.signal is not None and not self.unfinished:
+            self.reason, self.unfinished = f"received {self.request.signal.name}", True
 
     def is_over(self, progress: Progress) -> bool:
         """Return whether the call has ended, by its steps, its deadline or a stop request."""

@@ -22,7 +22,7 @@ from ..hooks.checkpoint import Checkpoint
 from ..hooks.lines import JSONLines, read_log
 
 
-class Watchers:
+class HookDispatcher:
     """All hooks of a run: notifies them, runs scheduled functions, saves checkpoints.
 
     Args:
@@ -117,7 +117,9 @@ class Watchers:
             self.warn(f"skipped checkpoint {name}: {reason}")
         if found is not None and found.progress.step == 0:
             readable = "readable " if self._checkpoint.saved.rejected else ""
-            self.say(f"there is no {readable}checkpoint after step 0: the run restarts from step 0")
+            self.print(
+                f"there is no {readable}checkpoint after step 0: the run restarts from step 0"
+            )
         return found
 
     def save(self, loop: LoopView) -> None:
@@ -184,7 +186,7 @@ class Watchers:
             events += [when] if isinstance(when, When) else when or ()
         return events
 
-    def tell(self, what: str, loop: LoopView, *arguments: Any) -> None:
+    def notify(self, what: str, loop: LoopView, *arguments: Any) -> None:
         """Notify the hooks: call the method named `what` of every hook that overrides it."""
         nothing = getattr(Hook, what)
         for hook in self._hooks:
@@ -203,7 +205,7 @@ class Watchers:
             with self._run(f"{type(hook).__name__}.evaluation", loop):
                 hook.evaluation(loop, results)
 
-    def say(self, text: str, style: str = "dim") -> None:
+    def print(self, text: str, style: str = "dim") -> None:
         """Print a text in the console, if progress is shown and the text is not empty."""
         for hook in self._hooks:
             if text and isinstance(hook, default_hooks.Console):
@@ -226,7 +228,7 @@ class Watchers:
         if self._alone:  # a replay of another run: its caller reports the findings
             return
         if self.has_console:
-            self.say(text and f"warning: {text}", "yellow")
+            self.print(text and f"warning: {text}", "yellow")
         elif text:
             warnings.warn(text, TreadleWarning, stacklevel=2)
 

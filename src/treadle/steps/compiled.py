@@ -260,7 +260,7 @@ class Prepared:
         made = self._programs.get(window.form)
         return made is not None and made.executor.whole
 
-    def told_plan(self) -> str:
+    def plan_text(self) -> str:
         """Describe in one line how the step is executed and where the data is stored."""
         if self.plan is None or not self.plan.compiler:
             return str(self.plan or "")
@@ -475,7 +475,7 @@ def program_of(
             variables=paths,
             path_of=state.path_of,
             checked=options.checked,
-            owned_by_nobody=unowned,
+            unowned=unowned,
             loss_scale=scale,
         )
 

@@ -73,7 +73,7 @@ class Items:
         return f"a dict of {len(self._keys)} ({', '.join(map(str, self._keys[:SHOWN]))}{more})"
 
 
-def mark(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
     """Return the fingerprint of a value; large arrays are compared by identity only."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -130,7 +130,7 @@ def told(path: str, old: Any, new: Any) -> str:
     """Describe how a constant changed, given its old and its new fingerprint.
 
     Example:
-        >>> told("losses", mark([]), mark([0.5]))
+        >>> told("losses", fingerprint([]), fingerprint([0.5]))
         'losses changed from a list of 0 to a list of 1'
     """
     same = isinstance(old, This) and isinstance(new, This) and repr(old) == repr(new)

@@ -82,7 +82,7 @@ def phase(name: str, owns: Sequence[Any]) -> Generator[None]:
     if not step.checked or step.build is not None:
         yield
         return
-    owned = {id(v) for thing in owns for v in _all_variables(thing)} | step.owned_by_nobody
+    owned = {id(v) for thing in owns for v in _all_variables(thing)} | step.unowned
     watched = [(path, v) for path, v in step.variables.items() if id(v) not in owned]
     # Copies, since variables may be changed in place.
     before = [ops.copy(ops.convert_to_tensor(v)) for _, v in watched]

@@ -14,7 +14,7 @@ from ..backends.base import Variable, active
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError
-from .constants import Constant, mark, part_of, set_attribute, set_part
+from .constants import Constant, fingerprint, part_of, set_attribute, set_part
 from .loss_scale import LossScale
 
 # Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
@@ -167,7 +167,7 @@ class State:
 
         A compiled step takes Python values as constants, with their values at the time of tracing.
         """
-        return {path: mark(constant.read()) for path, constant in self._constants.items()}
+        return {path: fingerprint(constant.read()) for path, constant in self._constants.items()}
 
     def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
         """Add one value to the state: a variable, a container of variables, or a Python constant.

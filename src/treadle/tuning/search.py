@@ -196,14 +196,14 @@ def _run_here(
 
     from ..core.options import overriding, setup
     from ..recipes._loading import Made
-    from .trial import Subject, tried
+    from .trial import TrialTask, tried
 
-    def make(order: Order) -> Subject:
+    def make(order: Order) -> TrialTask:
         keras.backend.clear_session()  # `setup` needs it; layers are numbered from 1 again
         setup(seed=order.seed or 0)
         with overriding(order.seed):
             made = Made(task(**order.settings), None)
-        return Subject(made, train, validation)
+        return TrialTask(made, train, validation)
 
     while (order := study.next()) is not None:
         outcome = tried(order, partial(make, order), partial(study.report, order.number))

@@ -45,7 +45,7 @@ data."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrialTask:
     """A task with its data and the recorded configuration of its run.
 
     Attributes:
@@ -111,7 +111,7 @@ class Reporting(Hook):
         self._reports = state["reports"]
 
 
-def tried(order: Order, make: Callable[[], Subject], report: Report) -> Outcome:
+def tried(order: Order, make: Callable[[], TrialTask], report: Report) -> Outcome:
     """Train a task with the settings of an order, and return the outcome. Errors are caught.
 
     Args:
@@ -149,7 +149,7 @@ def missing(name: str, known: Mapping[str, Any]) -> Unfit:
     )
 
 
-def _trained(order: Order, subject: Subject, report: Report) -> tuple[str, float | None]:
+def _trained(order: Order, subject: TrialTask, report: Report) -> tuple[str, float | None]:
     lasts: dict[str, Any] = dict(order.lasts) or dict(subject.made.lasts)
     if not lasts:
         raise Unfit(

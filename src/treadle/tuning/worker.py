@@ -75,9 +75,9 @@ def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str])
         return asdict(Outcome("failed", error=f"{kind}: {error}", stops=kind))
     import keras
 
-    from .trial import Subject, tried
+    from .trial import TrialTask, tried
 
-    def make() -> Subject:
+    def make() -> TrialTask:
         keras.backend.clear_session()  # drop the previous trial; layers are numbered from 1 again
         setup(seed=order.seed or 0, precision=order.precision)
         with overriding(order.seed, order.precision, order.backend):
@@ -93,7 +93,7 @@ def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str])
             "execution": "auto",
             "data_dir": order.data_dir,
         }
-        return Subject(made, configuration=configuration)
+        return TrialTask(made, configuration=configuration)
 
     def report(at: int, value: float) -> bool:
         _send(answers, {"report": [at, value]})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.cores import cores
-from ..core.signals import noted
+from ..core.signals import handled_signals
 from .orders import OUTPUT, Order, Outcome
 from .results import Trial
 from .study import Study
@@ -126,7 +126,7 @@ def run(
     """
     died: dict[int, str] = {}
     listening: dict[Worker, None] = {}
-    with noted() as asked, selectors.DefaultSelector() as selector:
+    with handled_signals() as asked, selectors.DefaultSelector() as selector:
 
         def take(worker: Worker | None, order: Order | None) -> None:
             """Give an order to the worker, or to a new one; without an order, end the worker."""

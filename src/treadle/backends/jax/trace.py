@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..traces import Span, newest, write_trace
+from ..traces import TraceEvent, newest, write_trace
 
 
 @contextmanager
@@ -24,9 +24,9 @@ def tracing(directory: Path) -> Generator[None]:
     write_trace(_spans(data), directory)
 
 
-def _spans(data: Any) -> Iterator[Span]:
+def _spans(data: Any) -> Iterator[TraceEvent]:
     for plane in data.planes:
         for line in plane.lines:
             for event in line.events:
                 begin, duration = event.start_ns / 1e3, event.duration_ns / 1e3
-                yield Span(plane.name, line.name, event.name, begin, duration)
+                yield TraceEvent(plane.name, line.name, event.name, begin, duration)

@@ -33,8 +33,8 @@ class JaxExecutor:
         self._program = program
         self.plan = Plan(XLA, fused=True, largest=1)
         self.whole = True
-        self._traced: _Step | None = None
-        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+        self._traced: _PureStep | None = None
+        self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
         self._ready: tuple[Window, Plan, Any] | None = None
 
     @property
@@ -126,15 +126,15 @@ class JaxExecutor:
         # Batches have equal shapes, but the number of batches and the size of a data set vary.
         return tuple(x.shape for x in jax.tree.leaves(inputs)), resident, self.plan.fused
 
-    def _step(self, window: Window) -> "_Step":
+    def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
         if self._traced is None:
             batch = device_batch(window.batch(0))
-            self._traced = _Step(self._program, self._state(), batch)
+            self._traced = _PureStep(self._program, self._state(), batch)
         return self._traced
 
 
-class _Step:
+class _PureStep:
     """A step as a jaxpr of (state, batch, number); user code runs once, to trace it."""
 
     def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
@@ -161,7 +161,7 @@ class _Step:
         )
 
 
-def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
+def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
     """Return a function that runs a step over the first `count` batches."""
 
     def window(state: Any, inputs: Any, count: Any, first_step: Any) -> Any:
@@ -182,7 +182,7 @@ def _fused(step: _Step, resident: bool) -> Callable[..., Any]:
     return window
 
 
-def _single(step: _Step, resident: bool) -> Callable[..., Any]:
+def _single(step: _PureStep, resident: bool) -> Callable[..., Any]:
     """Return a function that runs a step on one batch."""
 
     def single(state: Any, inputs: Any, number: Any) -> Any:

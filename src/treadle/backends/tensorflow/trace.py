@@ -7,7 +7,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from ..traces import Span, newest, write_trace
+from ..traces import TraceEvent, newest, write_trace
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def tracing(directory: Path) -> Generator[None]:
     write_trace(_spans(space), directory)
 
 
-def _spans(space: xplane_pb2.XSpace) -> Iterator[Span]:
+def _spans(space: xplane_pb2.XSpace) -> Iterator[TraceEvent]:
     for plane in space.planes:
         for line in plane.lines:
             thread = line.display_name or line.name or str(line.id)
@@ -30,4 +30,4 @@ def _spans(space: xplane_pb2.XSpace) -> Iterator[Span]:
                 about = plane.event_metadata[event.metadata_id]
                 begin = line.timestamp_ns / 1e3 + event.offset_ps / 1e6
                 name = about.display_name or about.name
-                yield Span(plane.name, thread, name, begin, event.duration_ps / 1e6)
+                yield TraceEvent(plane.name, thread, name, begin, event.duration_ps / 1e6)

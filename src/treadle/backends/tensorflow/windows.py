@@ -38,9 +38,9 @@ class TensorFlowExecutor:
         self._program = program
         self.plan = Plan(GRAPH, fused=True, largest=1)
         self.whole = False
-        self._traced: _Step | None = None
-        self._traced_for_xla: _Step | None = None
-        self._compiled: dict[Any, tuple[_Step, Callable[..., Any]]] = {}
+        self._traced: _TracedStep | None = None
+        self._traced_for_xla: _TracedStep | None = None
+        self._compiled: dict[Any, tuple[_TracedStep, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
         self._convolves: bool | None = None  # None: unknown
 
@@ -122,16 +122,16 @@ class TensorFlowExecutor:
         resident = window.rows is not None
         return self.plan.compiler, self.plan.fused, self._length(window), resident
 
-    def _step(self, window: Window) -> "_Step":
+    def _step(self, window: Window) -> "_TracedStep":
         """Return the traced step; for XLA a second trace if it draws random numbers."""
         if self._traced is None:
             batch = tensors(window.batch(0))
-            self._traced = _Step(self._program, batch, self._known, for_xla=False)
+            self._traced = _TracedStep(self._program, batch, self._known, for_xla=False)
         if self.plan.compiler != XLA or not self._traced.draws:
             return self._traced
         if self._traced_for_xla is None:
             batch = tensors(window.batch(0))
-            self._traced_for_xla = _Step(self._program, batch, self._known, for_xla=True)
+            self._traced_for_xla = _TracedStep(self._program, batch, self._known, for_xla=True)
         return self._traced_for_xla
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
@@ -162,7 +162,7 @@ class TensorFlowExecutor:
             self.plan.compiler == XLA and self.plan.fused and self._convolves and device() == "cpu"
         )
 
-    def _window_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+    def _window_function(self, step: "_TracedStep", resident: bool, static: int | None) -> Any:
         whole = self.plan.compiler == XLA and static is not None
         run = step if whole or self.plan.compiler != XLA else step.compiled()
 
@@ -189,7 +189,7 @@ class TensorFlowExecutor:
         stacked = [tf.TensorSpec([static, *x.shape], x.dtype) for x in step.inputs]
         return _concrete(window, whole, stacked, tf.TensorSpec([0], tf.int64), numbers=2)
 
-    def _single_function(self, step: "_Step", resident: bool, static: int | None) -> Any:
+    def _single_function(self, step: "_TracedStep", resident: bool, static: int | None) -> Any:
         @tf.autograph.experimental.do_not_convert
         def single(arrays: Sequence[Any], chosen: Any, number: Any) -> Any:
             return step([tf.gather(x, chosen) for x in arrays] if resident else arrays, number)
@@ -199,7 +199,7 @@ class TensorFlowExecutor:
         return _concrete(single, xla, arrays, chosen, numbers=1)
 
 
-class _Step:
+class _TracedStep:
     """A step as a traced function of a flat batch and its number; user code runs once."""
 
     def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:

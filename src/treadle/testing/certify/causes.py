@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ...core.directory import differences
 from .attributes import differing, root_of
-from .comparing import Difference, Left
+from .comparing import Difference, RunArtifacts
 
 NAMED: Final = 4
 
@@ -78,7 +78,9 @@ def cause(
     )
 
 
-def suspects(a: Left, b: Left, between: tuple[int, int], found: Sequence[Difference]) -> list[str]:
+def suspects(
+    a: RunArtifacts, b: RunArtifacts, between: tuple[int, int], found: Sequence[Difference]
+) -> list[str]:
     """Describe the user's plain Python values that differ, the likely causes first.
 
     Args:

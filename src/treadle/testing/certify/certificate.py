@@ -25,7 +25,7 @@ from typing import Any, Final
 from ... import errors
 from ...errors import ConfigurationError, TreadleError, whole_number
 from .causes import cause, suspects
-from .comparing import Left, differences_between, read_left
+from .comparing import RunArtifacts, differences_between, read_artifacts
 
 GPUS: Final = ("/dev/nvidia0", "/dev/kfd")
 """GPU device files. If one exists, processes run one at a time, as each may take all GPU memory."""
@@ -183,14 +183,14 @@ class _Drill:
     steps: int | None
     only_resume: bool
 
-    def interrupted(self) -> tuple[Left, Left]:
+    def interrupted(self) -> tuple[RunArtifacts, RunArtifacts]:
         """Run the process that is killed, then the process that resumes."""
         killed = self.leave("interrupted", "killed")
         if killed.outcome:  # it failed, or finished before it could be killed
-            return killed, Left()
+            return killed, RunArtifacts()
         return killed, self.leave("interrupted", "resumed")
 
-    def leave(self, directory: str, part: str) -> Left:
+    def leave(self, directory: str, part: str) -> RunArtifacts:
         """Run one part in a separate process, and read its run artifacts."""
         place, run = self.folder / part, self.folder / directory
         place.mkdir()
@@ -216,12 +216,12 @@ class _Drill:
             )
             output.seek(0)
             printed = output.read().decode(errors="replace").splitlines()[-LINES:]
-        left = read_left(run, place, "\n".join(printed), done.returncode)
+        left = read_artifacts(run, place, "\n".join(printed), done.returncode)
         _raise_if_unmade(self.maker, left)
         return left
 
 
-def _raise_if_unmade(maker: Maker, left: Left) -> None:
+def _raise_if_unmade(maker: Maker, left: RunArtifacts) -> None:
     """Raise the error that creating the task raised, if it failed: there is nothing to check."""
     if left.code and not left.outcome:
         raise ConfigurationError(
@@ -238,7 +238,9 @@ def _raise_if_unmade(maker: Maker, left: Left) -> None:
     )
 
 
-def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificate:
+def judged(
+    name: str, straight: RunArtifacts, killed: RunArtifacts, resumed: RunArtifacts
+) -> Certificate:
     """Return the certificate that follows from the run artifacts of the three processes."""
     middle = max(killed.saved, default=0)
     last = max(straight.saved, default=0)
@@ -263,7 +265,7 @@ def judged(name: str, straight: Left, killed: Left, resumed: Left) -> Certificat
     )
 
 
-def _repeated(straight: Left, killed: Left, middle: int) -> Check:
+def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Check:
     refused = _refused(straight, "the first process") or _refused(killed, "the other one")
     if refused is not None:
         return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
@@ -272,7 +274,7 @@ def _repeated(straight: Left, killed: Left, middle: int) -> Check:
     return _compared(REPEATED, straight, killed, (0, middle), ("the first process", "another one"))
 
 
-def _resumed(straight: Left, resumed: Left, middle: int, last: int) -> Check:
+def _resumed(straight: RunArtifacts, resumed: RunArtifacts, middle: int, last: int) -> Check:
     refused = _refused(resumed, "the resumed run")
     if refused is not None:
         return Check(RESUMED, REFUSED, "the resumed run did not finish", (refused,))
@@ -284,7 +286,7 @@ def _resumed(straight: Left, resumed: Left, middle: int, last: int) -> Check:
 
 
 def _compared(
-    name: str, a: Left, b: Left, between: tuple[int, int], names: tuple[str, str]
+    name: str, a: RunArtifacts, b: RunArtifacts, between: tuple[int, int], names: tuple[str, str]
 ) -> Check:
     first, last = between
     found = differences_between(a, b, first, last, names)
@@ -316,7 +318,7 @@ def _in_process(which: str, text: str) -> Check:
     return Check(name, DIFFERS, compared, (Finding("value", None, "", text),))
 
 
-def _refused(left: Left, who: str) -> Finding | None:
+def _refused(left: RunArtifacts, who: str) -> Finding | None:
     error = left.outcome.get("error")
     if error is None:
         return None
@@ -324,7 +326,7 @@ def _refused(left: Left, who: str) -> Finding | None:
     return Finding("refused", None, error["type"], f"{who} failed with {'; '.join(parts)}")
 
 
-def _too_short(straight: Left) -> str:
+def _too_short(straight: RunArtifacts) -> str:
     last = straight.last
     if last is None:
         return "the run took no step"
@@ -332,7 +334,7 @@ def _too_short(straight: Left) -> str:
     return f"the run stopped after {last.progress.step} steps ({why}): use fewer --steps"
 
 
-def _place(straight: Left, middle: int) -> str:
+def _place(straight: RunArtifacts, middle: int) -> str:
     if middle not in straight.saved:
         return "nowhere"
     progress = straight.saved[middle].progress

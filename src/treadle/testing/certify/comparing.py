@@ -21,7 +21,7 @@ KINDS = ("start", "batch", "value", "record", "metrics", "variable", "random")
 
 
 @dataclass(frozen=True)
-class Left:
+class RunArtifacts:
     """The run artifacts of one process.
 
     Attributes:
@@ -67,7 +67,7 @@ class Difference:
     text: str
 
 
-def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
+def read_artifacts(directory: Path, folder: Path, output: str, code: int) -> RunArtifacts:
     """Read a process's run directory, and the outcome file next to its order file."""
     outcome = folder / OUTCOME
     content = json.loads(outcome.read_text()) if outcome.exists() else {}
@@ -83,11 +83,11 @@ def read_left(directory: Path, folder: Path, output: str, code: int) -> Left:
                 continue
             if found is not None:
                 saved[found.progress.step] = found
-    return Left(steps, records, saved, content, output, code)
+    return RunArtifacts(steps, records, saved, content, output, code)
 
 
 def differences_between(
-    a: Left, b: Left, first: int, last: int, names: tuple[str, str]
+    a: RunArtifacts, b: RunArtifacts, first: int, last: int, names: tuple[str, str]
 ) -> list[Difference]:
     """Return the first difference of each kind between two checkpoints, in the order of steps.
 
@@ -109,7 +109,9 @@ def differences_between(
     return sorted(found, key=lambda d: (far if d.step is None else d.step, KINDS.index(d.kind)))
 
 
-def _of_start(a: Left, b: Left, first: int, names: tuple[str, str]) -> Iterator[Difference]:
+def _of_start(
+    a: RunArtifacts, b: RunArtifacts, first: int, names: tuple[str, str]
+) -> Iterator[Difference]:
     if first == 0:  # both started from scratch
         for found in _of_arrays(a.saved[0].state, b.saved[0].state, names):
             yield Difference("start", 0, found.path, f"before the first step, {found.text}")
@@ -130,7 +132,7 @@ def _of_start(a: Left, b: Left, first: int, names: tuple[str, str]) -> Iterator[
                 return
 
 
-def _of_batches(a: Left, b: Left, first: int, last: int) -> Iterator[Difference]:
+def _of_batches(a: RunArtifacts, b: RunArtifacts, first: int, last: int) -> Iterator[Difference]:
     these, those = a.noted(last), b.noted(last)
     for step in range(first + 1, last + 1):
         one, other = these["batches"].get(str(step)), those["batches"].get(str(step))
@@ -150,7 +152,9 @@ def _equal_at(a: Mapping[str, str] | None, b: Mapping[str, str] | None, name: st
     return (a or {}).get(name) == (b or {}).get(name)
 
 
-def _of_values(a: Left, b: Left, last: int, names: tuple[str, str]) -> Iterator[Difference]:
+def _of_values(
+    a: RunArtifacts, b: RunArtifacts, last: int, names: tuple[str, str]
+) -> Iterator[Difference]:
     these = {line["step"]: line for line in a.steps if line["step"] <= last}
     those = {line["step"]: line for line in b.steps if line["step"] <= last}
     for step in sorted({*these, *those}):
@@ -166,7 +170,9 @@ def _of_values(a: Left, b: Left, last: int, names: tuple[str, str]) -> Iterator[
                 return
 
 
-def _of_records(a: Left, b: Left, last: int, names: tuple[str, str]) -> Iterator[Difference]:
+def _of_records(
+    a: RunArtifacts, b: RunArtifacts, last: int, names: tuple[str, str]
+) -> Iterator[Difference]:
     these, those = (
         [{k: v for k, v in line.items() if k != "seconds"} for line in x.records] for x in (a, b)
     )

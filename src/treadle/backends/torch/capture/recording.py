@@ -63,7 +63,7 @@ def recording(
     called_backward = False
     _running.tape = tape
     try:
-        with _capturable_keras(tape), _Watch(tape), tape:
+        with _capturable_keras(tape), _TensorWatch(tape), tape:
             yield tape
     except Exception:
         tape.check()  # raises the original error: Keras wraps exceptions that pass its layers
@@ -84,7 +84,7 @@ def _form(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-class _Watch(TorchFunctionMode):
+class _TensorWatch(TorchFunctionMode):
     """Intercepts accesses to tensors that are not operations."""
 
     def __init__(self, tape: Tape) -> None:

@@ -15,14 +15,14 @@ from ..core.randomness import set_random_states
 from ..steps.compiled import Prepared
 from ..steps.saved_constants import SavedConstants
 from .numbers import Array
-from .visiting import Moment
+from .visiting import StepInputs
 
 Met = tuple[str, str, Any]
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 
 @dataclass(frozen=True)
-class Look:
+class StepInspection:
     """The values that one step computed, by path.
 
     Attributes:
@@ -41,7 +41,7 @@ class Look:
     layers: Mapping[str, str]
 
 
-class Keeper:
+class OutputRecorder:
     """Records the outputs of layers and of `treadle.gradients`; a `backends.base.Recorder`.
 
     Args:
@@ -93,7 +93,7 @@ class Keeper:
         return found
 
 
-def look_into(task: Any, moment: Moment, options: Options) -> Look:
+def inspect_step(task: Any, moment: StepInputs, options: Options) -> StepInspection:
     """Run a step uncompiled, and record the values that it computes.
 
     Args:
@@ -109,11 +109,11 @@ def look_into(task: Any, moment: Moment, options: Options) -> Look:
     known = [path for path in prepared.state.variables if path in moment.state]
     prepared.state.assign(moment.state, among=known)
     set_random_states(moment.random)
-    keeper = Keeper(prepared.state.layer_paths)
+    keeper = OutputRecorder(prepared.state.layer_paths)
     with recorded_by(keeper), _recording_layers():
         values, _, _ = prepared.run(window, moment.progress.step).fetch()
     paths = prepared.state.layer_paths
-    return Look(
+    return StepInspection(
         values={name: x[0] for name, x in values.items()},
         activations=keeper.arrays(ACTIVATION),
         gradients=keeper.arrays(GRADIENT),
