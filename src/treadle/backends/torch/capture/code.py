@@ -14,7 +14,7 @@ from .nodes import (
     Block,
     Branch,
     Kind,
-    Loop,
+    LoopNode,
     Operation,
     Ref,
     aten,
@@ -113,7 +113,7 @@ class Code:
             self._origins[len(self.source) + 1] = node.line
             if isinstance(node, Branch):
                 self._write_branch(node, indent)
-            elif isinstance(node, Loop):
+            elif isinstance(node, LoopNode):
                 self._write_loop(node, indent)
             else:
                 self._write_operation(node, indent)
@@ -131,7 +131,7 @@ class Code:
                 else f"{indent}    pass"
             )
 
-    def _write_loop(self, node: Loop, indent: str) -> None:
+    def _write_loop(self, node: LoopNode, indent: str) -> None:
         """Write a loop over the rows; the results of all rows are stacked after it."""
         select, stack = (self._bound(_callable(x)) for x in (aten.select.int, aten.stack.default))
         outputs, inner = [self._text(ref) for ref in node.outputs], indent + "    "

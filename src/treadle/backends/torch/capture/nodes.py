@@ -66,7 +66,7 @@ class Branch:
 
 
 @dataclass(slots=True)
-class Loop:
+class LoopNode:
     """A block that runs once for each row of some tensors.
 
     Attributes:
@@ -88,7 +88,7 @@ class Loop:
     line: str
 
 
-Node = Operation | Branch | Loop
+Node = Operation | Branch | LoopNode
 Block = list[Node]
 
 
@@ -175,7 +175,7 @@ def used_by(node: Node) -> set[Ref]:
     """Return all values that a node uses, including those made inside its blocks."""
     if isinstance(node, Operation):
         return set(refs_in((node.args, node.kwargs)))
-    if isinstance(node, Loop):
+    if isinstance(node, LoopNode):
         return {*node.sources, *node.results}.union(*(used_by(part) for part in node.block))
     inner = [used_by(part) for block in node.blocks for part in block]
     return {node.predicate, *node.results[0], *node.results[1]}.union(*inner)

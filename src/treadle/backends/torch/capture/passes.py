@@ -14,7 +14,7 @@ from .nodes import (
     Block,
     Branch,
     Kind,
-    Loop,
+    LoopNode,
     Node,
     Operation,
     Ref,
@@ -70,7 +70,7 @@ def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
         if isinstance(node, Branch):
             inner = [_without_the_same(tape, part, names) for part in node.blocks]
             kept.append(_renamed(replace(node, blocks=(inner[0], inner[1])), names))
-        elif isinstance(node, Loop):
+        elif isinstance(node, LoopNode):
             inner = _without_the_same(tape, node.block, names)
             kept.append(_renamed(replace(node, block=inner), names))
         elif node.function in _SAME and not _turns(tape, node):
@@ -107,7 +107,7 @@ def _needed(block: Block, wanted: set[Ref]) -> Block:
                 for part, refs in zip(node.blocks, node.results, strict=True)
             ]
             node.blocks = inner[0], inner[1]
-        elif isinstance(node, Loop):
+        elif isinstance(node, LoopNode):
             _need_of_rows(node, wanted)
             if not node.block and not node.outputs:
                 continue
@@ -118,7 +118,7 @@ def _needed(block: Block, wanted: set[Ref]) -> Block:
     return kept[::-1]
 
 
-def _need_of_rows(node: Loop, wanted: set[Ref]) -> None:
+def _need_of_rows(node: LoopNode, wanted: set[Ref]) -> None:
     """Drop unused results, operations and rows from a loop."""
     pairs = zip(node.results, node.outputs, strict=True)
     chosen = [(result, output) for result, output in pairs if output in wanted]
@@ -147,7 +147,7 @@ def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) 
     for node in block:
         node = _renamed(node, names)
         kept.append(node)
-        if isinstance(node, Loop):
+        if isinstance(node, LoopNode):
             node.block = _without_copies(tape, node.block, node.results, names)
         if not isinstance(node, Operation) or node.function is not aten.clone.default:
             continue
@@ -195,7 +195,7 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
     kept: Block = []
     for node in block:
         node = _renamed(node, names)
-        if isinstance(node, Loop):
+        if isinstance(node, LoopNode):
             node.block = _pooled_as_it_lies(tape, node.block, node.results, names)
         if isinstance(node, Operation) and node.function is aten.clone.default:
             copy, source = node.outputs, node.args[0]
@@ -227,7 +227,7 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
     for node in block:
         node = _renamed(node, names)
         kept.append(node)
-        if isinstance(node, Loop):
+        if isinstance(node, LoopNode):
             node.block = _summed_in_place(tape, node.block, node.results, names)
         if not isinstance(node, Operation):
             continue
@@ -264,7 +264,7 @@ def has_poolings(block: Block) -> bool:
     def pools(node: Node) -> bool:
         if isinstance(node, Branch):
             return any(map(has_poolings, node.blocks))
-        if isinstance(node, Loop):
+        if isinstance(node, LoopNode):
             return has_poolings(node.block)
         return node.function in _POOLS
 
@@ -286,7 +286,7 @@ def _renamed(node: Any, names: Names) -> Any:
     if isinstance(node, Operation):
         args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
         return Operation(node.function, args, kwargs, replaced(node.outputs, names), node.line)
-    if isinstance(node, Loop):
+    if isinstance(node, LoopNode):
         return replace(
             node,
             sources=replaced(node.sources, names),

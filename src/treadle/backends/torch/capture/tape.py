@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...plans import RefusedError
-from .nodes import BATCH_NORMS, Block, Branch, Kind, Loop, Operation, Ref, aten, internals
+from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten, internals
 from .place import place
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
@@ -232,7 +232,7 @@ class Tape(TorchDispatchMode):
         with self.paused():
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
-        self.block.append(Loop(count, sources, rows, block, results, outputs, place()))
+        self.block.append(LoopNode(count, sources, rows, block, results, outputs, place()))
         return keras.tree.pack_sequence_as(result, stacks)
 
     def __torch_dispatch__(
