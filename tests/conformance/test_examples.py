@@ -15,7 +15,6 @@ MODULES = (
     "doctor.find_lr",
     "doctor.findings",
     "doctor.numbers",
-    "doctor.origin",
     "loop",
     "schedules",
     "steps.state",
