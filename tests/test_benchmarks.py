@@ -207,6 +207,7 @@ def test_the_command_knows_every_workload() -> None:
     assert set(page.WORKLOADS) == set(WORKLOADS)
 
 
+@pytest.mark.long
 def test_all_contestants_learn_the_same() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(STEPS * BATCH, 784)).astype("float32")

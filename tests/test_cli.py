@@ -202,6 +202,7 @@ def test_precision_is_recorded_and_belongs_to_the_run(float32_again):
     assert json.loads(treadle("evaluate", "d", "--json").stdout)["test"]["loss"] > 0
 
 
+@pytest.mark.long
 def test_bfloat16_is_recommended_where_it_pays(monkeypatch, tmp_path):
     import keras
 
@@ -303,6 +304,7 @@ def setting_up(line, *arguments, code=0):
     return told["last"], run["configuration"]["seed"], run["seed"]
 
 
+@pytest.mark.long
 def test_the_seed_of_the_command_wins_over_that_of_the_file():
     line = "treadle.setup(seed=1)"
     files_own, third, fourth = (setting_up(line, *s) for s in ((), ("--seed", 3), ("--seed", 4)))
@@ -386,6 +388,7 @@ def test_evaluate_says_what_is_missing():
     assert "a run of a script" in treadle("evaluate", "runs/Tiny-1", code=2).stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["evaluate"], ["resume"], ["replay", "--step", 1]])
 def test_data_that_has_moved_is_asked_for(command):
     import keras
@@ -649,6 +652,7 @@ def test_wrong_arguments_are_refused_without_importing_keras(arguments, message)
     assert done.stdout.split() == ["2", "False"]
 
 
+@pytest.mark.long
 def test_what_takes_long_is_shown_in_plain_lines_when_piped():
     done = subprocess.run(
         [sys.executable, "-m", "treadle", "run", "mine.py:Tiny"],

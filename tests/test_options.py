@@ -76,6 +76,7 @@ def test_another_backend_after_keras_was_imported() -> None:
     assert os.environ["KERAS_BACKEND"] == running
 
 
+@pytest.mark.long
 def test_a_backend_before_keras_is_imported() -> None:
     code = f"import treadle; treadle.setup(backend={OTHER!r}); import keras; print(keras.backend."
     code += "backend())"

@@ -195,6 +195,7 @@ def test_every_entry_is_of_a_recipe():
     assert set(PROGRAMS) <= set(find())
 
 
+@pytest.mark.long
 def test_a_recipe_is_run_by_the_command_line(tmp_path):
     backend = keras.config.backend()
     found = programs.measured("linear", backend, minutes=5, docs=tmp_path)
@@ -204,6 +205,7 @@ def test_a_recipe_is_run_by_the_command_line(tmp_path):
     assert set(found["versions"]) == {"keras", backend}
 
 
+@pytest.mark.long
 def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
     found = programs.measured("linear", "jax", minutes=0.001, docs=tmp_path)
     assert (found["shown"], found["measured"]) == (None, "not done after 0.001 minutes")

@@ -678,6 +678,7 @@ def log_of(directory):
     return [found for line in lines if "kind" in (found := json.loads(line))]
 
 
+@pytest.mark.long
 def test_tune_finds_better_settings_and_goes_on(tmp_path):
     told = []
     found = treadle.tune(Line, trials=3, fixed={"fails": ""}, directory="there", told=told.append)
@@ -704,6 +705,7 @@ def test_equal_seeds_give_equal_trials():
     assert one.direction == "min" and one.directory is None
 
 
+@pytest.mark.long
 def test_a_trial_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     class Cut(BaseException):
         pass

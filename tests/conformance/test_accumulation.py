@@ -99,7 +99,9 @@ def refuse_difference(found: Any, expected: Any, atol: float) -> None:
         np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=path)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "sgd" else pytest.mark.long) for k in OPTIMIZERS]
+)
 @pytest.mark.parametrize("sizes", [(16,), (20, 20, 20, 4)], ids=["equal", "weighted by examples"])
 def test_four_batches_equal_one_of_64(kind: str, sizes: tuple[int, ...]) -> None:
     x, y = rows(8 * 64)

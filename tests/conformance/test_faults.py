@@ -109,6 +109,7 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_end(tmp_path: Path) -> Non
         assert outcome(run(copy)) == whole, moment
 
 
+@pytest.mark.long
 @pytest.mark.every_backend
 def test_a_run_may_end_between_two_calls(tmp_path: Path) -> None:
     copies = Copies(tmp_path / "run", "start 39")

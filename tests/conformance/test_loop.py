@@ -104,7 +104,6 @@ def test_validation_leaves_training_as_if_it_had_not_run() -> None:
     assert {"val_a_loss", "val_b_accuracy"} <= set(validated.history.names())
 
 
-@pytest.mark.every_backend
 @pytest.mark.parametrize("every", ["1 step", "4 steps", "auto"])
 def test_the_parts_do_what_fit_does(every: str) -> None:
     with loop_of() as whole:

@@ -233,7 +233,21 @@ WHOLE = """
 """.split()  # noqa: SIM905 - a list of strings would take a page
 
 
-@pytest.mark.parametrize("name", WHOLE)
+# By default those that differ most in what must be undone.
+OFTEN = (
+    "adam",
+    "multi-optimizer",
+    "accumulation",
+    "batchnorm",
+    "dropout-seeded",
+    "cond",
+    "for-each",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.long) for n in WHOLE]
+)
 def test_an_overflowing_step_is_undone_whole(name: str) -> None:
     runner = Runner(half(CASES[name].make), batches_of(name, 1)[0], treadle.Options(checked=True))
     start = runner.state.arrays()

@@ -98,6 +98,7 @@ def test_a_step_that_differs_from_the_loop_by_hand_is_found(
         check(program, ("hand",))
 
 
+@pytest.mark.long
 def test_a_seed_gives_one_program_that_its_description_makes_again() -> None:
     for seed in range(20):
         program = program_of(seed, frozenset(FEATURES))
