@@ -15,7 +15,7 @@ pytestmark = pytest.mark.any_backend
 SMALL = {
     "actor-critic": ("environments=4", "moves=8"),
     "adversarial-training": ("units=8", "attack_steps=2"),
-    "char-lm": ("width=16", "depth=1", "heads=2", "length=16", "batch_size=4", "updates=40"),
+    "char-lm": ("width=16", "depth=1", "heads=2", "length=16", "batch_size=4", "updates=60"),
     "distillation": ("teacher_steps=2", "units=8", "batch_size=50"),
     "dqn": ("trying_steps=10", "environments=2"),
     "maml": ("tasks=4",),
