@@ -179,7 +179,7 @@ def test_a_watchdog_watches_for_a_time(capfd: Any) -> None:
     class Soon(Watchdog):
         def end(self, loop: Any, error: BaseException | None) -> None:
             self._seconds = 1.0
-            self._wind(force=True)
+            self._reset(force=True)
             super().end(loop, error)
 
     trained(*arrays(), Soon(after="1 h"))
