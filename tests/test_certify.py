@@ -173,7 +173,7 @@ def test_what_was_not_checked_is_not_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "when"), [(0, "the first process failed"), (1, "the other one failed")]
+    ("failed", "when"), [(0, "the first process failed"), (1, "another process failed")]
 )
 def test_a_process_that_fails_is_told(failed: int, when: str) -> None:
     error = {"type": "OSError", "message": "in use", "notes": ["in train_step"]}

@@ -16,6 +16,7 @@ MODULES = (
     "doctor.findings",
     "doctor.numbers",
     "loop",
+    "run.resume",
     "schedules",
     "steps.state",
     "steps.helpers",

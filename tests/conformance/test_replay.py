@@ -22,7 +22,7 @@ import treadle
 from treadle import cli, data
 from treadle.checkpoint import Checkpoints
 from treadle.checkpoint.arrays import read_arrays
-from treadle.doctor import Replay, replay
+from treadle.doctor import Replay, replay, replaying
 from treadle.doctor.numbers import Numbers, farthest
 from treadle.errors import (
     CheckpointError,
@@ -709,3 +709,13 @@ def test_the_command_sends_scripts_to_python(mine: Callable[..., Any]) -> None:
     ) in told
     told = mine("replay", "script", "--bisect", "isnan(loss)", code=2).output
     assert "'script', bisect='isnan(loss)') in Python" in told
+
+
+def test_a_measured_plan_is_replayed_as_the_plan_that_was_chosen() -> None:
+    times = "measured, per step: windows of up to 64, graph 91 µs, windows of up to 64, XLA 99 µs"
+    facts = {
+        "options": {"execution": "measure"},
+        "plan": f"windows of up to 64, graph ({times}), data streamed",
+    }
+    found = replaying._options(facts)
+    assert (found.execution, found.fused, found.jit) == ("compiled", True, False)

@@ -1,8 +1,9 @@
 """The private parts of Keras that Treadle uses, each with the reason.
 
 Keras promises nothing about names below `keras.src`. Treadle reads them only through this module,
-and `tests/test_keras_internals.py` fails by name when one of them changes. Parts that one backend
-alone needs are listed in `backends/<name>/`; they follow the same rule.
+and `tests/test_keras_internals.py` fails by name when one of them changes. The exceptions are parts
+of Keras' own backends, which the backend of that name imports itself: moments of TensorFlow, and
+the device, random numbers and Nadam of PyTorch.
 
 Attributes of this module are imported when they are first used, since importing Keras fixes its
 backend: `keras_internals.global_state` is the module `keras.src.backend.common.global_state`.

@@ -80,7 +80,7 @@ class RangeTest:
         if self.suggestion is None:
             return [*found, f"{self.monitor} never fell below {first:.4g}: nothing to suggest"]
         if not self.diverged:
-            found.append("the loss did not diverge: try a larger last learning rate")
+            found.append(f"{self.monitor} did not diverge: try a larger last learning rate")
         return [
             *found,
             f"{self.monitor} fell from {first:.4g} to {least:.4g} at {self.lowest:.2g}; a tenth of "

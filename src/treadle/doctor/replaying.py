@@ -21,7 +21,7 @@ from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
-from ..run.resume import circumstances
+from ..run.resume import circumstances, without_reason
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .conditions import Condition, parse
@@ -231,10 +231,10 @@ class _Run:
 
     def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
         """Return possible causes of a difference between the replayed steps and the log."""
-        now = {**circumstances(), "plan": visit.plan}
+        now = {**circumstances(), "plan": without_reason(visit.plan)}
         before = {name: found.about.get(name) for name in now}
         # The plan is not known before the first step.
-        before["plan"] = before["plan"] or self._facts.get("plan")
+        before["plan"] = without_reason(before["plan"] or self._facts.get("plan") or "") or None
         reasons = differences(before, now)
         source: Any = self._sources.of(max(found.loop["call"], 0))
         if source.inexact:
@@ -268,7 +268,8 @@ def _notes(moment: StepInputs, differentiated: bool) -> tuple[str, ...]:
 def _options(facts: Mapping[str, Any]) -> Options:
     """Return the run's execution options; with "measure", those that the measurement chose."""
     recorded = {k: v for k, v in facts.get("options", {}).items() if k in Options.__slots__}
-    options, plan = Options(**recorded), str(facts.get("plan", ""))
+    # Without the times of all plans, which follow in parentheses.
+    options, plan = Options(**recorded), str(facts.get("plan", "")).partition(" (")[0]
     if options.execution != "measure":
         return options
     if plan.startswith("eager"):

@@ -4,6 +4,7 @@ A script that runs again makes the same calls of the loop in the same order. Cal
 complete before the checkpoint do nothing, and the call during which it was saved resumes from it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -153,6 +154,16 @@ def circumstances() -> dict[str, Any]:
     return {"backend": backend_name(), **active().computes_on(), "versions": versions()}
 
 
+def without_reason(plan: str) -> str:
+    """Return a plan without the reason in parentheses, which does not affect values.
+
+    Example:
+        >>> without_reason("windows of up to 8, graph (XLA convolves slower), data streamed")
+        'windows of up to 8, graph, data streamed'
+    """
+    return re.sub(r" \((?!single steps|windows|eager).*\)", "", plan)
+
+
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
     """Return a warning if a resumed run may not be bit-for-bit exact, or "".
 
@@ -160,9 +171,10 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
         before: The circumstances and the plan in the checkpoint.
         plan: The current plan.
     """
-    now = {**circumstances(), "plan": plan}
+    now = {**circumstances(), "plan": without_reason(plan)}
     # The plan is not known before the first step.
-    found = differences({name: before.get(name) or now[name] for name in now}, now)
+    known = {**before, "plan": without_reason(before.get("plan") or "")}
+    found = differences({name: known.get(name) or now[name] for name in now}, now)
     if not found:
         return ""
     return (

@@ -266,12 +266,14 @@ def judged(
 
 
 def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Check:
-    refused = _refused(straight, "the first process") or _refused(killed, "the other one")
+    refused = _refused(straight, "the first process") or _refused(killed, "another process")
     if refused is not None:
         return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
     if killed.outcome or not middle or middle not in straight.saved:
         return Check(REPEATED, SKIPPED, _too_short(straight))
-    return _compared(REPEATED, straight, killed, (0, middle), ("the first process", "another one"))
+    return _compared(
+        REPEATED, straight, killed, (0, middle), ("the first process", "another process")
+    )
 
 
 def _resumed(straight: RunArtifacts, resumed: RunArtifacts, middle: int, last: int) -> Check:

@@ -15,9 +15,9 @@ import torch
 from keras.src.backend.torch import core
 from keras.src.backend.torch import random as keras_random
 from keras.src.backend.torch.optimizers import torch_nadam
-from keras.src.random.seed_generator import draw_seed
 from torch.overrides import TorchFunctionMode
 
+from ....core.keras_internals import seed_generator
 from ...plans import RefusedError
 from .tape import Tape
 
@@ -149,7 +149,7 @@ def _in_this_thread(function: Any, original: Any) -> Any:
 
 def _sum_of_seed(seed: Any) -> Any:
     """Return the number that Keras seeds a generator with, as a tensor; advances the seed."""
-    first, second = draw_seed(seed)
+    first, second = seed_generator.draw_seed(seed)
     return first + second
 
 
