@@ -561,6 +561,7 @@ def test_a_run_whose_backend_is_not_installed_is_named(monkeypatch):
         assert "here holds a run on" in message and "is not installed: pip install" in message
 
 
+@pytest.mark.long
 def test_the_command_starts_without_chatter():
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}
     result = subprocess.run(

@@ -999,6 +999,7 @@ def command(*arguments, code=0):
     return result
 
 
+@pytest.mark.long
 def test_the_command_tells_what_came_of_each_trial(mine):
     asked = ("tune", "mine.py:Line", "--set", "faults=made", "--trials", 3, "--directory", "there")
     lines = command(*asked).stdout.splitlines()
@@ -1049,6 +1050,7 @@ def wait_for(path, process):
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_search_survives_an_interrupt_and_a_kill(mine):
     asked = ("tune", "mine.py", "--trials", 6, "--epochs", 5, "--directory")

@@ -104,6 +104,7 @@ def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
     np.testing.assert_array_equal(np.asarray(task.head.kernel), kernel)
 
 
+@pytest.mark.long
 def test_a_script_that_is_run_again_goes_on_with_its_own_weights(
     before: Any, tmp_path: Path
 ) -> None:

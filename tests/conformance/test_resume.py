@@ -293,6 +293,7 @@ def test_another_configuration_does_not_go_on(tmp_path: Path, changed: Any, mess
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.long
 def test_what_may_differ_can_be_said(tmp_path: Path) -> None:
     def longer(epochs: int) -> Any:
         return lambda loop: loop.fit(source(), validation=source(5), epochs=epochs)
@@ -316,6 +317,7 @@ def test_shapes_that_changed_are_all_listed_and_nothing_is_assigned(tmp_path: Pa
         run(tmp_path, units=7, override=True)
 
 
+@pytest.mark.long
 def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_path: Path) -> None:
     first = run(tmp_path, own_epochs)
     results = first.evaluate(source())
@@ -394,6 +396,7 @@ def test_loops_that_rest_in_turns_leave_no_deaf_handler() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 def test_a_process_may_end_between_two_calls(tmp_path: Path) -> None:
     """The record then says that the run is finished, as one of a script with one call is."""
 

@@ -269,6 +269,7 @@ def test_a_float_that_a_hook_doubles(tmp_path: Path) -> None:
     assert round(float(w[0]), 4) == 1.9533
 
 
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_what_was_changed_back_stays_so(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
@@ -294,6 +295,7 @@ class Starting(treadle.Hook):
         loop.task.shape = lambda x: ops.abs(x) + 0.1 * x**2
 
 
+@pytest.mark.long
 @pytest.mark.any_backend
 def test_what_hooks_set_as_they_start_is_set_once(tmp_path: Path) -> None:
     def hooks() -> Any:

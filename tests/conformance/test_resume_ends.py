@@ -94,6 +94,7 @@ def test_a_process_may_end_in_the_last_validation(tmp_path: Path) -> None:
     require_finished(run(tmp_path / "cut", by_steps), straight)
 
 
+@pytest.mark.long
 def test_the_best_weights_are_where_the_next_call_begins(tmp_path: Path) -> None:
     def both(loop: treadle.Loop) -> None:
         stopping_early(loop)
@@ -111,6 +112,7 @@ def test_the_best_weights_are_where_the_next_call_begins(tmp_path: Path) -> None
     require_finished(run(tmp_path / "cut", both, hooks=patient(stopping_early)), straight)
 
 
+@pytest.mark.long
 def test_a_call_with_longer_epochs_goes_on_after_one_with_shorter_ones(tmp_path: Path) -> None:
     def growing(loop: treadle.Loop) -> None:
         loop.fit(source(10), epochs=1)  # 4 batches
@@ -157,6 +159,7 @@ def test_a_signal_does_not_undo_that_a_run_was_told_to_stop(tmp_path: Path) -> N
     require_finished(cut, straight)
 
 
+@pytest.mark.long
 def test_the_history_goes_on_where_the_log_has_another_place(tmp_path: Path) -> None:
     def logging(folder: str) -> Any:
         return JSONLines(tmp_path / folder / "mine.jsonl")

@@ -164,6 +164,7 @@ def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
     assert whole.progress.step == 11
 
 
+@pytest.mark.long
 def test_what_is_not_the_data_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="10 batches were excluded before this one"):
         trained(batches(of=arrays(*range(1, 12))), tmp_path)

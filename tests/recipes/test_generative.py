@@ -85,6 +85,7 @@ def test_a_phase_that_moves_the_other_network_is_refused():
         loop.fit(made.datasets().train, steps=1)
 
 
+@pytest.mark.long
 def test_wgan_gp():
     settings, options = ("batch_size=20", "critic_steps=2"), treadle.Options(checked=True)
     made, loop = run("wgan-gp", *settings, options=options, epochs=4)

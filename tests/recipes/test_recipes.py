@@ -146,6 +146,7 @@ def test_both_forms_of_mnist_mlp_give_the_same_curve():
     assert curves[0]["val_accuracy"] == pytest.approx(curves[1]["val_accuracy"], abs=0.011)
 
 
+@pytest.mark.long
 def test_cifar10_cnn():
     made, loop = run("cifar10-cnn", "batch_size=100", epochs=2)
     assert made.task.model.count_params() == 122_570

@@ -58,6 +58,7 @@ def played(task):
         return task.play(loop), loop
 
 
+@pytest.mark.long
 def test_reinforce():
     made, loop = run("reinforce", "episodes=10", epochs=3)
     returns = loop.history["return"]
@@ -125,6 +126,7 @@ def test_actions_are_drawn_as_probable_as_the_logits_say():
     assert share == pytest.approx(0.8, abs=0.01)
 
 
+@pytest.mark.long
 def test_actor_critic():
     made, loop = run("actor-critic", "environments=8", "moves=32", steps=60)
     returns = [record.values["return"] for record in loop.history.records if record.kind == "log"]
@@ -134,6 +136,7 @@ def test_actor_critic():
     assert loop.costs.programs == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", [actor_critic, dqn])
 def test_a_run_stops_when_it_is_solved(module, monkeypatch):
     monkeypatch.setattr(module, "SOLVED", 5.0)
