@@ -77,6 +77,8 @@ def test_a_newer_version_gives_one_warning(recwarn: pytest.WarningsRecorder) -> 
     message = "Keras 3.99.0 is newer than the versions that Treadle was tested with (up to 3.15)"
     with pytest.warns(TreadleWarning, match=re.escape(message)):
         keras_internals.warn_if_untested("3.99.0")
+    with pytest.warns(TreadleWarning, match=r"Keras 3\.16rc1 is newer"):
+        keras_internals.warn_if_untested("3.16rc1")
     keras_internals.warn_if_untested(keras.__version__)
     keras_internals.warn_if_untested("3.14.2")
     assert len(recwarn) == 0

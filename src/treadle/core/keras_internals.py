@@ -10,6 +10,7 @@ backend: `keras_internals.global_state` is the module `keras.src.backend.common.
 """
 
 import importlib
+import re
 import warnings
 from typing import Any
 
@@ -92,7 +93,7 @@ def resolve(place: str, reason: str) -> Any:
 
 def warn_if_untested(version: str) -> None:
     """Warn if this version of Keras is newer than the newest one that the tests run with."""
-    numbers = tuple(int(part) for part in version.split(".")[:2])
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))  # also of 3.16rc1
     if numbers > TESTED:
         warnings.warn(
             f"Keras {version} is newer than the versions that Treadle was tested with (up to "
