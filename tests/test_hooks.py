@@ -23,7 +23,7 @@ from treadle.core.progress import Progress
 from treadle.errors import ConfigurationError, DataError, NonFiniteError
 from treadle.hooks import curves
 from treadle.hooks.lines import read_log
-from treadle.run.dispatch import HookDispatcher
+from treadle.run.services import services_of
 
 NAN, INF = float("nan"), float("inf")
 MODULES = (
@@ -100,7 +100,7 @@ def test_a_hook_replaces_the_default_one_that_it_is_derived_from(tmp_path):
         pass
 
     given = [Own(every="5 steps"), Other(tmp_path / "other.csv")]
-    kinds = [type(hook) for hook in HookDispatcher(given, tmp_path, console=False)._hooks]
+    kinds = [type(hook) for hook in services_of(given, tmp_path, console=False).hooks._hooks]
     assert hooks.Checkpoint not in kinds and hooks.CSV not in kinds
     assert {hooks.JSONLines, hooks.FinalModel, Own, Other} <= {*kinds}
 

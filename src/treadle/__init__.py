@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import hooks as hooks
     from . import schedules as schedules
     from . import testing as testing
+    from .core.hook import DetailedHook as DetailedHook
     from .core.hook import Hook as Hook
     from .core.images import Image as Image
     from .core.images import image_grid as image_grid
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "core.hook": "Hook",
+    "core.hook": "DetailedHook Hook",
     "core.images": "Image image_grid",
     "core.logs": "History",
     "core.options": "Options setup",

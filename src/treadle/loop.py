@@ -22,39 +22,40 @@ Calls that train are numbered. When the same script runs again, calls that an ea
 completed do nothing, and the interrupted call resumes from the checkpoint (see `run.resume`). A
 rollback by `fit` restores a checkpoint within one process in the same way (see `hooks.nonfinite`).
 
-The parts of a run, the interface for hooks, and saving and restoring are in `run`.
+The parts of a run, and how it begins, resumes and ends, are in `run.session`. Hooks see a loop as
+`core.hook.LoopView`.
 """
 
-import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .backends.window import Window
+from .checkpoint import Checkpoint
 from .core.error_notes import noting
+from .core.hook import Hook
 from .core.identity import source_facts
-from .core.logs import History, Logs
-from .core.progress import Progress
+from .core.logs import History, Logs, loggable
+from .core.options import Options
+from .core.progress import Costs, Progress
 from .core.rollback import RolledBack
-from .core.signals import handled_signals, missing_handlers
 from .core.tracebacks import shortened
-from .core.triggers import Span, When
+from .core.triggers import Scheduled, Span, When
 from .data import as_source
 from .data.source import Source
-from .errors import ConfigurationError, StateError, TreadleWarning
-from .run.arguments import checked_count
-from .run.base import Run
-from .run.call import Call
+from .errors import ConfigurationError
+from .run.arguments import checked_count, checked_hooks, checked_options, checked_task
 from .run.evaluation import Validation
 from .run.explanations import explaining
-from .run.resume import Resuming, lost_guarantee
+from .run.services import Services, open_services
+from .run.session import Session
 from .run.training import stacked
-from .steps.averages import averaged
 from .steps.planning import check_end
+from .steps.state import State
 
 
-class Loop(Run):
+class Loop:
     """Trains a task.
 
     Args:
@@ -77,6 +78,8 @@ class Loop(Run):
         options: Execution options.
         progress: The current step, epoch, batch, examples and seconds.
         history: All logged values.
+        directory: The run directory, or None.
+        steps_per_epoch: The number of batches in an epoch of `fit`, or None if unknown.
 
     Raises:
         DirectoryError: If the directory holds another run, or is not writable.
@@ -94,21 +97,51 @@ class Loop(Run):
         (2, 4)
     """
 
-    _depth = 0  # of nested calls that train
-    _epoch_ended = _in_epochs = _entered = _hooks_started = _already_complete = False
-    # The backend, device, versions and plan of the checkpoint, until they are compared.
-    _saved_environment: Mapping[str, Any] | None = None
+    def __init__(
+        self,
+        task: Any,
+        directory: str | Path | None = None,
+        hooks: Sequence[Hook | Scheduled] = (),
+        options: Options | None = None,
+        configuration: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+        override: bool | Collection[str] = False,
+        console: bool = True,
+    ) -> None:
+        task, options, hooks = checked_task(task), checked_options(options), checked_hooks(hooks)
+        place = Path(directory) if directory is not None else None
+        services = open_services(task, place, hooks, configuration or {}, fresh, override, console)
+        self._begin(task, options, services)
+
+    @classmethod
+    def with_services(cls, task: Any, options: Options, services: Services) -> "Loop":
+        """Return a loop with other services than those of a run directory, as for a replay.
+
+        Args:
+            task: The task.
+            options: Execution options.
+            services: The services.
+        """
+        loop = cls.__new__(cls)
+        loop._begin(task, options, services)
+        return loop
+
+    def _begin(self, task: Any, options: Options, services: Services) -> None:
+        self.task, self.options, self.directory = task, options, services.directory
+        self.steps_per_epoch: int | None = None
+        self._hooks = services.hooks
+        self._session = Session(self, task, options, services)
 
     def __enter__(self) -> "Loop":
         """Return the loop."""
-        self._entered = True
+        self._session.in_context = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the hooks and close the source."""
-        self._entered = False
-        self._feed.close()
-        self._end_hooks(error, final=True)
+        self._session.in_context = False
+        self._session.feed.close()
+        self._session.end(error, final=True)
 
     def fit(
         self,
@@ -139,9 +172,10 @@ class Loop(Run):
 
         Raises:
             ConfigurationError: If none of `epochs`, `steps` and `until` is given, if one of them is
-                not positive, or if called from a hook.
+                not positive, or if called from a hook or in the body of a loop over `epochs` or
+                `steps`.
         """
-        self._dispatcher.refuse_training("fit")
+        self._check_outermost("fit")
         epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
         check_end(epochs=epochs, steps=steps, until=until)
         source, validating = as_source(train), Validation.of(validation, validate_every)
@@ -153,32 +187,31 @@ class Loop(Run):
                 "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
                 "into epochs with treadle.data.limited(source, batches)"
             )
-        if self._skip_completed_call(arguments):
-            self._build_and_assign(source)
+        session = self._session
+        if session.skip_completed_call(arguments):
+            session.build_and_assign(source)
             return self.history
-        self._validation = validating
         self.steps_per_epoch = source.length
         deadline = self.progress.seconds + Span.parse(until).amount if until else None
-        try:
-            with shortened():
-                while self._train_or_roll_back(self._fit, source, epochs, steps, deadline):
-                    pass
-        finally:
-            self._validation = None
-        return self.history
+        with shortened():
+            while True:
+                try:
+                    with session.calling("fit", epochs, steps, deadline, validating):
+                        self._fit(source)
+                    return self.history
+                except RolledBack as error:
+                    session.roll_back(error)
 
-    def _fit(
-        self, source: Source, epochs: int | None, steps: int | None, deadline: float | None
-    ) -> None:
+    def _fit(self, source: Source) -> None:
         """Train from the current progress to the end of the call."""
-        with self._run(epochs, steps, deadline, whole=True):
-            for _ in self.epochs(epochs):
-                for _ in self.steps(source, every="auto"):
-                    pass
-            self._restore_completed_call(source)
-            more_to_do = self.unfinished or not self.progress.batch
-            if not more_to_do and self.progress.step != self._last_recorded_step:
-                self._record("validation", {**self.metrics(), **self._validate()})
+        for _ in self._epochs():
+            for _ in self.steps(source, every="auto"):
+                pass
+        session = self._session
+        session.restore_completed_call(source)
+        more_to_do = session.call.unfinished or not self.progress.batch
+        if not more_to_do and self.progress.step != session.last_recorded_step:
+            session.record("validation", {**self.metrics(), **self._validate()})
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch, and record the epoch after the loop body.
@@ -192,23 +225,25 @@ class Loop(Run):
                 for logs in loop.steps(train, every="200 steps"):
                     print(logs.step, logs["loss"])
         """
-        self._check_may_train("epochs")
+        self._check_outermost("epochs")
+        self._check_no_rollback("epochs")
         count = checked_count("epochs", count)
-        if self._depth == 0 and self._skip_completed_call({"epochs": count}):
+        session = self._session
+        if session.skip_completed_call({"epochs": count}):
             return
-        self._in_epochs = True
-        try:
-            with shortened(), self._run(count):
-                last = self.epochs_planned
-                while (last is None or self.progress.epoch < last) and not self._over():
-                    self._epoch_ended = True
-                    yield self.progress.epoch
-                    if self._epoch_ended or not self._over():  # or the body ended with `break`
-                        self._end_epoch()
-                self._resuming.assign_what_exists(self.state)
-                self._already_complete = self._resuming.found is not None
-        finally:
-            self._in_epochs = False
+        with shortened(), session.calling("epochs", count) as call:
+            yield from self._epochs()
+            session.resuming.assign_what_exists(self.state)
+            call.was_complete = session.resuming.found is not None
+
+    def _epochs(self) -> Iterator[int]:
+        """Yield the number of each epoch of the running call, and end the epoch after the body."""
+        call, is_over = self._session.call, self._session.is_over
+        while (call.epochs is None or self.progress.epoch < call.epochs) and not is_over():
+            call.epoch_ended = True
+            yield self.progress.epoch
+            if call.epoch_ended or not is_over():  # or the body ended with `break`
+                self._end_epoch()
 
     def steps(self, source: Any, every: str = "1 step") -> Iterator[Logs]:
         """Train for one epoch of a source and yield logs at regular intervals.
@@ -224,39 +259,203 @@ class Loop(Run):
         Yields:
             The means of the steps since the previous yield.
         """
-        self._check_may_train("steps")
+        session = self._session
+        self._hooks.refuse_training("steps")
+        if not session.call.running:
+            self._check_no_rollback("steps")
         trigger = None if every == "auto" else When(Span.parse(every))
         train = as_source(source)
-        if self._depth == 0:
+        if not session.call.running:
             arguments = {"every": every, "train": source_facts(train)}
-            if self._skip_completed_call(arguments):
+            if session.skip_completed_call(arguments):
                 return
-        with shortened(), self._run(None):
+        with shortened(), session.calling("steps") as call:
             before = self.progress
-            if not self._in_epochs and before.epoch > self._resuming.begun.epoch:
-                self._restore_completed_call(train)
+            if not call.has_epochs and before.epoch > session.resuming.begun.epoch:
+                session.restore_completed_call(train)
                 return
-            for _ in self._windows(train, trigger):
+            call.epoch_ended = False
+            windows = _Returning(self._windows(train, trigger))
+            for _ in windows:
                 if trigger is None or trigger.due(before, self.progress):
                     before = self.progress
                     yield self._logs_since_last()
+            call.epoch_ended = ended = windows.value
             # A time trigger may become due in the body: without a new step, nothing is yielded.
             new = self.progress.step > before.step or (trigger and trigger.span.of == "epoch")
-            ended = self._epoch_ended
             if trigger is not None and new and trigger.due(before, self.progress, ended):
                 yield self._logs_since_last()
-            if self._epoch_ended and not self._in_epochs:
+            if ended and not call.has_epochs:
                 self._end_epoch()
 
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return the values that `train_step` returned."""
-        self._check_may_train("step")
-        with shortened(), self._run(None, counted=False):
+        session = self._session
+        self._hooks.refuse_training("step")
+        if not session.call.running:
+            self._check_no_rollback("step")
+        with shortened(), session.calling("step"):
             window, batches = stacked(batch), self.progress.batch
-            self._begin(window)
+            session.begin(window)
             self._train(window)
-            self.progress = replace(self.progress, batch=batches)  # not a batch of an epoch
+            # The batch is not one of an epoch.
+            session.progress = replace(self.progress, batch=batches)
         return self._logs_since_last()
+
+    # The loop
+
+    def _windows(self, source: Source, trigger: When | None) -> Generator[None, None, bool]:
+        """Train to the end of the epoch, and yield after each window; see the module docstring.
+
+        Args:
+            source: The source of batches.
+            trigger: Windows end where it is due, in addition to the triggers of hooks.
+
+        Returns:
+            Whether the epoch ended, and not only the call.
+        """
+        session = self._session
+        if session.is_over():
+            return False
+        session.open(source)
+        if self.progress.batch == 0:
+            session.training.reset_metrics()
+        triggers = self._triggers(trigger)
+        while not session.is_over():
+            before = session.trigger_check  # time triggers count hooks and the `for` body
+            if session.skip_excluded_batch():
+                continue
+            size = self._window_size(self.progress, triggers)
+            window = session.feed.take(size, self.progress)
+            if window is None:
+                return True
+            self._train(window, lambda *running: self._prefetch(triggers, *running))
+            self._validate_if_due(before, source)
+            self._hooks.run_due(self, before)
+            session.trigger_check = self.progress
+            yield
+            session.services.save_if_due(self, before, self.progress)
+        # The call may end where the epoch does.
+        return self.progress.batch == source.length and not session.feed.take(1, self.progress)
+
+    def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
+        """Run one window, account for it, and log every step of it."""
+        session, training = self._session, self._session.training
+        self._hooks.notify("before", self)  # first: a hook's change may require recompiling
+        session.recompile_if_changed(window)
+        lost = training.steps_lost_on_error(window)
+        try:
+            with noting("train_step", self.progress, window.count, lost), explaining(window):
+                logs = training.run(window, self.progress, meanwhile)
+            session.feed.ran(until=training.ended)
+            session.warn_of_lost_guarantee()
+        except BaseException:  # these batches are read again by a later call
+            session.feed.close()
+            raise
+        session.count(logs)
+        with noting("train_step", self.progress):
+            training.check_promises()
+        self._hooks.notify("steps", self, logs)
+
+    def _triggers(self, trigger: When | None) -> list[When]:
+        """Return the triggers of hooks, the validation and the user's `for` loop."""
+        validation = self._session.call.validation
+        own = [trigger, validation.when if validation is not None else None]
+        return [*self._hooks.events(), *(when for when in own if when is not None)]
+
+    def _window_size(self, at: Progress, triggers: Sequence[When]) -> int:
+        """Return how many steps may run before the next event or excluded batch."""
+        session = self._session
+        return session.window_size(
+            at, session.training.window_size(at, triggers, session.call.steps)
+        )
+
+    def _prefetch(
+        self, triggers: Sequence[When], after: Progress, running: Callable[[], bool]
+    ) -> None:
+        """Read the next window while one runs, unless the call ends after it."""
+        session, last = self._session, self._session.call.steps
+        if last is None or after.step < last:
+            size = self._window_size(after, triggers)
+            session.feed.read_ahead(size, session.training.placed, running)
+
+    def _validate_if_due(self, before: Progress, source: Source) -> None:
+        """Validate within an epoch if due, and record the results."""
+        session, validation = self._session, self._session.call.validation
+        if validation is not None and validation.due(before, self.progress):
+            session.record("validation", {**self.metrics(), **self._validate()})
+            if source.endless:
+                session.training.reset_metrics()
+
+    def _validate(self) -> dict[str, float]:
+        """Evaluate the validation sets, or return the results of this step if they exist."""
+        validation = self._session.call.validation
+        if validation is None:
+            return {}
+        results = validation.results_of(self.progress.step)
+        if not results:
+            self._hooks.notify("validation", self, None)
+            results = validation.run(self._evaluate, self.progress)
+            self._hooks.notify("validation", self, results)
+        return results
+
+    def _end_epoch(self) -> None:
+        """Validate, run the hooks that are due, record the epoch and save a checkpoint."""
+        session, before, values = self._session, self.progress, self.metrics()
+        if validation := session.call.validation:
+            due = validation.due(before, before, epoch_ended=True)
+            values |= self._validate() if due else validation.results_of(before.step)
+        session.feed.close()
+        self._hooks.run_due(self, before, epoch_ended=True)
+        session.record("epoch", values)
+        session.progress = self.progress.at_epoch(before.epoch + 1)
+        session.training.reset_metrics()
+        session.services.save_if_due(self, before, before, epoch_ended=True)
+
+    def _logs_since_last(self) -> Logs:
+        """Return the logs since this was last called."""
+        training = self._session.training
+        return Logs(training.means_since_last(), self.progress, training.metric_results)
+
+    def _check_outermost(self, method: str) -> None:
+        """Check that a method that makes calls of its own may train now.
+
+        Raises:
+            ConfigurationError: If called from a hook or in the body of another loop.
+        """
+        self._hooks.refuse_training(method)
+        call = self._session.call
+        if call.running:
+            raise ConfigurationError(
+                f"loop.{method} was called while loop.{call.kind} trains: in the body of a `for` "
+                "loop, train with loop.steps(source) or loop.step(batch). To train on other data "
+                f"before or after, call loop.{method} outside of that body"
+            )
+
+    def _check_no_rollback(self, method: str) -> None:
+        """Check that steps outside of `fit` need no rollback.
+
+        Raises:
+            ConfigurationError: If a hook rolls back.
+        """
+        if self._session.services.rolls_back:
+            raise ConfigurationError(
+                f"NonFinite(action='rollback') needs loop.fit, but loop.{method} was called: code "
+                "of your own between the steps cannot be rolled back. Use loop.fit, or "
+                "action='skip'"
+            )
+
+    # Using the task
+
+    def prepare(self, source: Any) -> None:
+        """Build and check `train_step` with the first batch of a source, without training."""
+        session = self._session
+        with shortened():
+            session.open_source(as_source(source))
+            window = session.feed.first(self.progress)
+            if window is not None:
+                session.prepare(window)
+            session.resuming.assign_what_exists(self.state)
 
     def evaluate(self, source: Any) -> dict[str, float]:
         """Evaluate a source with `eval_step` and return the means and metrics.
@@ -265,12 +464,137 @@ class Loop(Run):
         callbacks are notified, so a callback that swaps weights for validation also does so here.
         """
         with shortened():
-            if self._hooks_started:
-                self._dispatcher.evaluation(self, None)
-            results = super().evaluate(source)
-            if self._hooks_started:
-                self._dispatcher.evaluation(self, results)
+            if self._session.started:
+                self._hooks.notify("evaluation", self, None)
+            results = self._evaluate(source)
+            if self._session.started:
+                self._hooks.notify("evaluation", self, results)
             return results
+
+    def _evaluate(self, source: Any) -> dict[str, float]:
+        """Evaluate a source without notifying hooks."""
+        self._session.resuming.check_built(self.state)
+        with shortened(), noting("evaluation", self.progress), explaining():
+            return self._session.evaluation.evaluate(source, self)
+
+    def predict(self, source: Any) -> Any:
+        """Run `predict_step` over a source and return NumPy arrays joined on the first axis."""
+        self._session.resuming.check_built(self.state)
+        with shortened(), explaining():
+            return self._session.evaluation.predict(source, self)
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Run a function of the task compiled and return NumPy arrays; state changes are discarded.
+
+        Inside the function, arrays and floats are tensors, while integers, booleans and strings are
+        constants. Each call draws from a new random stream. Compiled programs are kept for the 16
+        most recently called combinations of function and constants.
+        """
+        resuming = self._session.resuming
+        if resuming.has_pending:  # a source may call this for its first batch, before the build
+            resuming.assign_what_exists(self.state)
+            resuming.check_built(self.state)
+        with shortened(), explaining():
+            return self._session.evaluation.call(function, *inputs)
+
+    def find_learning_rate(self, train: Any, **how: Any) -> Any:
+        """Run a learning-rate range test; the state is unchanged afterwards. See `treadle.doctor`.
+
+        Args:
+            train: A source of batches.
+            how: Keyword arguments of `treadle.doctor.find_learning_rate`: `optimizer`, `monitor`,
+                `begin`, `end`, `steps`.
+
+        Returns:
+            A `treadle.doctor.RangeTest`, with `suggestion` and `draw("rates.png")`.
+        """
+        self._hooks.refuse_training("find_learning_rate")
+        # Imported late: the doctor trains with a loop of its own.
+        from .doctor.find_lr import find_learning_rate
+
+        how.setdefault("options", self.options)
+        return find_learning_rate(self.task, train, **how)
+
+    # The state of the run
+
+    @property
+    def progress(self) -> Progress:
+        """The current step, epoch, batch, examples and seconds."""
+        return self._session.progress
+
+    @property
+    def history(self) -> History:
+        """All logged values."""
+        return self._session.history
+
+    @property
+    def state(self) -> State:
+        """All variables of the task by path."""
+        return self._session.state
+
+    @property
+    def plan(self) -> str:
+        """How steps are executed, in one line; empty before the first step."""
+        return self._session.plan
+
+    @property
+    def reason(self) -> str | None:
+        """The reason given for stopping the call, or None."""
+        return self._session.call.reason
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the call was interrupted before its planned end, and is meant to be resumed."""
+        return self._session.call.unfinished
+
+    @property
+    def epochs_planned(self) -> int | None:
+        """The number of epochs of the run at the end of this call, or None if unknown."""
+        return self._session.call.epochs
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The step at which this call ends, or None if unknown."""
+        return self._session.call.steps
+
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """The optimizers that `train_step` applies, by path; empty before the first step."""
+        prepared = self._session.training.prepared
+        if prepared is None:
+            return {}
+        found = prepared.state.optimizers.items()
+        return {path: optimizer for path, optimizer in found if id(optimizer) in prepared.applied}
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a window is being compiled now."""
+        return self._session.training.compiling
+
+    @property
+    def evaluated(self) -> tuple[int, int | None] | None:
+        """Batches done by the running evaluation, and their total number if known."""
+        return self._session.evaluation.position
+
+    @property
+    def costs(self) -> Costs:
+        """The number of compiled programs, and the time spent compiling and waiting for data."""
+        session = self._session
+        costs = session.training.costs()
+        compiling = costs.compiling + session.evaluation.compile_seconds
+        return replace(costs, compiling=compiling, waiting=session.feed.waited)
+
+    def metrics(self) -> dict[str, float]:
+        """Return training means and metric results since they were last reset."""
+        return self._session.training.metrics()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Log values at the current step: scalars of any library, strings or images.
+
+        Raises:
+            ConfigurationError: If a value is none of these. Nothing is logged then.
+        """
+        self._session.record("log", loggable(values, "loop.log"))
 
     def save(self) -> None:
         """Save a checkpoint now, and wait until it is on disk.
@@ -279,366 +603,45 @@ class Loop(Run):
             ConfigurationError: If the loop has no directory.
             CheckpointError: If the checkpoint cannot be written.
         """
-        self._dispatcher.require_checkpoints()
-        self._dispatcher.save(self)
+        services = self._session.services
+        services.require_checkpoints()
+        services.save(self)
 
-    def prepare(self, source: Any) -> None:
-        """Build and check `train_step` with the first batch of a source, without training."""
-        with shortened():
-            self._open(as_source(source))
-            window = self._feed.first(self.progress)
-            if window is not None:
-                self._prepare(window)
-            self._resuming.assign_what_exists(self.state)
-
-    def _windows(self, source: Source, trigger: When | None) -> Iterator[None]:
-        """Train to the end of the epoch, and yield after each window; see the module docstring."""
-        self._epoch_ended = False
-        if self._over():
-            return
-        self._open(source)
-        if not self._hooks_started:
-            first = self._feed.first(self.progress)
-            if first is not None:
-                self._begin(first)
-            elif self._resuming.found is not None:  # saved at the end of an epoch
-                self._begin_with_first_batch(source, self.progress)
-            if source.inexact and self.directory is not None:
-                self._dispatcher.warn(f"a resume of this run may not be exact: {source.inexact}")
-        if self.progress.batch == 0:
-            self._training.reset_metrics()
-        events = [*self._dispatcher.events(), *([trigger] if trigger else [])]
-        events += [self._validation.when] if self._validation else []
-
-        def read_ahead(after: Progress, running: Callable[[], bool]) -> None:
-            if self.steps_planned is None or after.step < self.steps_planned:
-                size = self._window_size(after, events)
-                self._feed.read_ahead(size, self._training.placed, running)
-
-        while not self._over():
-            before = self._last_trigger_check  # time triggers count hooks and the `for` body
-            if self._skip_excluded_batch():
-                continue
-            size = self._window_size(self.progress, events)
-            window = self._feed.take(size, self.progress)
-            if window is None:
-                self._epoch_ended = True
-                return
-            self._train(window, read_ahead)
-            if self._validation and self._validation.due(before, self.progress):
-                self._record("validation", {**self.metrics(), **self._validate()})
-                if source.endless:
-                    self._training.reset_metrics()
-            self._dispatcher.run_due(self, before)
-            self._last_trigger_check = self.progress
-            yield
-            self._dispatcher.save_if_due(self, before, self.progress)
-        if self.progress.batch == source.length and not self._feed.take(1, self.progress):
-            self._epoch_ended = True  # the call ends where the epoch does
-
-    def _logs_since_last(self) -> Logs:
-        """Return the logs since this was last called."""
-        return Logs(self._training.look(), self.progress, self._training.metric_results)
-
-    def _window_size(self, at: Progress, events: Sequence[When]) -> int:
-        """Return how many steps may run before the next event or excluded batch."""
-        size = self._training.window_size(at, events, self.steps_planned)
-        passed = [batch for epoch, batch, _ in self._passed if epoch == at.epoch]
-        return min([size, *(batch - at.batch for batch in passed if batch > at.batch)])
-
-    def _skip_excluded_batch(self) -> bool:
-        """Skip the next batch if a rollback excluded it; return whether it was skipped."""
-        at = self.progress
-        why = self._passed.get((at.epoch, at.batch, at.step))
-        if why is None or self._feed.take(1, at) is None:
-            return False
-        self.progress = replace(at, batch=at.batch + 1)
-        self.log({"warning": f"skipped batch {at.batch + 1} of epoch {at.epoch + 1}: {why}"})
-        return True
-
-    def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
-        """Run one window, account for it, and log every step of it."""
-        self._dispatcher.notify("before", self)  # first: a hook's change may require recompiling
-        note = self._training.recompiled(window, self._restoring.recompile)
-        self._restoring.recompile = []
-        if note:
-            self.log({"note": note})
-        if not self._training.is_prepared(window):
-            self._prepare(window)
-        lost = self._training.steps_lost_on_error(window)
-        try:
-            with noting("train_step", self.progress, window.count, lost), explaining(window):
-                logs = self._training.run(window, self.progress, meanwhile)
-            self._feed.ran(until=self._training.ended)
-            if self._saved_environment is not None:  # the plan is known only after the first window
-                self._dispatcher.warn(lost_guarantee(self._saved_environment, self.plan))
-                self._saved_environment = None
-        except BaseException:  # these batches are read again by a later call
-            self._feed.close()
-            raise
-        self.progress = self._call.timed(logs.progress)
-        self.history.add_steps(logs)
-        self._weights.ran(logs)
-        with noting("train_step", self.progress):
-            self._training.check_promises()
-        self._dispatcher.notify("steps", self, logs)
-
-    def _open(self, source: Source) -> None:
-        """Open a source at the current progress."""
-        if source.closed and self._resuming.waits:  # its batches need the restored weights
-            self._resuming.assign_what_exists(self.state)
-        position = self._resuming.found.source if self._resuming.found else None
-        self._feed.open(source, self.progress, self, position)
-
-    def _begin(self, window: Window) -> None:
-        """Build the step, restore the state from a checkpoint, and start the hooks."""
-        found, restoring = self._resuming.found, self._restoring
-        if found is not None:
-            call = self._resuming.call
-            restoring.restore(found, call, self._training, lambda: self._prepare(window))
-        elif self._training.prepared is None:
-            self._prepare(window)
-        later = self._resuming.is_later(self._resuming.call)
-        try:
-            found = self._resuming.take_over(self.state, self._initial())
-        except StateError:
-            restoring.refuse_lost()  # a replaced object may have other variables
-            raise
-        if not self._hooks_started:
-            self._averages.begin(self.state)
-        if found is not None:
-            self._training.restore(found.loop["means"])
-            if not later:  # the checkpoint is of this call
-                self._averages.restore(found.loop.get("averages", {}))
-            self._saved_environment = found.about
-            if self._run_record is not None:
-                self._dispatcher.warn(self._run_record.changed)
-        if not self._hooks_started:
-            self._hooks_started = True
-            if found is not None and found.loop["call"] == self._resuming.call:
-                self._weights.restore(found.loop.get("weights"))
-            else:
-                self._weights.start(self.state)
-            restoring.before_start()
-            self._dispatcher.notify("start", self)
-            self._dispatcher.warn(
-                restoring.after_start(self._training, lambda: self._prepare(window))
-            )
-            if self.directory is not None:
-                self._dispatcher.warn(missing_handlers())
-
-    def _build_and_assign(self, source: Source) -> None:
-        """Build the model with the first batch of a source, and assign its restored variables."""
-        with shortened():
-            window = self._feed.sample(source, Progress(), self)
-            if window is not None:
-                self._restoring.build(self._training, lambda: self._prepare(window))
-            self._resuming.assign_what_exists(self.state)
-
-    def _restore_completed_call(self, source: Source) -> None:
-        """Restore the state, if an earlier process ran all steps of this call but not its end."""
-        if self._resuming.found is not None and not self.unfinished:
-            self._begin_with_first_batch(source, Progress())
-
-    def _begin_with_first_batch(self, source: Source, progress: Progress) -> None:
-        """Begin with the first batch of an epoch, without training on it; rewind the source."""
-        found = self._resuming.found
-        first = self._feed.sample(source, progress, self)
-        if first is not None:
-            self._begin(first)
-        if found is not None and found.source is not None:  # reading moved the source
-            self._feed.open(source, self.progress, self, found.source)
-
-    def _prepare(self, window: Window) -> None:
-        """Build the steps; for a resumed run, for every batch form that the checkpoint lists."""
-        forms, shown = self._resuming.forms, self._dispatcher.activity("building the step")
-        with shown, self._constants.building():
-            with noting("train_step", self.progress, running=1), explaining(window):
-                self._training.prepare(window, forms.get("train_step", ()))
-            with noting("eval_step", self.progress), explaining():
-                self._evaluation.prepare(forms.get("eval_step", ()))
-
-    def _end_epoch(self) -> None:
-        """Validate, run the hooks that are due, record the epoch and save a checkpoint."""
-        before, values = self.progress, self.metrics()
-        if self._validation:
-            due = self._validation.due(before, before, epoch_ended=True)
-            values |= self._validate() if due else self._validation.results_of(before.step)
-        self._feed.close()
-        self._dispatcher.run_due(self, before, epoch_ended=True)
-        self._record("epoch", values)
-        self.progress = self.progress.at_epoch(before.epoch + 1)
-        self._training.reset_metrics()
-        self._dispatcher.save_if_due(self, before, before, epoch_ended=True)
-
-    def _validate(self) -> dict[str, float]:
-        """Evaluate the validation sets, or return the results of this step if they exist."""
-        if self._validation is None:
-            return {}
-        results = self._validation.results_of(self.progress.step)
-        if not results:
-            self._dispatcher.notify("validation", self, None)
-            results = self._validation.run(super().evaluate, self.progress)
-            self._dispatcher.notify("validation", self, results)
-        return results
-
-    def _check_may_train(self, method: str) -> None:
-        """Check that a method may train now.
-
-        Raises:
-            ConfigurationError: If called from a hook, or with rollback outside `fit`.
-        """
-        self._dispatcher.refuse_training(method)
-        if self._depth == 0 and self._dispatcher.rolls_back:
-            raise ConfigurationError(
-                f"NonFinite(action='rollback') needs loop.fit, but loop.{method} was called: code "
-                "of your own between the steps cannot be rolled back. Use loop.fit, or "
-                "action='skip'"
-            )
-
-    def _over(self) -> bool:
-        """Return whether this call has ended."""
-        self.progress = self._call.timed(self.progress)
-        return self._call.is_over(self.progress)
-
-    @contextmanager
-    def _run(
-        self,
-        epochs: int | None,
-        steps: int | None = None,
-        deadline: float | None = None,
-        whole: bool = False,
-        counted: bool = True,
-    ) -> Generator[None]:
-        """Start and end a call that trains; nested calls count as one.
-
-        Hooks end after an error, after `fit`, or at the end of the `with` block around the loop.
-        """
-        if self._depth:
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-            return
-        self._depth, error = 1, None
-        if counted:
-            self._resuming.begin(self.progress)
-        begun, found = self._resuming.begun, self._resuming.found
-        if counted and found is not None and found.loop["call"] == self._resuming.call:
-            self._restoring.begin_call(found)
-        self._call = call = Call(begun, self.progress, epochs, steps, deadline)
-        if found is not None and not self._resuming.is_later(self._resuming.call):
-            call.stop(found.loop["reason"])
-            if self._validation and found.loop["validation"]:
-                self._validation.restore(found.loop["validation"])
-        try:
-            with handled_signals() as call.request:
-                yield
-                call.heed_signals()  # those received during the last validation
-                if call.unfinished and self._hooks_started:
-                    self._dispatcher.save(self)
-            if call.request.signal is not None:
-                raise call.request.error()
-        except GeneratorExit:  # the user's `for` ended early; `__exit__` gets the reason
-            raise
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._depth = 0
-            if whole or error or not self._entered:
-                self._end_hooks(error, final=whole or self._in_epochs)
-
-    def _end_hooks(self, error: BaseException | None, final: bool) -> None:
-        """Save a checkpoint and end the hooks.
-
-        At the final end of training, averaged weights (`use_ema=True`) are replaced by their
-        averages. The checkpoint is saved first: it holds the raw weights, from which a longer run
-        resumes exactly.
+    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
+        """Return the complete state of the run at this window boundary, as a checkpoint.
 
         Args:
-            error: The exception that ended the call, or None.
-            final: Whether training ends here, and not only this call.
+            buffers: The `state` of an earlier checkpoint that is no longer needed; it is
+                overwritten.
+            score: The value of the monitored metric, if the best checkpoints are kept.
         """
-        if not self._hooks_started:
-            found = self._resuming.found
-            if final and error is None and self._already_complete and found is not None:
-                self._resuming.end_with(averaged(found.state, found.loop.get("averages", {})))
-                self._resuming.assign_what_exists(self.state)
-            return
-        try:
-            if error is None:
-                self._warn_unchanged()
-                self._dispatcher.save(self)
-                if final and not self.unfinished:
-                    self._swapped_optimizers = self._dispatcher.swapped_optimizers
-                    for warning in self._averages.finish(self.state, self._swapped_optimizers):
-                        self.log({"warning": warning})
-        finally:
-            self._hooks_started = False
-            try:
-                self._dispatcher.end(self, error)
-            finally:
-                self._swapped_optimizers = None
+        return self._session.capture(buffers, score)
 
-    def _warn_unchanged(self) -> None:
-        """Warn if this call changed no weight."""
-        prepared = self._training.prepared
-        text = self._weights.warning(prepared) if prepared and not self.unfinished else ""
-        if text:
-            self.log({"warning": text})
-            if not self._dispatcher.has_console:
-                warnings.warn(text, TreadleWarning, stacklevel=2)
+    def stop(self, why: str) -> None:
+        """Stop training at this window boundary; the reason `why` is printed and recorded."""
+        self._session.call.stop(why)
 
-    def _skip_completed_call(self, arguments: Mapping[str, Any]) -> bool:
-        """Skip the next call that trains if an earlier process completed it.
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of every variable's value, for `restore`."""
+        return self.state.keep()
 
-        Args:
-            arguments: The arguments of the call, as recorded in `run.json`.
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Set every variable to the value it had when `snapshot` was taken."""
+        session = self._session
+        self.state.put_back(snapshot)
+        if session.swapped_optimizers is not None:  # training has ended: use averaged weights
+            session.averages.finish(self.state, session.swapped_optimizers)
 
-        Returns:
-            Whether the call was skipped.
-        """
-        record = self._run_record
-        number = self._resuming.call + 1
-        if record is None:
-            return False
-        done = record.call(number, arguments)
-        if record.finished and not done and not self._resuming.is_later(number):
-            self._restore_progress(record, at_end=False)  # resume with other arguments
-        if not done and not self._resuming.over:
-            return False
-        self._resuming.begin(self.progress)
-        lost = self._restoring.begin_call(self._resuming.found)
-        self._resuming.assign_what_exists(self.state)
-        if done:
-            if lost:
-                self._dispatcher.warn(
-                    f"the finished run was not restored completely: {lost} during the run"
-                )
-            self._call.reason = "it was finished before"
-            self._dispatcher.print(
-                f"the run in {record.path} is already finished; nothing was done"
-            )
-            self._dispatcher.warn(record.changed)
-        return True
+    def batch_at(self, step: int) -> Any:
+        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
+        return self._session.training.batch_at(step)
 
-    def _train_or_roll_back(self, train: Callable[..., None], *arguments: Any) -> bool:
-        """Train, and return whether the run rolled back to a checkpoint instead of ending."""
-        record = self._run_record
-        try:
-            train(*arguments)
-        except RolledBack as back:
-            assert record is not None  # `HookDispatcher` requires a directory for rollback
-            if back.passed is not None:
-                record.pass_over(back.passed, str(back))
-                self._passed = record.passed_over()
-            self._feed.close()
-            self._restoring.rolled_back = True
-            self._resuming = Resuming(self._dispatcher.newest_checkpoint(), self._resuming.call - 1)
-            seconds = self.progress.seconds  # the time of the discarded steps counts too
-            self._restore_progress(record, at_end=False)
-            self.progress = self.progress.after_seconds(seconds)
-            return True
-        return False
+
+class _Returning:
+    """Iterates over a generator, and keeps the value that it returns."""
+
+    def __init__(self, generator: Generator[None, None, bool]) -> None:
+        self._generator, self.value = generator, False
+
+    def __iter__(self) -> Iterator[None]:
+        self.value = yield from self._generator

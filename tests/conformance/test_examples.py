@@ -17,6 +17,7 @@ MODULES = (
     "doctor.numbers",
     "loop",
     "run.resume",
+    "run.saved_state",
     "schedules",
     "steps.state",
     "steps.helpers",

@@ -334,7 +334,7 @@ def test_where_something_else_computes_it_is_said_what_is_lost(
     was: Any,
     difference: str,
 ) -> None:
-    from treadle.run import base as module
+    from treadle.run import session as module
 
     now = module.circumstances()
     with monkeypatch.context() as patch:

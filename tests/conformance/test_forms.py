@@ -175,7 +175,7 @@ def test_a_dry_run_of_a_later_form_changes_nothing(execution: Any) -> None:
         for batch in batches("aab", "shape"):
             loop.step(batch)
         before = loop.state.arrays()
-        prepared = loop._training.prepared
+        prepared = loop._session.training.prepared
         assert prepared is not None
         prepared.prepare(np.ones(2, "float32"))  # known
         prepared.prepare(np.ones(7, "float32"))  # new

@@ -278,6 +278,67 @@ def test_hooks_start_and_end_once_for_each_call_of_fit_and_once_for_the_parts() 
     assert hook.calls == ["start", error]
 
 
+def test_fit_and_epochs_are_refused_in_the_body_of_another_loop() -> None:
+    message = (
+        r"loop\.{} was called while loop\.{} trains: in the body of a `for` loop, train with "
+        r"loop\.steps\(source\) or loop\.step\(batch\)"
+    )
+    with loop_of() as loop:
+        for _ in loop.epochs(1):
+            with pytest.raises(ConfigurationError, match=message.format("fit", "epochs")):
+                loop.fit(source(), steps=2)
+            with pytest.raises(ConfigurationError, match=message.format("epochs", "epochs")):
+                next(iter(loop.epochs(2)))
+            for _ in loop.steps(source()):
+                with pytest.raises(ConfigurationError, match=message.format("fit", "epochs")):
+                    loop.fit(source(), steps=2)
+        for _ in loop.steps(source()):
+            with pytest.raises(ConfigurationError, match=message.format("fit", "steps")):
+                loop.fit(source(), steps=2)
+        steps = loop.progress.step
+        loop.fit(source(), steps=2)
+        assert loop.progress.step == steps + 2
+
+
+class Detailed(treadle.DetailedHook):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def before(self, loop: Any) -> None:
+        self.calls.append(loop.progress.step)
+
+    def validation(self, loop: Any, results: Any) -> None:
+        self.calls.append("validation" if results is None else set(results))
+
+    def evaluation(self, loop: Any, results: Any) -> None:
+        self.calls.append("evaluation" if results is None else set(results))
+
+
+class WithoutBase(treadle.Hook):
+    """A hook that defines a method of `DetailedHook` without that base class."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def before(self, loop: Any) -> None:
+        self.calls.append(loop.progress.step)
+
+
+def test_detailed_hooks_are_called_before_windows_and_around_evaluations() -> None:
+    hook, other = Detailed(), WithoutBase()
+    evaluating = treadle.at("2 steps", lambda loop: loop.evaluate(source(1)) and None)
+    with loop_of(hooks=[hook, other, evaluating]) as loop:
+        loop.fit(source(), validation=source(1), steps=4, validate_every="4 steps")
+        loop.evaluate(source(1))  # after training
+    results = {"loss", "accuracy"}
+    validated = {f"val_{name}" for name in results}
+    assert other.calls[0] == 0 and 2 in other.calls  # a window ends before the evaluation
+    at = hook.calls.index("evaluation")
+    assert hook.calls[at - 1] < 2 and hook.calls[at : at + 3] == ["evaluation", results, 2]
+    assert hook.calls[-2:] == ["validation", validated]
+    assert [call for call in hook.calls if isinstance(call, int)] == other.calls
+
+
 def test_stopping_is_told_and_ends_at_the_boundary() -> None:
     hooks = [treadle.every("3 steps", lambda loop: loop.stop("seen enough"))]
     with loop_of(hooks=hooks) as loop:

@@ -108,7 +108,7 @@ def test_functions_that_are_called_once_are_not_kept() -> None:
             before = len(built)
             assert loop.call(lasting, np.ones(1)).tolist() == [2.0]
             assert keras.config.backend() == "torch" or len(built) == before == first
-        assert len(loop._evaluation._callers) == 16
+        assert len(loop._session.evaluation._callers) == 16
 
 
 def test_a_constant_that_is_no_number_has_not_changed() -> None:

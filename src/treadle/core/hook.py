@@ -1,4 +1,4 @@
-"""Hooks: the `Hook` base class, and `LoopView`, the interface through which hooks see the loop.
+"""Hooks: the `Hook` base classes, and `LoopView`, the interface through which hooks see the loop.
 
 A hook is either a function `fn(loop)` with a trigger (`every`, `at`, `after`), or an object with
 some of the methods of `Hook`. Both access the loop only through `LoopView`.
@@ -171,7 +171,8 @@ class Hook:
     """Base class for hooks; override the methods that you need.
 
     A hook may also have an attribute `when`, one `treadle.core.triggers.When` or several. Windows
-    then end at these steps, so that the hook sees exactly the state after that step.
+    then end at these steps, so that the hook sees exactly the state after that step. `DetailedHook`
+    has further methods.
 
     Example:
         >>> class Loud(Hook):
@@ -182,14 +183,8 @@ class Hook:
     def start(self, loop: LoopView) -> None:
         """Called before the first step of a call that trains, such as `fit`."""
 
-    def before(self, loop: LoopView) -> None:
-        """Called before each window; the state is that after step `loop.progress.step`."""
-
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Called after each window with the values of every step. Must be cheap."""
-
-    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
-        """Called before each validation with None, and after it with its results (`val_…`)."""
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Called with each record: the end of an epoch, a validation, or a user log."""
@@ -207,3 +202,19 @@ class Hook:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the hook's state from what `state` returned."""
+
+
+class DetailedHook(Hook):
+    """Base class for hooks that are also called before windows and around evaluations."""
+
+    def before(self, loop: LoopView) -> None:
+        """Called before each window; the state is that after step `loop.progress.step`."""
+
+    def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Called before each validation with None, and after it with its results (`val_…`)."""
+
+    def evaluation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
+        """Called before each `loop.evaluate` of the user with None, and after it with its results.
+
+        Only calls between the first step and the end of training count.
+        """

@@ -153,16 +153,16 @@ class Replay:
         return text_of(self)
 
 
-def batch_numbers(moment: StepInputs) -> tuple[Numbers, ...]:
+def batch_numbers(inputs: StepInputs) -> tuple[Numbers, ...]:
     """Return statistics of each array of a step's batch, with the names that messages use."""
     return tuple(
         Numbers.of(named(path), leaf)
-        for path, leaf in flattened(moment.window.batch(0))
+        for path, leaf in flattened(inputs.window.batch(0))
         if leaf is not None
     )
 
 
-def variables_of(moment: StepInputs, look: StepInspection) -> tuple[Variable, ...]:
+def variables_of(inputs: StepInputs, look: StepInspection) -> tuple[Variable, ...]:
     """Return value, gradient and update of each variable of a float dtype."""
     gradients = {path.partition("#")[0]: gradient for path, gradient in look.gradients.items()}
     return tuple(
@@ -172,26 +172,26 @@ def variables_of(moment: StepInputs, look: StepInspection) -> tuple[Variable, ..
             Numbers.of(path, gradients[path]) if path in gradients else None,
             Numbers.of(path, change(before, look.after[path])),
         )
-        for path, before in moment.state.items()
+        for path, before in inputs.state.items()
         if before.dtype.kind in "fV"  # V: bfloat16 and other narrow floats
     )
 
 
-def arrays_of(moment: StepInputs, look: StepInspection) -> dict[str, Array]:
+def arrays_of(inputs: StepInputs, look: StepInspection) -> dict[str, Array]:
     """Return all arrays of a step by kind and path."""
-    leaves = [x for x in flattened(moment.window.batch(0)) if x[1] is not None]
+    leaves = [x for x in flattened(inputs.window.batch(0)) if x[1] is not None]
     batch = {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves}
-    updates = {p: change(x, look.after[p]) for p, x in moment.state.items() if x.dtype.kind in "fV"}
+    updates = {p: change(x, look.after[p]) for p, x in inputs.state.items() if x.dtype.kind in "fV"}
     kinds = {
         "batch": batch,
-        "before": moment.state,
+        "before": inputs.state,
         "activations": look.activations,
         "gradients": look.gradients,
         "updates": updates,
     }
     found = {f"{kind}/{path}": x for kind, part in kinds.items() for path, x in part.items()}
-    if moment.rows is not None:
-        found["rows"] = moment.window.rows.indices[0]  # type: ignore[union-attr]
+    if inputs.rows is not None:
+        found["rows"] = inputs.window.rows.indices[0]  # type: ignore[union-attr]
     return found
 
 

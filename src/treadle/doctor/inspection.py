@@ -93,25 +93,25 @@ class OutputRecorder:
         return found
 
 
-def inspect_step(task: Any, moment: StepInputs, options: Options) -> StepInspection:
+def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspection:
     """Run a step uncompiled, and record the values that it computes.
 
     Args:
         task: The task; it keeps the state after the step.
-        moment: The step inputs.
+        inputs: The step inputs.
         options: The run's execution options.
     """
-    window = moment.window.streamed()
-    SavedConstants(task).put_back(moment.constants)  # hooks may have changed some after the step
+    window = inputs.window.streamed()
+    SavedConstants(task).put_back(inputs.constants)  # hooks may have changed some after the step
     eager = replace(options, execution="eager")
     prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
     # A batch of new shapes may create variables, which then keep their initial values.
-    known = [path for path in prepared.state.variables if path in moment.state]
-    prepared.state.assign(moment.state, among=known)
-    set_random_states(moment.random)
+    known = [path for path in prepared.state.variables if path in inputs.state]
+    prepared.state.assign(inputs.state, among=known)
+    set_random_states(inputs.random)
     keeper = OutputRecorder(prepared.state.layer_paths)
     with recorded_by(keeper), _recording_layers():
-        values, _, _ = prepared.run(window, moment.progress.step).fetch()
+        values, _, _ = prepared.run(window, inputs.progress.step).fetch()
     paths = prepared.state.layer_paths
     return StepInspection(
         values={name: x[0] for name, x in values.items()},

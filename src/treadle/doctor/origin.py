@@ -12,7 +12,7 @@ class Origin:
     """Finds the first non-finite number, in the order in which a step computes its values.
 
     Args:
-        moment: The step inputs.
+        inputs: The step inputs.
         look: The values that the step computed.
         meant: Paths of variables that hold non-finite numbers on purpose.
         batch: The batch.
@@ -22,14 +22,14 @@ class Origin:
 
     def __init__(
         self,
-        moment: StepInputs,
+        inputs: StepInputs,
         look: StepInspection,
         meant: frozenset[str],
         batch: tuple[Numbers, ...],
         layers: tuple[Numbers, ...],
         variables: tuple[Variable, ...],
     ) -> None:
-        self._moment, self._look, self._batch, self._layers = moment, look, batch, layers
+        self._inputs, self._look, self._batch, self._layers = inputs, look, batch, layers
         self._variables = [v for v in variables if v.path not in meant]
 
     def told(self) -> str:
@@ -50,7 +50,7 @@ class Origin:
         return "all values are finite: batch, activations, returned values, gradients, updates"
 
     def _before(self, bad: Numbers) -> str:
-        step, changed = self._moment.step, self._moment.changed
+        step, changed = self._inputs.step, self._inputs.changed
         what = f"{_count(bad)} of {bad.path}, before step {step} began"
         if changed is not None and bad.path in changed:
             return (
@@ -90,10 +90,10 @@ class Origin:
         )
 
     def _rows(self, bad: Numbers) -> str:
-        examples = self._moment.window.examples
+        examples = self._inputs.window.examples
         if not bad.rows or not bad.shape or bad.shape[0] != examples:
             return ""
-        of_data = self._moment.rows
+        of_data = self._inputs.rows
         found = f", row{'s' if len(bad.rows) > 1 else ''} {short_list(bad.rows)}"
         if of_data is None:
             return found

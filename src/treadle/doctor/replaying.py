@@ -22,6 +22,7 @@ from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
 from ..run.resume import circumstances, without_reason
+from ..run.saved_state import LoopState
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .conditions import Condition, parse
@@ -158,7 +159,7 @@ class _Run:
         visit.go(self._sources)
         if visit.met is None:
             return None
-        when = "before" if visit.progress.step < visit.met else "after"
+        when = "before" if visit.loop.progress.step < visit.met else "after"
         return visit.met, f"{condition.text}: first holds {when} step {visit.met}"
 
     def visit(self, step: int, found_by: str) -> Replay:
@@ -167,29 +168,29 @@ class _Run:
         found = self._recorded.before(step - 1)
         visit = self._visit(found, step)
         visit.go(self._sources)
-        moment = visit.moment
-        if moment is None:
+        inputs = visit.inputs
+        if inputs is None:
             raise DirectoryError(
-                f"the run ended after step {visit.progress.step}, before step {step}: "
-                f"{visit.reason or 'its calls of the loop were finished'}"
+                f"the run ended after step {visit.loop.progress.step}, before step {step}: "
+                f"{visit.loop.reason or 'its calls of the loop were finished'}"
             )
         agreement = self._compared(found, visit)
-        look = inspect_step(self._task, moment, self._options)
+        look = inspect_step(self._task, inputs, self._options)
         compiled = {name: np.asarray(x) for name, x in visit.values[step].items()}
         distance, where = eager_distance(compiled, visit.after, look)
-        batch, variables = batch_numbers(moment), variables_of(moment, look)
+        batch, variables = batch_numbers(inputs), variables_of(inputs, look)
         layers = tuple(Numbers.of(path, x) for path, x in look.activations.items())
         meant = frozenset(found.hooks.get("NonFinite", {}).get("meant", ()))
         State.discover(self._task).assign(visit.after)
-        rows = moment.rows
+        rows = inputs.rows
         return Replay(
             directory=str(self._directory),
             step=step,
-            epoch=moment.progress.epoch + 1,
-            batch_number=moment.progress.batch + 1,
+            epoch=inputs.progress.epoch + 1,
+            batch_number=inputs.progress.batch + 1,
             checkpoint=found.progress.step,
             backend=active().name,
-            plan=visit.plan,
+            plan=visit.loop.plan,
             found_by=found_by,
             agreement=agreement,
             values=visit.values[step],
@@ -201,9 +202,9 @@ class _Run:
             layers=layers,
             kinds=look.layers,
             variables=variables,
-            origin=Origin(moment, look, meant, batch, layers, variables).told(),
-            notes=_notes(moment, bool(look.gradients)),
-            arrays=arrays_of(moment, look),
+            origin=Origin(inputs, look, meant, batch, layers, variables).told(),
+            notes=_notes(inputs, bool(look.gradients)),
+            arrays=arrays_of(inputs, look),
         )
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
@@ -231,12 +232,12 @@ class _Run:
 
     def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
         """Return possible causes of a difference between the replayed steps and the log."""
-        now = {**circumstances(), "plan": without_reason(visit.plan)}
+        now = {**circumstances(), "plan": without_reason(visit.loop.plan)}
         before = {name: found.about.get(name) for name in now}
         # The plan is not known before the first step.
         before["plan"] = without_reason(before["plan"] or self._facts.get("plan") or "") or None
         reasons = differences(before, now)
-        source: Any = self._sources.of(max(found.loop["call"], 0))
+        source: Any = self._sources.of(max(LoopState.decode(found.loop).call, 0))
         if source.inexact:
             reasons.append(source.inexact)
         code = changed_code(self._facts.get("code", {}), code_of(self._task))
@@ -251,14 +252,14 @@ class _Run:
         return tuple(reasons)
 
 
-def _notes(moment: StepInputs, differentiated: bool) -> tuple[str, ...]:
+def _notes(inputs: StepInputs, differentiated: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not differentiated:
         notes.append(
             "this step differentiates without treadle.gradients, so its gradients cannot be seen, "
             "only its updates"
         )
-    if moment.rows is None:
+    if inputs.rows is None:
         notes.append(
             "the batch's rows in the data set are unknown: the source does not read arrays"
         )

@@ -1,4 +1,4 @@
-"""Re-running steps of a past run: a loop that resumes from one of its checkpoints."""
+"""Repeating steps of a past run with a loop that resumes from one of its checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,23 +9,34 @@ import numpy as np
 
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
-from ..core.directory import differences, read_run
-from ..core.hook import Hook, LoopView
+from ..core.directory import LOG, differences, read_run
+from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.identity import source_facts
 from ..core.logs import StepLogs
 from ..core.options import Options
 from ..core.progress import Progress
 from ..core.randomness import random_states
-from ..core.triggers import Scheduled, at, every
+from ..core.triggers import Scheduled, Span, When
 from ..data import as_source
 from ..errors import DirectoryError
-from ..hooks import CSV, Console, FinalModel, JSONLines, LearningCurve, NonFinite, Watchdog
+from ..hooks import (
+    CSV,
+    Console,
+    FinalModel,
+    JSONLines,
+    KerasCallbacks,
+    LearningCurve,
+    NonFinite,
+    Watchdog,
+)
 from ..hooks import Checkpoint as CheckpointHook
 from ..hooks.run_record import passed_over
 from ..loop import Loop
 from ..run.dispatch import HookDispatcher
-from ..run.restoring import Restoring
-from ..run.resume import Resuming
+from ..run.prefetch import Feed
+from ..run.reporter import Reporter
+from ..run.saved_state import LoopState
+from ..run.services import Services, StartPoint
 from ..steps.saved_constants import SavedConstants, Values
 from ..steps.state import State
 from .numbers import Array, as_floats
@@ -124,8 +135,8 @@ class Sources:
         return source
 
 
-class Visit(Loop):
-    """A loop that resumes from a checkpoint of a past run, and does not write to its directory.
+class Visit:
+    """Repeats the steps of a past run from a checkpoint, without writing to its directory.
 
     Windows, validations, ends of epochs and hooks are repeated in the same order, so that every
     step gets the same inputs as in the run.
@@ -142,8 +153,9 @@ class Visit(Loop):
         watch: A condition on the state; the loop stops at the first step where it is true.
 
     Attributes:
+        loop: The loop that repeats the steps.
         values: The values that each step returned, by its number.
-        moment: The inputs of the last step.
+        inputs: The inputs of the last step; None before it.
         after: Every variable after the last step.
         met: The first step before or after which `watch` was true; None if there was none.
     """
@@ -160,29 +172,39 @@ class Visit(Loop):
         last: int,
         watch: Callable[[State], bool] | None = None,
     ) -> None:
-        skips = [NonFinite(action="skip")] if options.skip_nonfinite else []
-        super().__init__(task, hooks=skips, options=options, console=False)
         self.values: dict[int, dict[str, float]] = {}
-        self.moment: StepInputs | None = None
+        self.inputs: StepInputs | None = None
         self.after: Mapping[str, Array] = {}
         self.met: int | None = None
-        self.directory = place
-        self._constants = constants
-        self._restoring = Restoring(constants, None)
-        self._restoring.rolled_back = True  # an earlier visit may have changed the task
-        self._last, self._watch = last, watch
+        self._constants, self._last, self._watch = constants, last, watch
         self._spoiled: frozenset[str] | None = None
         kept = [hook for hook in hooks if not isinstance(hook, LEFT_OUT)]
-        stops = [at(f"{step} steps", _look) for step in (last - 1, last) if step > 0]
-        stops = [every("1 step", _look)] if watch else stops
-        self._dispatcher = HookDispatcher(
-            [*kept, _Values(self.values), *stops], None, False, alone=True
-        )
-        self._resuming = Resuming(_begun(found))
-        self._resuming.call = self._resuming.found.loop["call"] - 1  # type: ignore[union-attr]
-        self._go_on_from(found, run)
-        self._passed = passed_over(read_run(run))
         self._wants_validation = bool(kept)
+        objects = [hook for hook in kept if isinstance(hook, Hook)]
+        scheduled = [hook for hook in kept if isinstance(hook, Scheduled)]
+        begun = _begun(found)
+        self._next_call = LoopState.decode(begun.loop).call
+        self._feed = _RecordingFeed()
+        start = StartPoint(begun, run / LOG, constants, passed_over(read_run(run)))
+        services = Services(
+            # The first and the last hook: they see what the others do.
+            hooks=HookDispatcher([_BeforeWindows(self), *objects, _AfterWindows(self)], scheduled),
+            directory=place,
+            reporter=Reporter(silent=True),
+            guards=[NonFinite(action="skip")] if options.skip_nonfinite else [],
+            callbacks=[hook for hook in objects if isinstance(hook, KerasCallbacks)],
+            start=start,
+            feed=self._feed,
+        )
+        self.loop = Loop.with_services(task, options, services)
+
+    @property
+    def triggers(self) -> list[When]:
+        """The triggers at which windows end: around the last step, or at every step."""
+        if self._watch is not None:
+            return [When(Span(1, "step"))]
+        steps = (step for step in (self._last - 1, self._last) if step > 0)
+        return [When(Span(step, "step"), repeat=False) for step in steps]
 
     def go(self, sources: Sources) -> None:
         """Repeat the run's calls of the loop, up to the last step.
@@ -190,78 +212,114 @@ class Visit(Loop):
         Raises:
             DirectoryError: The recorded calls end before that step.
         """
-        while not self._over():
-            number = self._resuming.call + 1
-            if number >= len(sources.calls):
-                raise DirectoryError(
-                    f"the calls of the loop that the run recorded end at step "
-                    f"{self.progress.step}, before step {self._last}"
-                )
-            call = sources.calls[number]
-            epochs, steps = call.get("epochs"), call.get("steps")
-            if "every" in call:  # `loop.steps` outside of `loop.epochs`
-                epochs = 1
-            if epochs is None and steps is None:  # a time limit or a `break` ended it
-                steps = self._last
-            span = call.get("validate_every", {"amount": 1, "of": "epoch"})
-            self.fit(
-                sources.of(number),
-                sources.validation if self._wants_validation else None,
-                epochs=epochs,
-                steps=steps,
-                validate_every=f"{span['amount']} {span['of']}",
+        try:
+            while not self._has_ended():
+                self._repeat_call(sources)
+        except _VisitEnded:
+            pass
+
+    def _repeat_call(self, sources: Sources) -> None:
+        """Repeat one call of the loop."""
+        number, self._next_call = self._next_call, self._next_call + 1
+        if number >= len(sources.calls):
+            raise DirectoryError(
+                f"the calls of the loop that the run recorded end at step "
+                f"{self.loop.progress.step}, before step {self._last}"
             )
+        call = sources.calls[number]
+        epochs, steps = call.get("epochs"), call.get("steps")
+        if "every" in call:  # `loop.steps` outside of `loop.epochs`
+            epochs = 1
+        if epochs is None and steps is None:  # a time limit or a `break` ended it
+            steps = self._last
+        span = call.get("validate_every", {"amount": 1, "of": "epoch"})
+        self.loop.fit(
+            sources.of(number),
+            sources.validation if self._wants_validation else None,
+            epochs=epochs,
+            steps=steps,
+            validate_every=f"{span['amount']} {span['of']}",
+        )
 
-    def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
-        before = self.progress
-        if self._watch is not None and self._watch(self.state):
+    def before_window(self) -> None:
+        """Record the inputs of the last step, or end the visit if the condition holds already."""
+        before, state = self.loop.progress, self.loop.state
+        if self._watch is not None and self._watch(state):
             self.met = before.step + 1  # the state was changed between the steps
-            return
+            raise _VisitEnded
         if before.step == self._last - 1:
-            state = self.state.arrays()
-            changed = None if self._spoiled is None else _spoiled(state) - self._spoiled
-            constants = self._constants.values()
-            self.moment = StepInputs(before, window, state, random_states(), constants, changed)
-        super()._train(window, meanwhile)
-        if self._watch is not None and self._watch(self.state):
-            self.met = self.progress.step
-        if self.progress.step >= self._last - 1:
-            self.after = self.state.arrays()
+            arrays = state.arrays()
+            changed = None if self._spoiled is None else _spoiled(arrays) - self._spoiled
+            window, constants = self._feed.last, self._constants.values()
+            assert window is not None  # it is about to run
+            self.inputs = StepInputs(before, window, arrays, random_states(), constants, changed)
+
+    def after_window(self, logs: StepLogs) -> None:
+        """Record the results of a window, and end the visit after the last step."""
+        self.values.update(logs.rows())
+        step, state = self.loop.progress.step, self.loop.state
+        if self._watch is not None and self._watch(state):
+            self.met = step
+        if step >= self._last - 1:
+            self.after = state.arrays()
             self._spoiled = _spoiled(self.after)
+        if self._has_ended():
+            raise _VisitEnded
 
-    def _over(self) -> bool:
-        if self.met is not None or self.progress.step >= self._last:
-            self._call.unfinished = True  # skips all that is done at the end of a call
-            return True
-        return super()._over()
-
-    def _end_epoch(self) -> None:
-        if not self._over():
-            super()._end_epoch()
+    def _has_ended(self) -> bool:
+        return self.met is not None or self.loop.progress.step >= self._last
 
 
-class _Values(Hook):
-    """Records the values that every step returned."""
+class _RecordingFeed(Feed):
+    """A feed that keeps the newest window.
 
-    def __init__(self, values: dict[int, dict[str, float]]) -> None:
-        self._values = values
+    Attributes:
+        last: The window that was taken last, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Window | None = None
+
+    def take(self, most: int, progress: Progress) -> Window | None:
+        """Return a window, and keep it."""
+        self.last = super().take(most, progress)
+        return self.last
+
+
+class _VisitEnded(Exception):
+    """Ends a visit in the middle of a call."""
+
+
+class _BeforeWindows(DetailedHook):
+    """Notifies a visit before each window."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit, self.when = visit, visit.triggers
+
+    def before(self, loop: LoopView) -> None:
+        """Record the inputs of the window."""
+        self._visit.before_window()
+
+
+class _AfterWindows(Hook):
+    """Notifies a visit after each window."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Record the values of a window's steps."""
-        self._values.update(logs.rows())
-
-
-def _look(loop: LoopView) -> None:
-    """Do nothing: a scheduled hook ends the window at its step."""
+        """Record the results of the window."""
+        self._visit.after_window(logs)
 
 
 def _begun(found: Checkpoint) -> Checkpoint:
     """Return a checkpoint to resume from; if its call had finished, the next call begins."""
-    if found.loop["reason"] is None:
+    saved = LoopState.decode(found.loop)
+    if saved.reason is None:
         return found
-    begun = {name: getattr(found.progress, name) for name in found.loop["begun"]}
-    following = {"call": found.loop["call"] + 1, "begun": begun, "reason": None}
-    return replace(found, loop={**found.loop, **following})
+    following = replace(saved, call=saved.call + 1, begun=found.progress, reason=None)
+    return replace(found, loop=following.encode())
 
 
 def _spoiled(state: Mapping[str, Array]) -> frozenset[str]:

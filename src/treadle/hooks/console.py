@@ -13,7 +13,7 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
-from ..core.hook import Hook, LoopView
+from ..core.hook import DetailedHook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.rollback import RolledBack
 from ..core.terminal import Waiting, wrapped
@@ -33,7 +33,7 @@ SILENCE_ON_TERMINAL, SILENCE_IN_PLAIN_TEXT = 0.5, 30.0
 NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
 
 
-class Console(Hook):
+class Console(DetailedHook):
     """Displays the progress of a run.
 
     On a terminal, it shows two progress bars and the latest values below a table of finished
@@ -60,7 +60,7 @@ class Console(Hook):
         self._to = to
         self._call: _Call | None = None
 
-    def say(self, text: str, style: str = "") -> None:
+    def print(self, text: str, style: str = "") -> None:
         """Print a message about the run, in one of rich's styles."""
         if not self._quiet:
             show(self._to or rich.get_console(), text, style)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core import keras_internals
-from ..core.hook import Hook, LoopView
+from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
@@ -32,7 +32,7 @@ SET_UP = frozenset({"params", "model", "_model", "mode", "monitor_op", "min_delt
 LONGEST = 1000  # longer lists are not saved in checkpoints
 
 
-class KerasCallbacks(Hook):
+class KerasCallbacks(DetailedHook):
     """Runs Keras callbacks as `fit` does: at the same points of training and with the same logs.
 
     Callbacks have a working `model`, `params` and `logs`. Setting `model.stop_training = True` ends

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
-from ..core.hook import Hook, LoopView
+from ..core.hook import DetailedHook, LoopView
 from ..core.logs import StepLogs
 from ..core.progress import Costs
 from ..core.triggers import Span, When
@@ -16,7 +16,7 @@ LISTED = 8  # the number of operations in the table
 LONGEST = 48  # longer names of operations are truncated
 
 
-class Profiler(Hook):
+class Profiler(DetailedHook):
     """Traces steps with the framework's profiler, and reports where the time of the run is spent.
 
     The trace is saved as `trace.json.gz`; open it at https://ui.perfetto.dev. On TensorFlow and

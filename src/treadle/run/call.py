@@ -1,22 +1,33 @@
 """The state of one call of the loop that trains: planned end, clock and reason for stopping."""
 
 import time
+from typing import Literal
 
 from ..core.progress import Progress
 from ..core.signals import ShutdownRequest
+from .evaluation import Validation
+
+Kind = Literal["fit", "epochs", "steps", "step"]
 
 
 class Call:
     """One call of the loop that trains, such as `fit`.
 
+    `loop.steps` and `loop.step` in the body of `loop.epochs` belong to that call.
+
     Args:
+        kind: The method of the loop.
         begun: The progress when the call began, perhaps in another process.
         now: The current progress.
         epochs: The number of epochs in the call, or None.
         steps: The number of steps in the call, or None.
         deadline: The maximum total training time of the run in seconds, or None.
+        validation: The validation sets, or None.
 
     Attributes:
+        running: Whether the call has begun and not yet ended.
+        epoch_ended: Whether the newest epoch has ended, and not only the steps of it.
+        was_complete: Whether the call had nothing to do, because an earlier process completed it.
         epochs: The number of epochs of the run at the end of the call, or None.
         steps: The number of steps of the run at the end of the call, or None.
         reason: The reason for stopping early, or None.
@@ -28,12 +39,17 @@ class Call:
 
     def __init__(
         self,
+        kind: Kind,
         begun: Progress,
         now: Progress,
         epochs: int | None = None,
         steps: int | None = None,
         deadline: float | None = None,
+        validation: Validation | None = None,
     ) -> None:
+        self.kind: Kind = kind
+        self.validation = validation
+        self.running = self.epoch_ended = self.was_complete = False
         self.epochs = None if epochs is None else begun.epoch + epochs
         self.steps = None if steps is None else begun.step + steps
         self.reason: str | None = None
@@ -42,6 +58,11 @@ class Call:
         self.request = ShutdownRequest()
         self._started, self._seconds_before = time.monotonic(), now.seconds
         self._deadline = deadline
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the call ends its epochs itself; for `loop.steps` alone, each call is one."""
+        return self.kind in ("fit", "epochs")
 
     def timed(self, progress: Progress) -> Progress:
         """Return progress with the current total training time of the run."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ..checkpoint import Checkpoint
 from ..errors import StateError
 from ..hooks.run_record import RunRecord
 from ..steps.saved_constants import CONTAINERS, Change, SavedConstants, Values, described, is_within
+from .resume import Resuming
 from .training import Training
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Restoring:
         self.recompile: list[str] = []
         self._hooks_had_started = False  # hooks had started before the checkpoint
 
-    def begin_call(self, found: Checkpoint | None) -> str:
+    def begin_call(self, resuming: Resuming) -> str:
         """Restore values at the beginning of a call, before more of the user's code runs.
 
         With a checkpoint of step 0, nothing is restored, because all of that code runs again.
@@ -56,11 +56,12 @@ class Restoring:
         Returns:
             A description of the values that could not be restored, or "".
         """
+        found = resuming.found
         if found is None or found.progress.step == 0 or self.rolled_back:
             return ""
         if self._script_values is None:
             self._script_values = self._constants.values()
-        changes = self._changes(found)
+        changes = self._changes(resuming)
         for path in self._constants.edited(changes):
             changes = _without(changes, path)
         self._constants.restore(changes)
@@ -87,13 +88,12 @@ class Restoring:
             prepare()
 
     def restore(
-        self, found: Checkpoint, call: int, training: Training, prepare: Callable[[], object]
+        self, resuming: Resuming, training: Training, prepare: Callable[[], object]
     ) -> None:
-        """Restore values before the first step.
+        """Restore values before the first step of the current call.
 
         Args:
-            found: The checkpoint.
-            call: The number of the call that begins.
+            resuming: The call, and the checkpoint.
             training: Runs the step.
             prepare: Builds the step.
 
@@ -101,34 +101,44 @@ class Restoring:
             DirectoryError: If the script starts with other values than the run, and no override
                 allows it.
         """
-        constants, rolled_back = self._constants, self.rolled_back
-        earlier, wanted = found.loop["call"] < call, constants.values()
+        found, saved = resuming.found, resuming.saved
+        assert found is not None and saved is not None
+        rolled_back, earlier = self.rolled_back, resuming.is_later(resuming.call)
+        wanted = self._constants.values()
         self._hooks_had_started = found.progress.step > 0 and not (rolled_back and earlier)
         if training.prepared is None:
             self.build(training, prepare)
         left: dict[str, Change] = {}
         self._set_since_call = {}
         if rolled_back and earlier and self.begun is not None:
-            constants.put_back(self.begun)
+            self._constants.put_back(self.begun)
         elif found.progress.step or rolled_back:  # else the code that changed them runs again
-            left = self._unedited(found)
+            left = self._unedited(resuming)
             if self._values_at_call is not None and (earlier or found.progress.batch == 0):
-                early = self._values_at_call
-                constants.put_back(early)
-                left = {path: change for path, change in self._missing.items() if path in left}
-                self._set_since_call = {
-                    p: x for p, x in wanted.items() if not x.is_like(early.get(p))
-                }
-            constants.restore(left, everything=rolled_back)
+                left = self._restore_values_at_call(left, wanted)
+            self._constants.restore(left, everything=rolled_back)
         if training.changed_constants():
             prepare()
-        self._missing = constants.missing(left)
-        notes = found.loop.get("recompile") if self._hooks_had_started else None
-        self.recompile = [str(note) for note in notes] if isinstance(notes, list) else []  # type: ignore[reportUnknownVariableType]
+        self._missing = self._constants.missing(left)
+        self.recompile = list(saved.recompile) if self._hooks_had_started else []
         self._script_values = self._values_at_call = None
         self.rolled_back = False
 
-    def refuse_lost(self) -> None:
+    def _restore_values_at_call(
+        self, changes: Mapping[str, Change], wanted: Values
+    ) -> dict[str, Change]:
+        """Restore the values of the beginning of the call, and return the changes still missing.
+
+        Args:
+            changes: The changes in the checkpoint.
+            wanted: The current values; those that the script set since then are set again later.
+        """
+        early = self._values_at_call or {}
+        self._constants.put_back(early)
+        self._set_since_call = {p: x for p, x in wanted.items() if not x.is_like(early.get(p))}
+        return {path: change for path, change in self._missing.items() if path in changes}
+
+    def check_none_lost(self) -> None:
         """Check that no changed value is lost on resume.
 
         Raises:
@@ -174,7 +184,7 @@ class Restoring:
         self._constants.put_back(kept)
         self._constants.restore(self._missing)
         self._missing = self._constants.missing(self._missing)
-        self.refuse_lost()
+        self.check_none_lost()
         if training.changed_constants():
             prepare()
         # `Training.recompiled` compiles for these changes before the next window, and logs it.
@@ -196,20 +206,21 @@ class Restoring:
             if f"{path}/".startswith(f"{other}/")
         )
 
-    def _changes(self, found: Checkpoint) -> dict[str, Change]:
+    def _changes(self, resuming: Resuming) -> dict[str, Change]:
+        assert resuming.found is not None and resuming.saved is not None
         if self.rolled_back:  # includes objects, if this process saved it
-            saved = self._constants.saved(found.progress.step)
+            saved = self._constants.saved(resuming.found.progress.step)
             if saved is not None:
                 return dict(saved)
-        return self._constants.read(found.loop.get("constants", {}))  # missing in older formats
+        return self._constants.read(resuming.saved.constants)
 
-    def _unedited(self, found: Checkpoint) -> dict[str, Change]:
+    def _unedited(self, resuming: Resuming) -> dict[str, Change]:
         """Return the changes in a checkpoint, without values whose initial value was edited.
 
         Raises:
             DirectoryError: If the script was edited this way, and no override allows it.
         """
-        changes = self._changes(found)
+        changes = self._changes(resuming)
         edited = self._constants.edited(changes)
         if edited and self._record is not None:
             self._record.compare_constants(

@@ -6,7 +6,7 @@ complete before the checkpoint do nothing, and the call during which it was save
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ..backends.base import active
@@ -15,9 +15,10 @@ from ..core.directory import differences
 from ..core.identity import versions
 from ..core.options import backend_name
 from ..core.progress import Progress
-from ..core.randomness import random_states, set_random_states
+from ..core.randomness import set_random_states
 from ..errors import ConfigurationError, StateError
 from ..steps.state import State
+from .saved_state import LoopState
 
 
 class Resuming:
@@ -36,14 +37,25 @@ class Resuming:
     def __init__(self, found: Checkpoint | None, call: int = -1) -> None:
         self.found = found
         self.call, self.begun = call, Progress()
-        self._unrestored: dict[str, Any] = {}
-        self._saved = found  # unchanged, for `reopen`
+        self._pending: dict[str, Any] = {}
+        self._saved = found  # unchanged, for `use_last_checkpoint`
+        self._loop_state = LoopState.decode(found.loop) if found is not None else None
+
+    @property
+    def saved(self) -> LoopState | None:
+        """The state of the loop in the checkpoint, until the checkpoint has been restored."""
+        return self._loop_state if self.found is not None else None
 
     def is_later(self, call: int) -> bool:
         """Return whether a call comes after the call during which the checkpoint was saved."""
-        return self.found is not None and call > self.found.loop["call"]
+        return self.saved is not None and call > self.saved.call
 
-    def end_with(self, arrays: Mapping[str, Any]) -> None:
+    @property
+    def is_of_this_call(self) -> bool:
+        """Whether the checkpoint was saved during the current call."""
+        return self.saved is not None and self.call == self.saved.call
+
+    def use_final_state(self, arrays: Mapping[str, Any]) -> None:
         """Restore variables from the end of a finished run instead of its last checkpoint.
 
         The two may differ: the last checkpoint is saved before hooks end, and early stopping
@@ -54,9 +66,9 @@ class Resuming:
         """
         if arrays and self.found is not None:
             self.found = replace(self.found, state=arrays)
-        self.show(arrays)
+        self.set_pending(arrays)
 
-    def reopen(self) -> Checkpoint | None:
+    def use_last_checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint as it was saved, to extend a finished run.
 
         An extended run includes neither the changes by hooks at the end nor averaged weights.
@@ -65,49 +77,45 @@ class Resuming:
             self.found = self._saved
         return self.found
 
-    def show(self, arrays: Mapping[str, Any]) -> None:
+    def set_pending(self, arrays: Mapping[str, Any]) -> None:
         """Set the values that variables must have before the first step, by path."""
-        self._unrestored = dict(arrays)
+        self._pending = dict(arrays)
 
     @property
     def forms(self) -> Mapping[str, Any]:
         """The batch forms for which variables were created before the checkpoint, by step name."""
-        return self.found.loop.get("forms", {}) if self.found is not None else {}
+        return self.saved.forms if self.saved is not None else {}
 
     @property
-    def waits(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether some variables have not been restored yet."""
-        return bool(self._unrestored)
+        return bool(self._pending)
 
     @property
-    def over(self) -> bool:
+    def next_call_was_complete(self) -> bool:
         """Whether the next call was complete before the checkpoint."""
-        return self.found is not None and self.call + 1 < self.found.loop["call"]
+        return self.saved is not None and self.call + 1 < self.saved.call
 
     def begin(self, progress: Progress) -> None:
         """Begin the next call, or resume it."""
         self.call += 1
-        self.begun = progress
-        if self.found is not None and self.call == self.found.loop["call"]:
-            self.begun = Progress(**self.found.loop["begun"])
+        self.begun = self.saved.begun if self.saved and self.is_of_this_call else progress
 
     def assign_what_exists(self, state: State) -> None:
         """Restore the variables that exist already, so that their initial values are never used."""
-        fits = {
-            path: self._unrestored[path] for path in state.variables if path in self._unrestored
-        }
+        fits = {path: self._pending[path] for path in state.variables if path in self._pending}
         if fits:
             _assign(state, fits, among=list(fits))
-            self._unrestored = {path: x for path, x in self._unrestored.items() if path not in fits}
+            self._pending = {path: x for path, x in self._pending.items() if path not in fits}
 
-    def refuse_unbuilt(self, state: State) -> None:
+    def check_built(self, state: State) -> None:
         """Check that no model is still unbuilt, because its weights could not be restored.
 
         Raises:
             ConfigurationError: If there is such a model.
         """
         slots = tuple(f"{path}/" for path in (*state.optimizers, *state.accumulators))
-        left = [path for path in self._unrestored if not path.startswith(slots or ("\0",))]
+        left = [path for path in self._pending if not path.startswith(slots or ("\0",))]
         if left:
             raise ConfigurationError(
                 f"{left[0]} was not yet built, so it could not be restored from the earlier run: "
@@ -115,7 +123,7 @@ class Resuming:
                 "loop.prepare(source) first"
             )
 
-    def take_over(self, state: State, initial: Mapping[str, Any]) -> Checkpoint | None:
+    def restore_variables(self, state: State, initial: Mapping[str, Any]) -> Checkpoint | None:
         """Restore all variables and random states, once.
 
         Args:
@@ -137,8 +145,9 @@ class Resuming:
             except StateError:
                 self.found = found
                 raise
-            self._unrestored = {}
-            set_random_states(found.loop["random"])
+            self._pending = {}
+            assert self._loop_state is not None
+            set_random_states(self._loop_state.random)
         return found
 
 
@@ -181,12 +190,3 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
         f"this run resumes, but may not be bit-for-bit exact: {'; '.join(found)}. All values were "
         "restored exactly from the checkpoint; later steps may round differently"
     )
-
-
-def about_call(resuming: Resuming) -> dict[str, Any]:
-    """Return the entries of a checkpoint for the current call and the random states."""
-    return {
-        "call": resuming.call,
-        "begun": asdict(resuming.begun),
-        "random": random_states(),
-    }

@@ -194,7 +194,7 @@ class Training:
             for name in self.prepared.metrics:
                 self.prepared.state.metrics[name].reset_state()
 
-    def sums(self) -> dict[str, Any]:
+    def means_state(self) -> dict[str, Any]:
         """Return the state of the means, for checkpoints."""
         metrics = self.prepared.metrics if self.prepared else []
         return {
@@ -203,14 +203,14 @@ class Training:
             "metrics": list(metrics),
         }
 
-    def restore(self, sums: Mapping[str, Any]) -> None:
-        """Restore the state that `sums` returned."""
+    def restore_means(self, sums: Mapping[str, Any]) -> None:
+        """Restore the state that `means_state` returned."""
         self._means.restore(sums["epoch"])
         self._since_last_logs.restore(sums["look"])
         if self.prepared is not None:
             self.prepared.add_metrics(sums.get("metrics", ()))
 
-    def look(self) -> dict[str, float]:
+    def means_since_last(self) -> dict[str, float]:
         """Return the means since the last call; NaN for names without a value in these steps."""
         means, self._since_last_logs = self._since_last_logs.result(empty=math.nan), Means()
         return means

@@ -1,0 +1,51 @@
+"""Messages about a run: in the console if progress is shown, else as Python warnings."""
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ..errors import TreadleWarning
+from ..hooks.console import Console
+
+
+class Reporter:
+    """Prints messages and warnings about a run.
+
+    Args:
+        consoles: The hooks that show progress; warnings become Python warnings if there is none.
+        silent: Print and warn nothing, as in a replay, whose caller reports the findings.
+    """
+
+    def __init__(self, consoles: Sequence[Console] = (), silent: bool = False) -> None:
+        self._consoles, self._silent = tuple(consoles), silent
+
+    @property
+    def has_console(self) -> bool:
+        """Whether progress and logged values are shown in the console."""
+        return bool(self._consoles)
+
+    def print(self, text: str, style: str = "dim") -> None:
+        """Print a text in the console, if progress is shown and the text is not empty."""
+        if text:
+            for console in self._consoles:
+                console.print(text, style)
+
+    @contextmanager
+    def activity(self, text: str) -> Generator[None]:
+        """Show an activity before the first step in the console, if progress is shown."""
+        with ExitStack() as stack:
+            for console in self._consoles:
+                stack.enter_context(console.activity(text))
+            yield
+
+    def warn(self, text: str) -> None:
+        """Print a warning in the console if progress is shown, else issue a Python warning.
+
+        An empty text does nothing.
+        """
+        if self._silent or not text:
+            return
+        if self._consoles:
+            self.print(f"warning: {text}", "yellow")
+        else:
+            warnings.warn(text, TreadleWarning, stacklevel=2)

@@ -1,0 +1,81 @@
+"""The state of the loop that checkpoints store, and its encoding."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from ..core.progress import Progress
+
+# Keys in checkpoints that differ from the names of the fields. They do not change, so that
+# existing checkpoints can be read.
+KEYS = {
+    "trigger_check": "looked",
+    "last_recorded_step": "recorded",
+    "function_calls": "calls",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopState:
+    """What a loop needs to resume, besides variables, the data position and the state of hooks.
+
+    Fields with a default are missing in older checkpoints.
+
+    Attributes:
+        call: The number of the call that trains, from 0; -1 if only `loop.step` was called.
+        begun: The progress when that call began.
+        reason: The reason why the call ended permanently, or None.
+        random: The states of the global random generators.
+        trigger_check: The progress at which triggers were last checked.
+        last_recorded_step: The step of the newest record that is not a user log.
+        function_calls: The number of calls of `loop.call`.
+        validation: The step and the results of the newest validation, or None.
+        means: The sums of the training means.
+        constants: The Python values of the task that changed during the run.
+        recompile: Descriptions of changed values for which the step was not yet compiled.
+        forms: The batch forms for which variables were created, by the name of the step.
+        weights: Checksums of the weights, if none has changed yet.
+        averages: The number of updates of each averaging optimizer when training began.
+    """
+
+    call: int
+    begun: Progress
+    reason: str | None
+    random: Mapping[str, Any]
+    trigger_check: Progress
+    last_recorded_step: int
+    function_calls: int
+    validation: Sequence[Any] | None
+    means: Mapping[str, Any]
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    recompile: Sequence[str] = ()
+    forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    weights: Mapping[str, Any] | None = None
+    averages: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def encode(self) -> dict[str, Any]:
+        """Return the state in the types that checkpoints store."""
+        found = {KEYS.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        return {
+            key: asdict(value) if isinstance(value, Progress) else value
+            for key, value in found.items()
+        }
+
+    @classmethod
+    def decode(cls, saved: Mapping[str, Any]) -> "LoopState":
+        """Return the state that a checkpoint stores.
+
+        Example:
+            >>> start = Progress()
+            >>> state = LoopState(call=0, begun=start, reason=None, random={}, means={},
+            ...     trigger_check=Progress(step=4), last_recorded_step=0, function_calls=0,
+            ...     validation=None)
+            >>> state.encode()["looked"]["step"], LoopState.decode(state.encode()) == state
+            (4, True)
+        """
+        keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
+        values = {name: saved[key] for name, key in keys.items() if key in saved}
+        for name in ("begun", "trigger_check"):
+            values[name] = Progress(**values[name])
+        values["recompile"] = tuple(map(str, values.get("recompile") or ()))
+        return cls(**values)

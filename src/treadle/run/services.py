@@ -1,0 +1,219 @@
+"""The services of a run: its directory, checkpoints, messages, guards and hooks."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import hooks as default_hooks
+from ..checkpoint import Checkpoint as Saved
+from ..core.hook import Hook, LoopView
+from ..core.progress import Progress
+from ..core.triggers import Scheduled
+from ..errors import ConfigurationError
+from ..hooks.run_record import RunRecord
+from ..steps.saved_constants import SavedConstants
+from .dispatch import HookDispatcher
+from .prefetch import Feed
+from .reporter import Reporter
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """A checkpoint of a past run, from which a replay starts.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        log: The log of the run.
+        constants: The Python values of the task, from before the first replay.
+        excluded: The batches that rollbacks excluded; see `RunRecord.passed_over`.
+    """
+
+    checkpoint: Saved
+    log: Path
+    constants: SavedConstants
+    excluded: Mapping[tuple[int, int, int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What a run uses besides its task and its data.
+
+    Attributes:
+        hooks: Dispatches to all hooks, including those below.
+        directory: The run directory, or None.
+        record: Claims the directory and writes `run.json`; None without a directory.
+        checkpointer: Saves checkpoints; None without a directory.
+        reporter: Prints messages and warnings.
+        guards: The hooks that react to values that are not finite.
+        callbacks: The hooks that run Keras callbacks.
+        log: The file that the history of a resumed run is read from, or None.
+        start: The checkpoint that a replay starts from, or None.
+        feed: Reads the training source.
+    """
+
+    hooks: HookDispatcher
+    directory: Path | None = None
+    record: RunRecord | None = None
+    checkpointer: default_hooks.Checkpoint | None = None
+    reporter: Reporter = field(default_factory=Reporter)
+    guards: Sequence[default_hooks.NonFinite] = ()
+    callbacks: Sequence[default_hooks.KerasCallbacks] = ()
+    log: Path | None = None
+    start: StartPoint | None = None
+    feed: Feed = field(default_factory=Feed)
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether steps with non-finite results are undone."""
+        return any(guard.skips for guard in self.guards)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether the run rolls back to a checkpoint when a value is not finite."""
+        return any(guard.rolls_back for guard in self.guards)
+
+    @property
+    def swapped_optimizers(self) -> list[Any]:
+        """The optimizers whose averages a Keras callback has temporarily put into the weights."""
+        return [o for hook in self.callbacks for o in hook.swapped_optimizers]
+
+    def newest_checkpoint(self) -> Saved | None:
+        """Return the newest valid checkpoint of this run, or None if none was saved.
+
+        Raises:
+            CheckpointError: If there are checkpoints, but none can be read.
+        """
+        if self.checkpointer is None:
+            return None
+        saved = self.checkpointer.saved
+        found = saved.latest()
+        for name, reason in saved.rejected:
+            self.reporter.warn(f"skipped checkpoint {name}: {reason}")
+        if found is not None and found.progress.step == 0:
+            readable = "readable " if saved.rejected else ""
+            self.reporter.print(
+                f"there is no {readable}checkpoint after step 0: the run restarts from step 0"
+            )
+        return found
+
+    def save(self, loop: LoopView) -> None:
+        """Save a checkpoint and wait until it is on disk, if the run has a directory."""
+        if self.checkpointer is not None:
+            self.checkpointer.save(loop, wait=True)
+
+    def save_if_due(
+        self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
+    ) -> None:
+        """Save a checkpoint if one became due."""
+        if self.checkpointer is not None:
+            self.checkpointer.save_if_due(loop, before, after, epoch_ended)
+
+    def require_checkpoints(self) -> None:
+        """Check that checkpoints can be saved.
+
+        Raises:
+            ConfigurationError: If the run has no directory.
+        """
+        if self.checkpointer is None:
+            raise ConfigurationError(
+                "loop.save needs a directory: pass one to the loop, as treadle.Loop(task, 'runs/1')"
+            )
+
+
+def open_services(
+    task: Any,
+    directory: Path | None,
+    given: Sequence[Hook | Scheduled],
+    configuration: Mapping[str, Any],
+    fresh: bool,
+    override: bool | Collection[str],
+    console: bool,
+) -> Services:
+    """Claim the run directory, add the default hooks, and return the services of a run.
+
+    Args:
+        task: The task.
+        directory: The run directory. If None, default hooks that write files are left out.
+        given: The user's hooks. A hook replaces the default hook of the same class or of a base
+            class.
+        configuration: Additional settings of the run.
+        fresh: Start from scratch in a directory that already holds a run.
+        override: Resume a run although its configuration differs.
+        console: Whether to show progress.
+
+    Raises:
+        DirectoryError: If the directory holds another run, or is not writable.
+        ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
+            in a run without a directory.
+    """
+    record = None
+    if directory is not None:
+        record = RunRecord(directory, task, configuration, fresh, override)
+    return services_of(given, directory, console, record)
+
+
+def services_of(
+    given: Sequence[Hook | Scheduled],
+    directory: Path | None,
+    console: bool,
+    record: RunRecord | None = None,
+) -> Services:
+    """Return the services of a run with the default hooks that the user's hooks do not replace.
+
+    Args:
+        given: The user's hooks.
+        directory: The run directory. If None, default hooks that write files are left out.
+        console: Whether to show progress.
+        record: The hook that writes the run record. Its `start` is called first, its `end` last.
+
+    Raises:
+        ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
+            in a run without a directory.
+    """
+    scheduled, own = _sorted(given)
+    defaults = default_hooks.defaults(directory, quiet=not console)
+    kept = [hook for hook in defaults if not any(_replaces(other, hook) for other in own)]
+    hooks: list[Hook] = [*([record] if record is not None else []), *kept, *own]
+    savers = [hook for hook in hooks if isinstance(hook, default_hooks.Checkpoint)]
+    for saver in savers:
+        saver.open(directory)
+    logs = [hook for hook in hooks if isinstance(hook, default_hooks.JSONLines)]
+    services = Services(
+        hooks=HookDispatcher(hooks, scheduled),
+        directory=directory,
+        record=record,
+        checkpointer=savers[-1] if savers else None,
+        reporter=Reporter([hook for hook in hooks if isinstance(hook, default_hooks.Console)]),
+        guards=[hook for hook in hooks if isinstance(hook, default_hooks.NonFinite)],
+        callbacks=[hook for hook in hooks if isinstance(hook, default_hooks.KerasCallbacks)],
+        log=(logs or [default_hooks.JSONLines()])[0].path_in(directory) if directory else None,
+    )
+    if services.rolls_back and directory is None:
+        raise ConfigurationError(
+            "NonFinite(action='rollback') needs checkpoints, but this run has no directory: "
+            "pass one to the loop, as treadle.Loop(task, 'runs/1')"
+        )
+    return services
+
+
+def _sorted(given: Sequence[Any]) -> tuple[list[Scheduled], list[Hook]]:
+    """Return the scheduled functions and the hooks.
+
+    Raises:
+        ConfigurationError: If an element is neither.
+    """
+    for hook in given:
+        if not isinstance(hook, (Scheduled, Hook)):
+            raise ConfigurationError(
+                f"{hook!r} is not a hook: schedule a function with treadle.every('200 steps', "
+                "function), or pass a treadle.Hook"
+            )
+    scheduled = [hook for hook in given if isinstance(hook, Scheduled)]
+    return scheduled, [hook for hook in given if isinstance(hook, Hook)]
+
+
+def _replaces(hook: Hook, default: Hook) -> bool:
+    """Return whether a user's hook replaces a default hook, by its class or by `replaces`."""
+    callbacks = isinstance(hook, default_hooks.KerasCallbacks)
+    return isinstance(hook, type(default)) or (callbacks and isinstance(default, hook.replaces))

@@ -1,0 +1,482 @@
+"""A run in progress: its state and parts, and how it begins, resumes, rolls back and ends."""
+
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from ..backends.window import Window
+from ..checkpoint import Checkpoint
+from ..core.error_notes import noting
+from ..core.hook import LoopView
+from ..core.logs import History, Record
+from ..core.options import Options
+from ..core.progress import Progress
+from ..core.randomness import random_states
+from ..core.rollback import RolledBack
+from ..core.signals import handled_signals, missing_handlers
+from ..core.tracebacks import shortened
+from ..data.source import Source
+from ..errors import StateError, TreadleWarning
+from ..hooks.run_record import RunRecord
+from ..steps.averages import Averages, averaged
+from ..steps.saved_constants import SavedConstants
+from ..steps.state import State
+from .call import Call, Kind
+from .evaluation import Evaluation, Validation
+from .explanations import explaining
+from .recorded_history import recorded_history
+from .restoring import Restoring
+from .resume import Resuming, circumstances, lost_guarantee
+from .saved_state import LoopState
+from .services import Services
+from .training import Training
+from .unchanged_weights import WeightCheck
+
+
+class Session:
+    """The state and the parts of a run, with which `Loop` trains.
+
+    If the services hold an earlier run, its progress, history and hooks are restored at once, and
+    the values of variables as soon as the variables exist.
+
+    Args:
+        loop: The loop as hooks see it.
+        task: The task.
+        options: Execution options.
+        services: The run directory, checkpoints, messages and hooks.
+
+    Attributes:
+        progress: The current step, epoch, batch, examples and seconds.
+        history: All logged values.
+        call: The current call that trains, or the last one.
+        services: The services.
+        training: Runs the train step.
+        evaluation: Runs the other steps.
+        feed: Reads the training source.
+        resuming: The number of the call, and what remains to be restored.
+        started: Whether hooks have started and not yet ended.
+        in_context: Whether the loop's `with` block is active: hooks end with it.
+        trigger_check: The progress at which triggers were last checked.
+        last_recorded_step: The step of the newest record that is not a user log.
+        swapped_optimizers: While hooks end, the optimizers whose averages a callback has swapped
+            into the weights; None before.
+    """
+
+    def __init__(self, loop: LoopView, task: Any, options: Options, services: Services) -> None:
+        self._loop, self._task, self.services = loop, task, services
+        self.progress, self.history = Progress(), History()
+        self.call = Call("step", self.progress, self.progress)
+        self.training = Training(task, replace(options, skip_nonfinite=services.skips_nonfinite))
+        self.evaluation, self.feed = Evaluation(task, options), services.feed
+        self.started = self.in_context = False
+        self.trigger_check, self.last_recorded_step = self.progress, 0
+        self.swapped_optimizers: list[Any] | None = None
+        self.averages, self._weights = Averages(), WeightCheck()
+        self.resuming = Resuming(None)
+        # The circumstances and the plan of the checkpoint, until they are compared.
+        self._saved_circumstances: Mapping[str, Any] | None = None
+        start, record = services.start, services.record
+        self._constants = start.constants if start is not None else SavedConstants(task)
+        self._restoring = Restoring(self._constants, record)
+        self._excluded = dict(start.excluded) if start is not None else {}
+        if record is not None:
+            self._excluded = record.passed_over()
+        if start is not None:
+            call = LoopState.decode(start.checkpoint.loop).call
+            self.resuming = Resuming(start.checkpoint, call - 1)
+            self._restoring.rolled_back = True  # an earlier replay may have changed the task
+            self._restore_progress()
+        elif record is not None and record.from_before:
+            self._resume_earlier_run(record)
+
+    @property
+    def state(self) -> State:
+        """All variables of the task by path."""
+        return State.discover(self._task)
+
+    @property
+    def plan(self) -> str:
+        """How steps are executed, in one line; empty before the first step."""
+        return self.training.prepared.plan_text() if self.training.prepared else ""
+
+    # Resuming
+
+    def _resume_earlier_run(self, record: RunRecord) -> None:
+        """Restore progress, history and hooks of the run in the directory."""
+        self.resuming = Resuming(self.services.newest_checkpoint())
+        if record.finished:
+            self._restore_end(record)
+        else:
+            self._restore_progress()
+        if self.resuming.saved is not None and self.resuming.saved.call < 0:
+            # The run only called `loop.step`: the script's next calls follow the checkpoint.
+            self._restoring.begin_call(self.resuming)
+
+    def _restore_end(self, record: RunRecord) -> None:
+        """Restore progress and history at the end of a finished run; hooks are not restored."""
+        saved = self.resuming.saved
+        self.resuming.use_final_state(record.final_state())
+        self.progress = self.trigger_check = record.progress
+        self.history = self._recorded_history()
+        self.evaluation.calls = saved.function_calls if saved is not None else 0
+
+    def _restore_progress(self) -> None:
+        """Restore progress, history and hooks from the last checkpoint, if there is one."""
+        found, saved = self.resuming.use_last_checkpoint(), self.resuming.saved
+        if found is None or saved is None:
+            return
+        self.resuming.set_pending(found.state)
+        self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
+        self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
+        self.history = self._recorded_history(found)
+        self.services.hooks.restore(found.hooks)
+
+    def _recorded_history(self, at: Checkpoint | None = None) -> History:
+        """Return the history of the run from its log, up to a checkpoint."""
+        start = self.services.start
+        log = start.log if start is not None else self.services.log
+        if log is None:
+            return History()
+        if at is None:
+            return recorded_history(log)
+        return recorded_history(log, at.progress.step, at.hooks)
+
+    def skip_completed_call(self, arguments: Mapping[str, Any]) -> bool:
+        """Skip the next call that trains if an earlier process completed it.
+
+        Args:
+            arguments: The arguments of the call, as recorded in `run.json`.
+
+        Returns:
+            Whether the call was skipped.
+        """
+        record, reporter = self.services.record, self.services.reporter
+        number = self.resuming.call + 1
+        if record is None:
+            return False
+        done = record.call(number, arguments)
+        if record.finished and not done and not self.resuming.is_later(number):
+            self._restore_progress()  # resume with other arguments
+        if not done and not self.resuming.next_call_was_complete:
+            return False
+        self.resuming.begin(self.progress)
+        lost = self._restoring.begin_call(self.resuming)
+        self.resuming.assign_what_exists(self.state)
+        if done:
+            if lost:
+                reporter.warn(
+                    f"the finished run was not restored completely: {lost} during the run"
+                )
+            self.call.reason = "it was finished before"
+            reporter.print(f"the run in {record.path} is already finished; nothing was done")
+            reporter.warn(record.changed)
+        return True
+
+    def roll_back(self, error: RolledBack) -> None:
+        """Return to the newest checkpoint, and exclude the batch that the error names."""
+        record = self.services.record
+        assert record is not None  # `services_of` requires a directory for rollback
+        if error.passed is not None:
+            record.pass_over(error.passed, str(error))
+            self._excluded = record.passed_over()
+        self.feed.close()
+        self._restoring.rolled_back = True
+        self.resuming = Resuming(self.services.newest_checkpoint(), self.resuming.call - 1)
+        seconds = self.progress.seconds  # the time of the discarded steps counts too
+        self._restore_progress()
+        self.progress = self.progress.after_seconds(seconds)
+
+    def capture(self, buffers: Mapping[str, Any], score: float | None) -> Checkpoint:
+        """Return the complete state of the run at this window boundary; see `LoopView.capture`."""
+        state, prepared = self.state, self.training.prepared
+        written = set(prepared.written if prepared is not None else state.variables)
+        step, validation = self.progress.step, self.call.validation if self.call.running else None
+        # A run that restarts from step 0 calls the `start` of its hooks again.
+        begun = self._restoring.begun if step == 0 else None
+        saved = LoopState(
+            call=self.resuming.call,
+            begun=self.resuming.begun,
+            reason=self.call.ended_by,
+            random=random_states(),
+            trigger_check=self.trigger_check,
+            last_recorded_step=self.last_recorded_step,
+            function_calls=self.evaluation.calls,
+            validation=validation.last if validation is not None else None,
+            means=self.training.means_state(),
+            constants=self._constants.capture(step, begun),
+            recompile=self.training.changed_constants(),
+            forms={"train_step": self.training.forms, "eval_step": self.evaluation.forms},
+            weights=self._weights.state(state),
+            averages=self.averages.begun,
+        )
+        return Checkpoint(
+            progress=self.progress,
+            state=state.stage(buffers),
+            fixed=frozenset(path for path in state.variables if path not in written),
+            loop=saved.encode(),
+            source=self.feed.position(),
+            hooks=self.services.hooks.states(),
+            about={**circumstances(), "plan": self.plan, "score": score},
+        )
+
+    # The call
+
+    @contextmanager
+    def calling(
+        self,
+        kind: Kind,
+        epochs: int | None = None,
+        steps: int | None = None,
+        deadline: float | None = None,
+        validation: Validation | None = None,
+    ) -> Generator[Call]:
+        """Begin and end a call that trains. Inside another call, yield that one.
+
+        Hooks end after an error, after `fit`, or at the end of the `with` block around the loop.
+        """
+        if self.call.running:
+            yield self.call
+            return
+        self.call = call = self._begin_call(kind, epochs, steps, deadline, validation)
+        error: BaseException | None = None
+        try:
+            with handled_signals() as call.request:
+                yield call
+                call.heed_signals()  # those received during the last validation
+                if call.unfinished and self.started:
+                    self.services.save(self._loop)
+            if call.request.signal is not None:
+                raise call.request.error()
+        except GeneratorExit:  # the user's `for` ended early; the `with` block gets the reason
+            raise
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            try:
+                if kind == "fit" or error or not self.in_context:
+                    self.end(error, final=call.has_epochs)
+            finally:
+                call.running = False
+
+    def _begin_call(
+        self,
+        kind: Kind,
+        epochs: int | None,
+        steps: int | None,
+        deadline: float | None,
+        validation: Validation | None,
+    ) -> Call:
+        resuming = self.resuming
+        if kind != "step":  # calls of `loop.step` are not numbered
+            resuming.begin(self.progress)
+            if resuming.is_of_this_call:
+                self._restoring.begin_call(resuming)
+        call = Call(kind, resuming.begun, self.progress, epochs, steps, deadline, validation)
+        call.running = True
+        if resuming.saved is not None and not resuming.is_later(resuming.call):
+            call.stop(resuming.saved.reason)
+            if validation is not None and resuming.saved.validation:
+                validation.restore(resuming.saved.validation)
+        return call
+
+    def is_over(self) -> bool:
+        """Return whether the call has ended, and update the seconds of the progress."""
+        self.progress = self.call.timed(self.progress)
+        return self.call.is_over(self.progress)
+
+    def record(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Add a record to the history, and notify the hooks."""
+        if kind != "log":  # count the time since the last window, mainly validation
+            self.progress = self.call.timed(self.progress)
+            self.last_recorded_step = self.progress.step
+        record = Record(kind, self.progress, dict(values))
+        self.history.add(record)
+        self.services.hooks.notify("record", self._loop, record)
+
+    # Reading and building
+
+    def open(self, source: Source) -> None:
+        """Open a source at the current progress, and begin if hooks have not started."""
+        self.open_source(source)
+        if self.started:
+            return
+        first = self.feed.first(self.progress)
+        if first is not None:
+            self.begin(first)
+        elif self.resuming.found is not None:  # saved at the end of an epoch
+            self._begin_with_first_batch(source, self.progress)
+        if source.inexact and self.services.directory is not None:
+            self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
+
+    def open_source(self, source: Source) -> None:
+        """Open a source at the current progress."""
+        if source.closed and self.resuming.has_pending:  # its batches need the restored weights
+            self.resuming.assign_what_exists(self.state)
+        position = self.resuming.found.source if self.resuming.found else None
+        self.feed.open(source, self.progress, self._loop, position)
+
+    def window_size(self, at: Progress, size: int) -> int:
+        """Return a window size that ends before the next excluded batch."""
+        excluded = [batch for epoch, batch, _ in self._excluded if epoch == at.epoch]
+        return min([size, *(batch - at.batch for batch in excluded if batch > at.batch)])
+
+    def skip_excluded_batch(self) -> bool:
+        """Skip the next batch if a rollback excluded it; return whether it was skipped."""
+        at = self.progress
+        why = self._excluded.get((at.epoch, at.batch, at.step))
+        if why is None or self.feed.take(1, at) is None:
+            return False
+        self.progress = replace(at, batch=at.batch + 1)
+        warning = f"skipped batch {at.batch + 1} of epoch {at.epoch + 1}: {why}"
+        self.record("log", {"warning": warning})
+        return True
+
+    def prepare(self, window: Window) -> None:
+        """Build the steps; for a resumed run, for every batch form that the checkpoint lists."""
+        forms = self.resuming.forms
+        shown = self.services.reporter.activity("building the step")
+        with shown, self._constants.building():
+            with noting("train_step", self.progress, running=1), explaining(window):
+                self.training.prepare(window, forms.get("train_step", ()))
+            with noting("eval_step", self.progress), explaining():
+                self.evaluation.prepare(forms.get("eval_step", ()))
+
+    def recompile_if_changed(self, window: Window) -> None:
+        """Rebuild the step if a Python value changed or the batch form is new; log the reason."""
+        note = self.training.recompiled(window, self._restoring.recompile)
+        self._restoring.recompile = []
+        if note:
+            self.record("log", {"note": note})
+        if not self.training.is_prepared(window):
+            self.prepare(window)
+
+    def build_and_assign(self, source: Source) -> None:
+        """Build the model with the first batch of a source, and assign its restored variables."""
+        with shortened():
+            window = self.feed.sample(source, Progress(), self._loop)
+            if window is not None:
+                self._restoring.build(self.training, lambda: self.prepare(window))
+            self.resuming.assign_what_exists(self.state)
+
+    # Beginning and ending
+
+    def begin(self, window: Window) -> None:
+        """Build the step, restore the state from a checkpoint, and start the hooks."""
+        saved = self.resuming.saved
+        if saved is not None:
+            self._restoring.restore(self.resuming, self.training, lambda: self.prepare(window))
+        elif self.training.prepared is None:
+            self.prepare(window)
+        later, of_this_call = (
+            self.resuming.is_later(self.resuming.call),
+            self.resuming.is_of_this_call,
+        )
+        found = self._restore_variables()
+        if not self.started:
+            self.averages.begin(self.state)
+        if found is not None and saved is not None:
+            self.training.restore_means(saved.means)
+            if not later:
+                self.averages.restore(saved.averages)
+            self._saved_circumstances = found.about
+            if self.services.record is not None:
+                self.services.reporter.warn(self.services.record.changed)
+        if not self.started:
+            if saved is not None and of_this_call:
+                self._weights.restore(saved.weights)
+            else:
+                self._weights.start(self.state)
+            self._start_hooks(window)
+
+    def _restore_variables(self) -> Checkpoint | None:
+        """Restore all variables and random states; return the checkpoint, or None."""
+        initial = {**self.training.initial, **self.evaluation.initial}
+        try:
+            return self.resuming.restore_variables(self.state, initial)
+        except StateError:
+            self._restoring.check_none_lost()  # a replaced object may have other variables
+            raise
+
+    def _start_hooks(self, window: Window) -> None:
+        self.started = True
+        reporter = self.services.reporter
+        self._restoring.before_start()
+        self.services.hooks.notify("start", self._loop)
+        reporter.warn(self._restoring.after_start(self.training, lambda: self.prepare(window)))
+        if self.services.directory is not None:
+            reporter.warn(missing_handlers())
+
+    def warn_of_lost_guarantee(self) -> None:
+        """Warn once if a resumed run may not be exact; the plan is known after one window."""
+        if self._saved_circumstances is not None:
+            self.services.reporter.warn(lost_guarantee(self._saved_circumstances, self.plan))
+            self._saved_circumstances = None
+
+    def count(self, logs: Any) -> None:
+        """Add the steps of a window to the progress and the history."""
+        self.progress = self.call.timed(logs.progress)
+        self.history.add_steps(logs)
+        self._weights.ran(logs)
+
+    def restore_completed_call(self, source: Source) -> None:
+        """Restore the state, if an earlier process ran all steps of this call but not its end."""
+        if self.resuming.found is not None and not self.call.unfinished:
+            self._begin_with_first_batch(source, Progress())
+
+    def _begin_with_first_batch(self, source: Source, progress: Progress) -> None:
+        """Begin with the first batch of an epoch, without training on it; rewind the source."""
+        found = self.resuming.found
+        first = self.feed.sample(source, progress, self._loop)
+        if first is not None:
+            self.begin(first)
+        if found is not None and found.source is not None:  # reading moved the source
+            self.feed.open(source, self.progress, self._loop, found.source)
+
+    def end(self, error: BaseException | None, final: bool) -> None:
+        """Save a checkpoint and end the hooks.
+
+        At the final end of training, averaged weights (`use_ema=True`) are replaced by their
+        averages. The checkpoint is saved first: it holds the raw weights, from which a longer run
+        resumes exactly.
+
+        Args:
+            error: The exception that ended the call, or None.
+            final: Whether training ends here, and not only this call.
+        """
+        if not self.started:
+            if final and error is None:
+                self._end_completed_run()
+            return
+        try:
+            if error is None:
+                self._warn_unchanged()
+                self.services.save(self._loop)
+                if final and not self.call.unfinished:
+                    self.swapped_optimizers = self.services.swapped_optimizers
+                    for warning in self.averages.finish(self.state, self.swapped_optimizers):
+                        self.record("log", {"warning": warning})
+        finally:
+            self.started = False
+            try:
+                self.services.hooks.end(self._loop, error)
+            finally:
+                self.swapped_optimizers = None
+
+    def _end_completed_run(self) -> None:
+        """Use averaged weights if an earlier process completed all epochs, but not their end."""
+        found, saved = self.resuming.found, self.resuming.saved
+        if self.call.was_complete and found is not None and saved is not None:
+            self.resuming.use_final_state(averaged(found.state, saved.averages))
+            self.resuming.assign_what_exists(self.state)
+
+    def _warn_unchanged(self) -> None:
+        """Warn if this call changed no weight."""
+        prepared = self.training.prepared
+        text = self._weights.warning(prepared) if prepared and not self.call.unfinished else ""
+        if text:
+            self.record("log", {"warning": text})
+            if not self.services.reporter.has_console:
+                warnings.warn(text, TreadleWarning, stacklevel=2)
