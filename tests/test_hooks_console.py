@@ -268,9 +268,9 @@ def test_a_terminal_goes_on_where_metrics_take_their_time(terminal, monkeypatch)
 
 def test_a_sentence_is_printed_without_a_run(plain_text):
     run = plain_text()
-    run.hook.say("done before")
+    run.hook.print("done before")
     assert run.lines[-1] == "done before"
-    Console(quiet=True, to=rich.console.Console(file=run.file)).say("nothing")
+    Console(quiet=True, to=rich.console.Console(file=run.file)).print("nothing")
     assert run.lines[-1] == "done before"
 
 
@@ -510,7 +510,7 @@ def test_values_that_do_not_fit_are_left_out(terminal):
 def test_long_sentences_on_a_terminal_are_broken_between_words(terminal):
     run = terminal(width=44)
     run.end(ValueError())
-    run.hook.say("one sentence that is far longer than the terminal is wide, with whole words")
+    run.hook.print("one sentence that is far longer than the terminal is wide, with whole words")
     assert run.shown[-2:] == [
         "one sentence that is far longer than the",
         "terminal is wide, with whole words",
