@@ -318,25 +318,27 @@ class Loop:
         if session.is_over():
             return False
         session.open(source)
-        if self.progress.batch == 0:
+        if session.progress.batch == 0:
             session.training.reset_metrics()
         triggers = self._triggers(trigger)
         while not session.is_over():
             before = session.trigger_check  # time triggers count hooks and the `for` body
             if session.skip_excluded_batch():
                 continue
-            size = self._window_size(self.progress, triggers)
-            window = session.feed.take(size, self.progress)
+            size = self._window_size(session.progress, triggers)
+            window = session.feed.take(size, session.progress)
             if window is None:
                 return True
             self._train(window, lambda *running: self._prefetch(triggers, *running))
             self._validate_if_due(before, source)
             self._hooks.run_due(self, before)
-            session.trigger_check = self.progress
+            session.trigger_check = session.progress
             yield
-            session.services.save_if_due(self, before, self.progress)
+            session.services.save_if_due(self, before, session.progress)
         # The call may end where the epoch does.
-        return self.progress.batch == source.length and not session.feed.take(1, self.progress)
+        return session.progress.batch == source.length and not session.feed.take(
+            1, session.progress
+        )
 
     def _train(self, window: Window, meanwhile: Callable[..., None] | None = None) -> None:
         """Run one window, account for it, and log every step of it."""
@@ -345,15 +347,15 @@ class Loop:
         session.recompile_if_changed(window)
         lost = training.steps_lost_on_error(window)
         try:
-            with noting("train_step", self.progress, window.count, lost), explaining(window):
-                logs = training.run(window, self.progress, meanwhile)
+            with noting("train_step", session.progress, window.count, lost), explaining(window):
+                logs = training.run(window, session.progress, meanwhile)
             session.feed.ran(until=training.ended)
             session.warn_of_lost_guarantee()
         except BaseException:  # these batches are read again by a later call
             session.feed.close()
             raise
         session.count(logs)
-        with noting("train_step", self.progress):
+        with noting("train_step", session.progress):
             training.check_promises()
         self._hooks.notify("steps", self, logs)
 
@@ -382,7 +384,7 @@ class Loop:
     def _validate_if_due(self, before: Progress, source: Source) -> None:
         """Validate within an epoch if due, and record the results."""
         session, validation = self._session, self._session.call.validation
-        if validation is not None and validation.due(before, self.progress):
+        if validation is not None and validation.due(before, session.progress):
             session.record("validation", {**self.metrics(), **self._validate()})
             if source.endless:
                 session.training.reset_metrics()
@@ -408,14 +410,15 @@ class Loop:
         session.feed.close()
         self._hooks.run_due(self, before, epoch_ended=True)
         session.record("epoch", values)
-        session.progress = self.progress.at_epoch(before.epoch + 1)
+        session.progress = session.progress.at_epoch(before.epoch + 1)
         session.training.reset_metrics()
         session.services.save_if_due(self, before, before, epoch_ended=True)
 
     def _logs_since_last(self) -> Logs:
         """Return the logs since this was last called."""
-        training = self._session.training
-        return Logs(training.means_since_last(), self.progress, training.metric_results)
+        session = self._session
+        means, metrics = session.training.means_since_last(), session.training.metric_results
+        return Logs(means, session.progress, metrics)
 
     def _check_outermost(self, method: str) -> None:
         """Check that a method that makes calls of its own may train now.
