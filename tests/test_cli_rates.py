@@ -78,6 +78,15 @@ def test_the_rates_of_a_task():
         (["schedule", "cyclic(1,,)"], "cannot read the schedule 'cyclic(1,,)': write it as a call"),
         (["schedule", "cyclic(low, 1, 2)"], "cannot read the schedule 'cyclic(low, 1, 2)'"),
         (
+            ["schedule", "cyclic({[1]: 2}, 1, 2)"],
+            "cannot read the schedule 'cyclic({[1]: 2}, 1, 2)'",
+        ),
+        (["schedule", "cyclic(**{'low': 1})"], "cannot read the schedule \"cyclic(**{'low': 1})\""),
+        (["schedule", "cyclic(low.real, 1, 2)"], "cannot read the schedule"),
+        (["schedule", "cyclic(*[1, 2, 3])"], "cannot read the schedule"),
+        (["schedule", "().__class__.mro()"], "cannot read the schedule '().__class__.mro()'"),
+        (["schedule", "cyclic(open('made', 'w'), 1, 2)"], "there is no schedule 'open'."),
+        (
             ["schedule", "cyclick(1, 2, 3)"],
             "there is no schedule 'cyclick'. Did you mean 'Cyclic'?",
         ),

@@ -1,7 +1,6 @@
 """The commands `treadle find-lr` (learning rate range test) and `treadle schedule`."""
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ import treadle
 
 from ..core.drawing import checked_picture
 from ..core.options import overriding
-from ..errors import ConfigurationError
 from ..recipes import Recipe, make, resolve
 from . import environment, output, schedule_texts
 from .commands import EPILOG, app, refuse_extra
@@ -131,9 +129,9 @@ def schedule(
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
             if what.rstrip().endswith(")"):
-                node = schedule_texts.parsed(what)
+                schedule_texts.check(what)
                 environment.prepare(backend, None, None, None, None, json)
-                shown = {what: _schedule(node, what)}
+                shown = {what: schedule_texts.build(what)}
             else:
                 recipe = resolve(what)
                 made = _made(recipe, recipe.settings(set_ or []), backend, quiet=json)
@@ -184,46 +182,3 @@ def _rates(task: Any) -> dict[str, Any]:
         path: rate if isinstance(rate, LearningRateSchedule) else float(found[path].learning_rate)
         for path, rate in rates.items()
     }
-
-
-def _schedule(node: ast.expr, text: str) -> Any:
-    """Return the value of an expression in a schedule's text: a schedule, a list or a plain value.
-
-    Raises:
-        ConfigurationError: If the expression is invalid, or the schedule rejects its arguments.
-    """
-    match node:
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            known = _kinds()
-            kind = known[schedule_texts.named(name, list(known))]
-            named = {word.arg: _schedule(word.value, text) for word in keywords if word.arg}
-            try:
-                return kind(*[_schedule(part, text) for part in args], **named)
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(f"{text}: {error}") from error
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return [_schedule(part, text) for part in parts]
-        case _:
-            try:
-                return ast.literal_eval(node)
-            except ValueError as error:
-                raise schedule_texts.unreadable(text) from error
-
-
-def _kinds() -> dict[str, Any]:
-    """Return the schedule classes of Treadle and Keras, by name."""
-    import keras
-
-    from .. import schedules
-
-    def of(module: Any, names: Sequence[str]) -> dict[str, Any]:
-        kinds = {name: getattr(module, name) for name in names}
-        base = keras.optimizers.schedules.LearningRateSchedule
-        return {
-            name: kind
-            for name, kind in kinds.items()
-            if isinstance(kind, type) and issubclass(kind, base) and kind is not base
-        }
-
-    public = [name for name in vars(schedules) if name[0] != "_"]
-    return of(schedules, public) | of(keras.optimizers.schedules, dir(keras.optimizers.schedules))

@@ -1,16 +1,25 @@
-"""Check schedules given as text. Keras is not imported: the source of its classes is parsed."""
+"""Schedules given as text, such as `warm_up(cosine_decay(0.1, 1000), 100)`.
+
+`check` rejects a wrong text before Keras is imported, which takes seconds: it parses the source of
+Keras' schedules. `build` makes the schedule.
+"""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
 
 BASE = "LearningRateSchedule"
 OF_KERAS = "src/optimizers/schedules/learning_rate_schedule.py"
+
+Make = Callable[[str, list[Any], dict[str, Any]], Any]
+"""Returns a schedule, from the name of its class and its arguments."""
 
 
 @dataclass(frozen=True)
@@ -28,62 +37,98 @@ class Signature:
     needs: tuple[str, ...]
 
 
-def parsed(text: str) -> ast.expr:
-    """Parse a schedule's text, and check the schedules and arguments that it names.
+def check(text: str) -> None:
+    """Check a schedule's text, and the schedules and arguments that it names.
 
     Raises:
         ConfigurationError: If the text is not an expression, names an unknown schedule, or has
             arguments that the schedule does not accept.
     """
+    _value(_parsed(text), text, lambda name, args, named: None)
+
+
+def build(text: str) -> Any:
+    """Return the schedule that a text describes, or its number. Imports Keras.
+
+    Raises:
+        ConfigurationError: As for `check`, or if a schedule rejects the value of an argument.
+    """
+    import keras
+
+    from .. import schedules
+
+    def make(name: str, args: list[Any], named: dict[str, Any]) -> Any:
+        owner = schedules if hasattr(schedules, name) else keras.optimizers.schedules
+        try:
+            return getattr(owner, name)(*args, **named)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{text}: {error}") from error
+
+    return _value(_parsed(text), text, make)
+
+
+def _parsed(text: str) -> ast.expr:
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        return ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise unreadable(text) from error
-    _check(node, text)
-    return node
+        raise _unreadable(text) from error
 
 
-def unreadable(text: str) -> ConfigurationError:
-    """Return the error for a text that cannot be parsed as a schedule."""
+def _unreadable(text: str) -> ConfigurationError:
     return ConfigurationError(
         f"cannot read the schedule {text!r}: write it as a call with numbers, such as "
         "'cyclic(1e-4, 1e-2, step_size=500)'"
     )
 
 
-def named(name: str, known: Sequence[str]) -> str:
-    """Return the class name of a schedule in any spelling: `one_cycle` means `OneCycle`.
+def _named(name: str) -> Signature:
+    """Return the signature of a schedule in any spelling: `one_cycle` means `OneCycle`.
 
     Raises:
         ConfigurationError: If there is no such schedule.
     """
+    known = signatures()
     found = {each.lower(): each for each in known}.get(name.replace("_", "").lower())
     if found is None:
         raise ConfigurationError(f"there is no schedule {name!r}.{did_you_mean(name, known)}")
-    return found
+    return known[found]
 
 
-def _check(node: ast.expr, text: str) -> None:
+def _value(node: ast.expr, text: str, make: Make) -> Any:
+    """Return the value of an expression: a schedule that `make` returns, a list or a literal.
+
+    No code of the text is executed: it may only contain calls of known schedules, lists, numbers,
+    strings and None.
+
+    Raises:
+        ConfigurationError: If it contains anything else, or wrong arguments.
+    """
     match node:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            known = signatures()
-            _check_arguments(known[named(name, list(known))], args, keywords, text)
-            for part in (*args, *(word.value for word in keywords)):
-                _check(part, text)
+            signature = _named(name)
+            _check_arguments(signature, args, keywords, text)
+            values = [_value(part, text, make) for part in args]
+            named = {str(word.arg): _value(word.value, text, make) for word in keywords}
+            return make(signature.name, values, named)
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            for part in parts:
-                _check(part, text)
+            return [_value(part, text, make) for part in parts]
+        case ast.Constant(value=value) if isinstance(value, (float, int, str, NoneType)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=float() | int() as value)):
+            return -value
+        case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=float() | int() as value)):
+            return value
         case _:
-            try:
-                ast.literal_eval(node)
-            except ValueError as error:
-                raise unreadable(text) from error
+            raise _unreadable(text)
 
 
 def _check_arguments(
     signature: Signature, args: list[ast.expr], keywords: list[ast.keyword], text: str
 ) -> None:
     name, takes = signature.name, signature.takes
+    starred = any(isinstance(part, ast.Starred) for part in args)
+    if starred or any(word.arg is None for word in keywords):  # `*` and `**`
+        raise _unreadable(text)
     unknown = [word.arg for word in keywords if word.arg is not None and word.arg not in takes]
     if unknown:
         raise ConfigurationError(
