@@ -131,14 +131,14 @@ def test_nothing_means_what_is_used(tmp_path, monkeypatch):
     for asked in ({}, {"seed": 0, "backend": "torch"}, {"backend": "jax"}):
         with pytest.raises(Killed):
             treadle.tune("distillation", search={"temperature": Range(1, 16)}, **asked)
-    same, other = (wanted.configuration() for wanted in (found[0], found[2]))
-    assert found[1].configuration() == same and (same["seed"], same["backend"]) == (0, "torch")
+    same, other = (asked.facts() for asked in (found[0], found[2]))
+    assert found[1].facts() == same and (same["seed"], same["backend"]) == (0, "torch")
     assert other == {**same, "backend": "jax"}
     # Defaults are part of what a search is, and stay with the task.
     assert found[0].fixed == {} and found[0].others and found[0].others == same["fixed"]
     with pytest.raises(Killed):
         treadle.tune(Line)
-    assert found[3].configuration()["backend"] == keras.config.backend()
+    assert found[3].facts()["backend"] == keras.config.backend()
 
 
 def test_data_beside_a_name():

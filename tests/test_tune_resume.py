@@ -7,8 +7,8 @@ import pytest
 from tests.tune_searches import SPACES, Killed, apart, facts, go_through, quick, wanted  # noqa: F401
 from treadle.core.ranges import Choice, Range
 from treadle.errors import DirectoryError
-from treadle.tuning import study
 from treadle.tuning.orders import Outcome
+from treadle.tuning.storage import DATABASE
 from treadle.tuning.study import Study
 
 
@@ -129,7 +129,7 @@ def test_only_the_database_goes_with_a_search(tmp_path):
 def test_a_directory_whose_name_means_something_in_an_address(tmp_path):
     folder = tmp_path / "a?b#c%20{d}"
     Study(wanted(), 4, folder, fresh=False).close()
-    assert (folder / study.DATABASE).is_file()
+    assert (folder / DATABASE).is_file()
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
@@ -148,7 +148,7 @@ def test_two_searches_cannot_be_in_one_directory(tmp_path):
 
 
 def test_a_database_that_is_none(tmp_path):
-    (tmp_path / study.DATABASE).write_text("these are no tables, but more than a hundred bytes" * 9)
+    (tmp_path / DATABASE).write_text("these are no tables, but more than a hundred bytes" * 9)
     with pytest.raises(DirectoryError, match=r"cannot use .*study\.db as the database of a search"):
         Study(wanted(), 4, tmp_path, fresh=False)
     Study(wanted(), 4, tmp_path, fresh=True).close()
@@ -165,7 +165,7 @@ def test_the_database_is_plain(tmp_path):
     import sqlite3
 
     go_through(3, tmp_path)
-    with sqlite3.connect(tmp_path / study.DATABASE) as opened:
+    with sqlite3.connect(tmp_path / DATABASE) as opened:
         tables = opened.execute("select name from sqlite_master where type = 'table'").fetchall()
         for (table,) in tables:
             columns = [column[1] for column in opened.execute(f"pragma table_info({table})")]

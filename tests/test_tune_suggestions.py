@@ -7,7 +7,7 @@ import pytest
 from tests.tune_searches import apart, facts, go_through, quick, values, wanted  # noqa: F401
 from treadle.core.ranges import Choice, Range
 from treadle.errors import CheckpointError, DataError, TreadleError, TreadleWarning
-from treadle.tuning import Tuned, study
+from treadle.tuning import Tuned, suggestions
 from treadle.tuning.orders import Outcome
 from treadle.tuning.study import Study
 
@@ -71,7 +71,7 @@ def test_suggestions_keep_away_from_what_diverged_late(tmp_path):
             found.report(number, at, 1.0)
     found.end(pruned, Outcome("pruned"))
     found.end(diverged, Outcome("diverged"))
-    one, other = (study._for_sampler(trial) for trial in found._trials("PRUNED"))
+    one, other = (suggestions._for_sampler(trial) for trial in found._trials("PRUNED"))
     # Optuna: (-last step, last value), and (1, 0) where there is none, which is the worst.
     assert len(one.intermediate_values) == 3 and other.intermediate_values == {}
     assert found.results()[1].reports == 6

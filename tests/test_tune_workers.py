@@ -42,7 +42,7 @@ def through_processes(monkeypatch, trials, count):
     found = Study(wanted(pruning=False), trials, Path("there"), fresh=False)
     told = []
     try:
-        workers.run(found, count, {}, told.append)
+        workers.Workers(found, count, {}, told.append).run()
         assert sorted(told, key=lambda trial: trial.number) == list(found.results())
     finally:
         found.close()
@@ -73,7 +73,7 @@ def test_processes_are_replaced_where_they_die(monkeypatch):
 
 
 def test_a_process_that_dies_before_it_takes_the_answer_is_not_asked_again(monkeypatch):
-    monkeypatch.setattr(Study, "over", lambda self, number: (number, self._reports[1]) == (1, 2))
+    monkeypatch.setattr(Study, "over", lambda self, number: number == 1 and self._reports(1) == 2)
     Path("kill-1").write_text("always")
     trials, begun = through_processes(monkeypatch, 3, 1)
     assert [trial.ended for trial in trials] == ["complete", "pruned", "complete"]

@@ -10,8 +10,9 @@ from keras import ops
 
 import treadle
 from treadle.core.ranges import Choice, Range
+from treadle.tuning.configuration import Configuration
 from treadle.tuning.orders import Outcome
-from treadle.tuning.study import Study, Wanted
+from treadle.tuning.study import Study
 
 SPACES = {"rate": Range(1e-4, 1.0, log=True), "units": Range(8, 64), "kind": Choice("a", "b")}
 
@@ -50,7 +51,7 @@ def wanted(**more):
         "data": {},
         **more,
     }
-    return Wanted(**asked)
+    return Configuration(**asked)
 
 
 def values(order):

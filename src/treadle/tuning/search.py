@@ -14,10 +14,11 @@ from ..core.ranges import PLAIN, Space
 from ..errors import ConfigurationError, DataError, whole_number
 from ..recipes import Parameter, known_parameters, resolve
 from . import space
+from .configuration import Configuration
 from .orders import Order
 from .results import Trial, Tuned, command_of
-from .study import Study, Wanted, require_optuna
-from .workers import run
+from .study import Study, require_optuna
+from .workers import Workers
 
 RUNS = Path("runs")
 
@@ -141,7 +142,7 @@ def tune(
         parameters, options = space.parameters_of(task), {"backend": backend_name()}
     fixed = dict(fixed or {})
     spaces = space.chosen(parameters, search or {}, fixed, name)
-    wanted = Wanted(
+    configuration = Configuration(
         task=source,
         spaces=spaces,
         fixed=fixed,
@@ -157,18 +158,19 @@ def tune(
     )
     if isinstance(task, str) and directory is None:
         directory = RUNS / f"{name}-tune"
-    study = Study(wanted, trials, Path(directory) if directory is not None else None, fresh)
+    study = Study(configuration, trials, Path(directory) if directory is not None else None, fresh)
     try:
         before = study.finished
         if isinstance(task, str):
             folder = options["data_dir"]
-            run(study, workers, {"TREADLE_DATA": folder} if folder is not None else {}, on_end)
+            environment = {"TREADLE_DATA": folder} if folder is not None else {}
+            Workers(study, workers, environment, on_end).run()
         else:
             _run_here(study, task, train, validation, on_end)
         place = str(directory) if directory is not None else None
         found = Tuned(
             monitor,
-            wanted.direction,
+            configuration.direction,
             study.results(),
             place,
             before=before,

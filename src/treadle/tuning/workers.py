@@ -2,13 +2,13 @@
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,7 +74,7 @@ class Worker:
         self.send(asdict(order))
 
     def send(self, what: Any) -> None:
-        """Write a line to the process; a process that has exited is detected in `run`."""
+        """Write a line to the process; `Workers` detects a process that has exited."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(what) + "\n")
@@ -102,96 +102,110 @@ class Worker:
         return self._process.wait()
 
 
-def run(
-    study: Study,
-    workers: int,
-    environment: Mapping[str, str],
-    told: Callable[[Trial], None],
-) -> None:
-    """Run all trials of a study in worker processes.
+class Workers:
+    """Worker processes that run all trials of a study.
 
     If a process dies, a new one resumes its trial from the last checkpoint. If that one dies in the
     same trial too, the trial has failed.
 
     Args:
         study: The study that hands out trials.
-        workers: Number of parallel processes.
+        count: Number of parallel processes.
         environment: Environment variables of the processes, in addition to those of this process.
         told: Callback that receives each trial when it has ended.
-
-    Raises:
-        TreadleError: As for `Study.end`.
-        KeyboardInterrupt, Terminated: If a signal was received. The running trials are saved, and
-            resume with the search.
     """
-    died: dict[int, str] = {}
-    listening: dict[Worker, None] = {}
-    with handled_signals() as asked, selectors.DefaultSelector() as selector:
 
-        def take(worker: Worker | None, order: Order | None) -> None:
-            """Give an order to the worker, or to a new one; without an order, end the worker."""
-            if worker is not None and (order is None or worker.spent):
-                drop(worker)
-                worker = None
-            if order is None:
-                return
-            if worker is not None:
-                worker.begin(order)
-                return
-            new = Worker({**_share(workers), **environment}, order)
-            listening[new] = None
-            selector.register(new.output, selectors.EVENT_READ, new)
+    def __init__(
+        self,
+        study: Study,
+        count: int,
+        environment: Mapping[str, str],
+        told: Callable[[Trial], None],
+    ) -> None:
+        self._study, self._count, self._told = study, count, told
+        self._environment = {**_share(count), **environment}
+        self._died: dict[int, str] = {}
+        self._running: list[Worker] = []
 
-        def drop(worker: Worker, patience: float = 0.0) -> int:
-            selector.unregister(worker.output)
-            del listening[worker]
-            return worker.end(patience)
+    def run(self) -> None:
+        """Run the trials.
 
-        def ended(worker: Worker | None, order: Order, outcome: Outcome) -> None:
-            told(study.end(order.number, outcome))
-            take(worker, study.next())
+        Raises:
+            TreadleError: As for `Study.end`.
+            KeyboardInterrupt, Terminated: If a signal was received. The running trials are saved,
+                and resume with the search.
+        """
+        with handled_signals() as request:
+            try:
+                for _ in range(self._count):
+                    self._start(self._study.next())
+                while self._running:
+                    ready = self._wait()
+                    if request.signal is not None:
+                        raise request.error()
+                    self._handle(ready)
+            finally:
+                for worker in self._running:
+                    worker.terminate()
+                for worker in list(self._running):
+                    self._end(worker, PATIENCE)
 
-        def lost(worker: Worker) -> None:
-            order, code = worker.order, drop(worker)
-            how = _ending(code)
-            if study.over(order.number):  # it died before it received the answer to end the trial
-                ended(None, order, Outcome("pruned"))
-            elif order.number in died:
-                assert order.directory is not None
-                error = f"its process {died[order.number]}, and the one that replaced it {how}"
-                ended(
-                    None, order, Outcome("failed", error=f"{error}; see {order.directory}/{OUTPUT}")
-                )
-            else:
-                died[order.number] = how
-                take(None, order)
+    def _start(self, order: Order | None, worker: Worker | None = None) -> None:
+        """Start a trial in the worker, or in a new one; without an order, end the worker."""
+        if worker is not None and (order is None or worker.spent):
+            self._end(worker)
+            worker = None
+        if order is None:
+            return
+        if worker is not None:
+            worker.begin(order)
+        else:
+            self._running.append(Worker(self._environment, order))
 
-        try:
-            for _ in range(workers):
-                take(None, study.next())
-            while listening:
-                ready = {key.data for key, _ in selector.select(0.5)}
-                if asked.signal is not None:
-                    raise asked.error()
-                for worker in list(listening):
-                    # A child process of the worker may keep its output open after it has exited, so
-                    # the end of the output alone does not detect that.
-                    line = worker.output.readline() if worker in ready else ""
-                    if line:
-                        message = json.loads(line)
-                        if "report" in message:
-                            at, value = message["report"]
-                            worker.send(study.report(worker.order.number, at, value))
-                        else:
-                            ended(worker, worker.order, Outcome(**message["outcome"]))
-                    elif worker in ready or worker.gone:
-                        lost(worker)
-        finally:
-            interrupted = list(listening)
-            for worker in interrupted:
-                worker.terminate()
-            for worker in interrupted:
-                drop(worker, PATIENCE)
+    def _wait(self) -> list[Worker]:
+        """Wait up to half a second for messages, and return the processes that sent one."""
+        ready = wait([worker.output.fileno() for worker in self._running], 0.5)
+        return [worker for worker in self._running if worker.output.fileno() in ready]
+
+    def _handle(self, ready: Sequence[Worker]) -> None:
+        """Handle the messages of these processes, and replace those that died."""
+        for worker in list(self._running):
+            # A child process of the worker may keep its output open after it has exited, so the end
+            # of the output alone does not detect that.
+            line = worker.output.readline() if worker in ready else ""
+            if line:
+                self._answer(worker, json.loads(line))
+            elif worker in ready or worker.gone:
+                self._replace(worker)
+
+    def _answer(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        number = worker.order.number
+        if "report" in message:
+            at, value = message["report"]
+            worker.send(self._study.report(number, at, value))
+        else:
+            self._record(number, Outcome(**message["outcome"]), worker)
+
+    def _replace(self, worker: Worker) -> None:
+        """Resume the trial of a process that died in a new one, unless this is the second time."""
+        order, how = worker.order, _ending(self._end(worker))
+        if self._study.over(order.number):  # it died before it received the answer to end the trial
+            self._record(order.number, Outcome("pruned"))
+        elif (before := self._died.get(order.number)) is not None:
+            error = f"its process {before}, and the one that replaced it {how}"
+            output = f"{order.directory}/{OUTPUT}"
+            self._record(order.number, Outcome("failed", error=f"{error}; see {output}"))
+        else:
+            self._died[order.number] = how
+            self._start(order)
+
+    def _record(self, number: int, outcome: Outcome, worker: Worker | None = None) -> None:
+        self._told(self._study.end(number, outcome))
+        self._start(self._study.next(), worker)
+
+    def _end(self, worker: Worker, patience: float = 0.0) -> int:
+        self._running.remove(worker)
+        return worker.end(patience)
 
 
 def _share(workers: int) -> dict[str, str]:
