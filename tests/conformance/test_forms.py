@@ -12,7 +12,7 @@ from keras import ops
 import treadle
 from treadle.errors import StepError
 from treadle.hooks import Checkpoint, NonFinite
-from treadle.steps import compiled as programs
+from treadle.steps import compiled_step
 from treadle.steps.state import State
 
 EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
@@ -146,13 +146,13 @@ def test_every_way_to_train_knows_forms(method: str) -> None:
 
 def test_a_form_is_built_once_and_then_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
-    original = programs.build
+    original = compiled_step.build_step
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         built.append(arguments)
-        return original(*arguments)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(programs, "build", counted)
+    monkeypatch.setattr(compiled_step, "build_step", counted)
     loop = fitted(Pair("shape", Momentum.make), batches("abab" * 4, "shape"))
     assert len(built) == 2
     assert loop.costs.programs == 2

@@ -16,7 +16,7 @@ import treadle
 from treadle import data
 from treadle.backends.base import active
 from treadle.errors import StepError
-from treadle.steps.compiled import Prepared
+from treadle.steps.compiled_step import CompiledStep
 from treadle.steps.measuring import fastest
 from treadle.testing import same_start
 
@@ -204,7 +204,7 @@ def test_a_slow_source_hides_no_step_for_long() -> None:
 def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
     train = source()
     options = treadle.Options()
-    prepared = Prepared(plain(), lambda batch: {"n": ops.sum(batch[0])}, arrays(), options, "f")
+    prepared = CompiledStep(plain(), lambda batch: {"n": ops.sum(batch[0])}, arrays(), options, "f")
     reader = train.read(0)
     first, second = reader.take(2), reader.take(3)
     assert first.rows.owner is second.rows.owner is train
@@ -224,7 +224,9 @@ def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatc
     original = windows.device_batch
     options = treadle.Options(fused=fused, data_on_device=False)
     task = plain()
-    prepared = Prepared(task, task.train_step, source().read(0).take(1).batch(0), options, "step")
+    prepared = CompiledStep(
+        task, task.train_step, source().read(0).take(1).batch(0), options, "step"
+    )
     reader = source().read(0)
     prepared.run(prepared.placed(reader.take(5)), 0).fetch()
     monkeypatch.setattr(windows, "device_batch", lambda x: made.append(1) or original(x))
@@ -253,7 +255,9 @@ def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
 
 def test_measuring_that_fails_changes_nothing() -> None:
     task = plain()
-    prepared = Prepared(task, task.train_step, (arrays()[0][:8], arrays()[1][:8]), OPTIONS, "step")
+    prepared = CompiledStep(
+        task, task.train_step, (arrays()[0][:8], arrays()[1][:8]), OPTIONS, "step"
+    )
     before = prepared.state.arrays()
 
     class Fails:
@@ -274,7 +278,7 @@ def test_measuring_that_fails_changes_nothing() -> None:
 
     window = prepared.placed(source(shuffle=False).read(0).take(1))
     (made,) = prepared._programs.values()
-    make = lambda eager: Fails(prepared._make(made.program, eager=True))  # noqa: E731
+    make = lambda eager: Fails(prepared._builder.executor(made.program, eager=True))  # noqa: E731
     with pytest.raises(OSError, match="the device is gone"):
         fastest(make, made.executor, window, prepared.state)
     same(prepared.state.arrays(), before)

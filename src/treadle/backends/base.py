@@ -135,7 +135,6 @@ class Build:
         read: Variables that were read, by id.
         written: Variables that were assigned, by id.
         differentiated: Whether `gradients` was called, so that the step is portable, not native.
-        names: The names of the values that the step returned.
         settled: Ids of variables that the step already uses for batches of other shapes: they must
             not be replaced.
     """
@@ -144,7 +143,6 @@ class Build:
     read: dict[int, Variable] = field(default_factory=lambda: {})
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False
-    names: list[str] = field(default_factory=lambda: [])
     settled: frozenset[int] = frozenset()
 
 

@@ -12,7 +12,7 @@ from keras import ops
 from ..backends.base import active, context, recorded_by
 from ..core.options import Options
 from ..core.randomness import set_random_states
-from ..steps.compiled import Prepared
+from ..steps.compiled_step import CompiledStep
 from ..steps.saved_constants import SavedConstants
 from .numbers import Array
 from .visiting import StepInputs
@@ -104,7 +104,7 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
     window = inputs.window.streamed()
     SavedConstants(task).put_back(inputs.constants)  # hooks may have changed some after the step
     eager = replace(options, execution="eager")
-    prepared = Prepared(task, task.train_step, window.batch(0), eager, "train_step")
+    prepared = CompiledStep(task, task.train_step, window.batch(0), eager, "train_step")
     # A batch of new shapes may create variables, which then keep their initial values.
     known = [path for path in prepared.state.variables if path in inputs.state]
     prepared.state.assign(inputs.state, among=known)

@@ -20,8 +20,10 @@ from ..data.source import Source
 from ..errors import ConfigurationError, DataError
 from ..steps.batch_forms import zeros
 from ..steps.building import build
-from ..steps.compiled import Prepared, joined, program_of
+from ..steps.compiled_step import CompiledStep
 from ..steps.planning import Pace
+from ..steps.programs import program_of
+from ..steps.results import joined
 from ..steps.state import State
 from ..steps.task import has_eval_step
 from .prefetch import Feed
@@ -45,7 +47,7 @@ class Evaluation:
 
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
-        self._prepared: Prepared | None = None
+        self._prepared: CompiledStep | None = None
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
         self.calls, self._pace = 0, Pace(options.window)
         self.position: tuple[int, int | None] | None = None
@@ -96,11 +98,11 @@ class Evaluation:
         for form in forms:
             self._prepare_for(zeros(form))
 
-    def _prepare_for(self, batch: Any) -> Prepared:
+    def _prepare_for(self, batch: Any) -> CompiledStep:
         """Return `eval_step` prepared for batches of this form."""
         if self._prepared is None:
             step = self._task.eval_step
-            self._prepared = Prepared(
+            self._prepared = CompiledStep(
                 self._task, step, batch, self._options, "eval_step", late=True
             )
         if self._prepared.changed_constants():
@@ -108,7 +110,9 @@ class Evaluation:
         self._prepared.prepare(batch)
         return self._prepared
 
-    def _evaluate_all(self, feed: Feed, prepared: Prepared, length: int | None) -> dict[str, float]:
+    def _evaluate_all(
+        self, feed: Feed, prepared: CompiledStep, length: int | None
+    ) -> dict[str, float]:
         """Evaluate every window of an opened source from reset metrics, and restore the state."""
         means, progress, pace = Means(), Progress(), self._pace
         kept: dict[str, Any] = {}

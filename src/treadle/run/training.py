@@ -14,9 +14,10 @@ from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.batch_forms import described, zeros
-from ..steps.compiled import Prepared, joined
+from ..steps.compiled_step import CompiledStep
 from ..steps.helpers import raise_violations
 from ..steps.planning import Pace, window_size
+from ..steps.results import joined
 from .evaluation import metric_results
 
 
@@ -35,7 +36,7 @@ class Training:
 
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
-        self.prepared: Prepared | None = None
+        self.prepared: CompiledStep | None = None
         self.batch_examples, self.ended = 1, 0.0
         self._pace = Pace(options.window)
         self._means, self._since_last_logs = Means(), Means()
@@ -56,7 +57,7 @@ class Training:
         """Return whether the step is prepared for batches of this form."""
         return self.prepared is not None and self.prepared.knows(window)
 
-    def prepare(self, window: Window, forms: Sequence[Any] = ()) -> Prepared:
+    def prepare(self, window: Window, forms: Sequence[Any] = ()) -> CompiledStep:
         """Build and check the step for batches of this form, from scratch if constants changed.
 
         Args:
@@ -77,7 +78,7 @@ class Training:
     def _prepare(self, batch: Any) -> None:
         prepared = self.prepared
         if prepared is None:
-            prepared = Prepared(
+            prepared = CompiledStep(
                 self._task, self._task.train_step, batch, self._options, "train_step"
             )
         else:

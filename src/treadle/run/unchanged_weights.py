@@ -9,7 +9,7 @@ import keras
 from ..backends.base import Variable, active
 from ..core.logs import UNDONE, StepLogs
 from ..schedules import learning_rate_of, optimizers_of
-from ..steps.compiled import Prepared
+from ..steps.compiled_step import CompiledStep
 from ..steps.state import State
 
 NAMED: Final = 3  # variables in the message
@@ -55,7 +55,7 @@ class WeightCheck:
         undone = logs.values.get(UNDONE)
         self._steps += logs.steps - (0 if undone is None else int(undone.sum()))
 
-    def warning(self, prepared: Prepared) -> str:
+    def warning(self, prepared: CompiledStep) -> str:
         """Return a warning if no trainable variable has changed since the start, or ""."""
         state = prepared.state
         if self._steps < _steps_to_change(state) or self._has_changed(state):

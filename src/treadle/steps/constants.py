@@ -2,12 +2,14 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+
+from ..errors import StepError
 
 LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
 SHOWN = 5  # keys of a dict that a message lists
@@ -141,3 +143,28 @@ def tensor_kept(new: Any) -> bool:
     """Return whether a fingerprint is of a tensor, or of a container whose last item is one."""
     thing = new.thing if isinstance(new, This) else new.last if isinstance(new, Items) else None
     return bool(keras.ops.is_tensor(thing))
+
+
+def refuse_moving(changed: Mapping[str, tuple[Any, Any]], name: str) -> None:
+    """Reject a step that changes Python values itself.
+
+    Args:
+        changed: The old and the new fingerprints of the values that it changed, by path.
+        name: The step's name, for messages.
+
+    Raises:
+        StepError: It changes some: a compiled step would do so only while it is traced.
+    """
+    for path, (_, new) in changed.items():
+        if tensor_kept(new):
+            raise StepError(
+                f"a tensor of {name} was stored in {path}, but it has no value outside of a "
+                "compiled step: return it from the step, which logs it, or assign it to a "
+                "keras.Variable that is an attribute of the task"
+            )
+    if changed:
+        changes = "; ".join(told(path, old, new) for path, (old, new) in changed.items())
+        raise StepError(
+            f"{name} changes Python values ({changes}), which a compiled step does only while it "
+            "is traced: store changing values in a keras.Variable"
+        )

@@ -9,6 +9,7 @@ end of an epoch (where the source ends it).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..backends.plans import XLA, Facts, Plan
 from ..backends.window import CAPACITIES, Window
@@ -99,6 +100,24 @@ def candidates(facts: Facts) -> list[Plan]:
         for fused in (True, False)
     ]
     return [*compiled, Plan("", False, LARGEST_EAGER_WINDOW)]
+
+
+def summary(first: Plan | None, plan: Plan) -> Plan:
+    """Return the plan of the first form of batch, with a remark if other forms run differently.
+
+    Example:
+        >>> print(summary(Plan("XLA", True, 256), Plan("", False, 16, "the step reads a value")))
+        windows of up to 256, XLA (as Python for some batches: the step reads a value)
+    """
+    if first is None:
+        return plan
+    if (plan.compiler, plan.fused) == (first.compiler, first.fused):
+        return first
+    how = str(replace(plan, why="")) if plan.compiler else "as Python"
+    remark = f"{how} for some batches: {plan.why}" if plan.why else f"{how} for some batches"
+    if remark in first.why:
+        return first
+    return replace(first, why=f"{first.why}; {remark}" if first.why else remark)
 
 
 def places(nbytes: int, options: Options) -> bool:

@@ -12,7 +12,6 @@ from ..core.identity import made_with
 from ..core.keras_internals import LossFunctionWrapper
 from ..errors import ConfigurationError, StepError
 from .gradients import gradients
-from .helpers import Weighted
 
 Batch = Any
 Returned = Any
@@ -306,45 +305,3 @@ def has_eval_step(candidate: Any) -> bool:
     if isinstance(candidate, FunctionTask):
         return candidate.holds_eval_step
     return type(candidate).eval_step is not Task.eval_step
-
-
-def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Convert a step's return value to scalars by name, and weights of the weighted ones by name.
-
-    Raises:
-        StepError: The step returned anything but a dict of scalars, one scalar, or nothing.
-    """
-    if result is None:
-        return {}, {}
-    if not isinstance(result, Mapping):
-        if isinstance(result, (tuple, list, str)):
-            raise StepError(
-                f"{name} must return a dict of scalars, one scalar (its loss) or nothing; it "
-                f"returned a {type(result).__name__}"
-            )
-        result = {"loss": result}
-    values: dict[str, Any] = {}
-    weights: dict[str, Any] = {}
-    for key, value in result.items():
-        if isinstance(value, Weighted):
-            weights[str(key)] = _scalar(value.weight, f"the weight of {key!r}", name)
-            value = value.value
-        values[str(key)] = _scalar(value, repr(str(key)), name)
-    return values, weights
-
-
-def _scalar(value: Any, what: str, name: str) -> Any:
-    try:
-        tensor = ops.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise StepError(
-            f"{name} returned {what} of type {type(value).__name__}: only scalars can be logged"
-        ) from error
-    if tuple(tensor.shape) != ():
-        raise StepError(
-            f"{name} returned {what} of shape {tuple(tensor.shape)}: only scalars can be logged; "
-            "reduce it, for example with ops.mean, or keep it out"
-        )
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    # Half precision is too imprecise for averaging.
-    return ops.cast(tensor, "float32") if dtype in ("float16", "bfloat16") else tensor

@@ -12,7 +12,7 @@ from ..backends.window import Window
 from ..core.options import Options
 from ..data.leaves import Array, as_array, examples_in, flattened, packed
 from ..errors import ConfigurationError, StateError
-from ..steps.compiled import Prepared
+from ..steps.compiled_step import CompiledStep
 from ..steps.helpers import raise_violations
 from ..steps.state import State
 from .trace import Trace
@@ -125,7 +125,7 @@ class Runner:
         self, task: Any, batch: Any, options: Options | None = None, step: str = "train_step"
     ) -> None:
         self.task = task
-        self._prepared = Prepared(
+        self._prepared = CompiledStep(
             task, getattr(task, step), _arrays(batch), options or Options(), step
         )
 

@@ -1,0 +1,244 @@
+"""Compiled steps: a task's step, built, planned and compiled for each form of batch, and run."""
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from ..backends.base import Outputs
+from ..backends.plans import Plan
+from ..backends.window import Window, form_of
+from ..core.options import Options
+from ..errors import StepError
+from .constants import refuse_moving, told
+from .planning import places, summary
+from .programs import FormProgram, ProgramBuilder
+from .results import check_same_names, joined, step_outputs
+from .spec import StepSpec, build_step
+
+
+class CompiledStep:
+    """A task's step with its state, built, checked and ready to run.
+
+    The step is built, checked and compiled separately for each form of batch (structure, shapes and
+    dtypes), since it may use, change and create other variables for batches of another form. The
+    attributes describe the forms so far together.
+
+    Attributes:
+        state: The variables reachable from the task, after building.
+        plan: How the step is executed; None before the first window.
+        compile_seconds: Seconds spent on tracing and compiling so far.
+        compiling: Whether the step is compiling now; read by the thread that shows progress.
+        written: Paths of the variables that the step may change: all if it runs as Python.
+        assigned: Paths of the variables that its dry runs assigned, or that an optimizer updates.
+        applied: Ids of the optimizers that it applies.
+        metrics: Names of the metrics that the step updates.
+        differentiates: Whether the step computes gradients with Treadle's functions.
+        returns: Names of the values that the step returns.
+        forms: Descriptions of the first form and of the forms that created variables, in order.
+        initial: The initial values of the variables that later forms created, by path.
+
+    Args:
+        task: The task, whose attributes hold the state.
+        step: A function of a batch.
+        batch: A batch of the first form, of NumPy arrays.
+        options: Execution options.
+        name: The step's name, for messages.
+        late: Treat the first form as a later one, because another step of the task ran before.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        step: Callable[[Any], Any],
+        batch: Any,
+        options: Options,
+        name: str,
+        late: bool = False,
+    ) -> None:
+        self._task, self._step, self._options, self._name = task, step, options, name
+        self._builder = ProgramBuilder(self._function, options, name)
+        self._programs: dict[Hashable, FormProgram] = {}
+        self._latest: StepSpec
+        self._dropped = 0
+        self._late = late
+        self._on_device = self._settled = self.compiling = self.differentiates = False
+        self.plan: Plan | None = None
+        self.compile_seconds = 0.0
+        self.written: list[str] = []
+        self.returns: Sequence[str] = []
+        self.metrics: list[str] = []
+        self.assigned: set[str] = set()
+        self.applied: set[int] = set()
+        self.forms: list[Any] = []
+        self.initial: dict[str, Any] = {}
+        self.prepare(batch)
+
+    def knows(self, window: Window) -> bool:
+        """Return whether the step is built for batches of this form."""
+        made = self._programs.get(window.form)
+        return made is not None and made.spec.is_current()
+
+    def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
+        """Return what the step may change for batches of this form, which must be compiled.
+
+        Returns:
+            The paths of the variables, and the names of the metrics.
+        """
+        made = self._programs[window.form]
+        # As Python, the step can branch on values, and so change any variable.
+        python = not made.executor.plan.compiler
+        return list(self.state.variables) if python else made.spec.written, made.spec.metrics
+
+    def prepare(self, batch: Any) -> None:
+        """Build and check the step for the form of this batch, unless that is already done."""
+        form = form_of(batch)
+        made = self._programs.get(form)
+        if made is not None and made.spec.is_current():
+            return
+        spec = build_step(
+            self._task,
+            self._step,
+            batch,
+            self._name,
+            preflight=self._options.preflight,
+            earlier=self.state if self._programs else None,
+            late=self._late,
+        )
+        if self._programs:
+            check_same_names(self.returns, spec.returns, self._name)
+        else:
+            self.returns = spec.returns
+        self._add(spec)
+        if made is not None:
+            self._dropped += made.executor.programs
+        self._programs[form] = self._builder.build(spec, number=len(self._programs))
+        python = self._options.execution == "eager"
+        self._add_written(self.state.variables if python else spec.written)
+
+    def _add(self, spec: StepSpec) -> None:
+        """Add the findings for a form of batch to those for earlier forms."""
+        self._latest, self.state, self._settled = spec, spec.state, False
+        self.differentiates |= spec.differentiates
+        self.assigned |= set(spec.assigned)
+        self.applied |= {id(optimizer) for optimizer, _ in spec.applied}
+        self.initial |= spec.initial
+        if (spec.initial or not self._late) and spec.form not in self.forms:
+            self.forms.append(spec.form)
+        self._late = True
+        self.add_metrics(spec.metrics)
+
+    def _add_written(self, paths: Iterable[str]) -> None:
+        known = {*self.written, *paths}
+        self.written = [path for path in self.state.variables if path in known]
+
+    def add_metrics(self, names: Iterable[str]) -> None:
+        """Add names to the metrics that the step updates."""
+        known = {*self.metrics, *names}
+        self.metrics = [name for name in self.state.metrics if name in known]
+
+    def start_over(self) -> None:
+        """Discard all programs, because Python values that are constants in them have changed."""
+        self._dropped = self.programs
+        self._programs.clear()
+        self._builder.start_over()
+        self.plan = None
+
+    def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the step, and check that it returns the same names as in its dry run."""
+        values, weights = step_outputs(self._step(batch), self._name)
+        check_same_names(self.returns, list(values), self._name)
+        return values, weights
+
+    @property
+    def programs(self) -> int:
+        """The number of programs compiled so far."""
+        return self._dropped + sum(made.executor.programs for made in self._programs.values())
+
+    @property
+    def largest(self) -> int:
+        """The largest number of steps per window."""
+        return self.plan.largest if self.plan else 1
+
+    def is_whole(self, window: Window) -> bool:
+        """Return whether a failing window of this form leaves all variables unchanged."""
+        made = self._programs.get(window.form)
+        return made is not None and made.executor.whole
+
+    def plan_text(self) -> str:
+        """Describe in one line how the step is executed and where the data is stored."""
+        if self.plan is None or not self.plan.compiler:
+            return str(self.plan or "")
+        return f"{self.plan}, data {'on the device' if self._on_device else 'streamed'}"
+
+    def placed(self, window: Window) -> Window:
+        """Return a window with its data where it runs fastest.
+
+        That is either row indices into data on the device, or batches gathered in main memory.
+        """
+        if window.rows is None:
+            return window
+        made = self._programs.get(window.form)
+        plan = self.plan if made is None or not made.chosen else made.executor.plan
+        compiled = plan is None or plan.compiler
+        if compiled and places(window.rows.nbytes, self._options):
+            return window
+        return window.streamed()
+
+    def run(self, window: Window, first_step: int) -> Outputs:
+        """Start to run a window, which must be `placed`; compile it if its form is new."""
+        self.compile(window)
+        return self._programs[window.form].executor.run(window, first_step)
+
+    def compile(self, window: Window) -> bool:
+        """Compile the program for windows of this form; return whether the form is new."""
+        self.compiling = True
+        try:
+            return self._compile(window)
+        finally:
+            self.compiling = False
+
+    def _compile(self, window: Window) -> bool:
+        made = self._programs.get(window.form)
+        if made is None or not made.spec.is_current():
+            self.prepare(window.batch(0))
+            made = self._programs[window.form]
+        started, new = time.monotonic(), not made.chosen
+        if new:
+            self._builder.choose_plan(made, window, self.state, some=self.plan is not None)
+            made.chosen = True
+            self._on_device |= window.rows is not None
+            if not made.executor.plan.compiler:
+                self._builder.run_as_python(made, self.state)
+                self._add_written(self.state.variables)
+        if made.executor.compile(window) or new:
+            self.compile_seconds += time.monotonic() - started
+            self.plan = summary(self.plan, made.executor.plan)
+        return new
+
+    def require_results(self) -> None:
+        """Check that the step returns a value or updates a metric, so that there is a result.
+
+        Raises:
+            StepError: It does neither, or a value has the same name as a metric.
+        """
+        if not self.returns and not self.metrics:
+            raise StepError(
+                f"{self._name} returned nothing, and no metric of the task changed: return a dict "
+                "of scalars such as {'loss': loss}, or update a metric that the task holds"
+            )
+        joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
+
+    def changed_constants(self) -> list[str]:
+        """Describe which Python values of the task changed since the step was built."""
+        changed = self._latest.changed_constants()
+        return [told(path, old, new) for path, (old, new) in changed.items()]
+
+    def refuse_moving_constants(self) -> None:
+        """Check, after its first run, that the step does not change Python values itself.
+
+        Raises:
+            StepError: It changes some: a compiled step would do so only while it is traced.
+        """
+        if not self._settled:
+            self._settled = True
+            refuse_moving(self._latest.changed_constants(), self._name)

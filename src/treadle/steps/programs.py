@@ -1,0 +1,167 @@
+"""The programs of a step, one for each form of batch, and the choice of how they are executed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..backends.base import Executor, Program, StepContext, Variable, active
+from ..backends.plans import Plan, RefusedError
+from ..backends.window import Window
+from ..core.logs import LOSS_SCALE, UNDONE
+from ..core.options import Options
+from ..errors import StepError
+from .loss_scale import undoing
+from .measuring import fastest
+from .planning import choose
+from .results import joined
+from .skipping import Step, skipping
+from .spec import StepSpec
+from .state import State
+
+
+@dataclass
+class FormProgram:
+    """The program of a step for batches of one form.
+
+    Attributes:
+        spec: The findings of the step's dry run.
+        program: The step over the state at the time when the program was built.
+        executor: The backend's executor that runs the program.
+        chosen: Whether the executor's plan is chosen already.
+    """
+
+    spec: StepSpec
+    program: Program
+    executor: Executor
+    chosen: bool = False
+
+
+class ProgramBuilder:
+    """Builds the programs of a step, and chooses the plans that execute them.
+
+    Args:
+        function: The step, which returns values and weights.
+        options: Execution options.
+        name: The step's name, for messages.
+    """
+
+    def __init__(self, function: Step, options: Options, name: str) -> None:
+        self._function, self._options, self._name = function, options, name
+        self._measured: Plan | None = None
+        self._eager = options.execution == "eager"
+
+    def start_over(self) -> None:
+        """Discard the measured plan, because the step has changed."""
+        self._measured = None
+
+    def build(self, spec: StepSpec, number: int) -> FormProgram:
+        """Return the program for a form of batch; its plan is not chosen yet.
+
+        Args:
+            spec: The findings of the dry run for this form.
+            number: The number of programs for other forms.
+        """
+        program = self._program(spec, spec.state, self._eager)
+        program.number = number
+        return FormProgram(spec, program, self.executor(program, self._eager))
+
+    def executor(self, program: Program, eager: bool) -> Executor:
+        """Return an executor for a program, which may run it as Python."""
+        options = replace(self._options, execution="eager") if eager else self._options
+        return active().executor(program, options)
+
+    def choose_plan(self, made: FormProgram, window: Window, state: State, some: bool) -> None:
+        """Choose a plan for batches of one form and compile.
+
+        Args:
+            made: The program, whose executor may be replaced.
+            window: Batches of this form.
+            state: The state of the task, which measuring restores.
+            some: Whether programs for other forms run already, for messages.
+
+        Raises:
+            StepError: The options require a compiler, and none accepts the step.
+        """
+        measured = self._measured
+        if self._options.execution == "measure" and measured is None:
+            make = partial(self.executor, made.program)
+            made.executor = fastest(make, made.executor, window, state)
+            self._measured = made.executor.plan
+            return
+        facts = made.executor.facts(window)
+        if measured is not None and not measured.compiler:
+            made.executor = self.executor(made.program, eager=True)
+        while True:
+            plan = choose(facts, self._options, self._name, some=some)
+            if measured is not None and measured.compiler in ("", *facts.compilers):
+                plan = measured
+            made.executor.plan = plan
+            try:
+                made.executor.compile(window)
+                return
+            except RefusedError as refusal:
+                if self._options.jit:
+                    raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal
+                facts = facts.without(plan.compiler, str(refusal))
+
+    def run_as_python(self, made: FormProgram, state: State) -> None:
+        """Replace a program by one that runs as Python, since no compiler accepts the step."""
+        if self._eager:
+            return
+        plan = made.executor.plan
+        made.program = self._program(made.spec, state, eager=True)
+        made.executor = self.executor(made.program, eager=True)
+        made.executor.plan = plan
+
+    def _program(self, spec: StepSpec, state: State, eager: bool) -> Program:
+        """Return the program of the step, wrapped so that non-finite updates are undone if needed.
+
+        As Python, the step can branch on values, and so change any variable.
+        """
+        seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
+        scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
+        changed = [state.variables[path] for path in (state.variables if eager else spec.written)]
+        changed = [v for v in changed if id(v) not in seeds | scale]
+        native, run = not spec.differentiates, self._function
+        logged = dict.fromkeys(spec.metrics, 0.0)
+        if state.loss_scale is not None and not native:
+            joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, logged, self._name)
+            run = undoing(run, state.loss_scale, changed, self._name)
+        elif state.loss_scale is None and self._options.skip_nonfinite:
+            joined({UNDONE: 0.0}, logged, self._name)
+            counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
+            watched = [state.variables[path] for path in spec.written]
+            watched = [v for v in watched if id(v) not in counted]
+            run = skipping(run, changed, watched, self._name)
+        return program_of(state, run, self._options, self._name, native)
+
+
+def program_of(
+    state: State, function: Callable[..., Any], options: Options, name: str, native: bool
+) -> Program:
+    """Return the `Program` of a function over a state, which a backend compiles."""
+    variables = list(state.variables.values())
+    scale = state.loss_scale
+    unowned = frozenset(
+        id(v)
+        for v in [
+            *state.seeds,
+            *(v for m in state.metrics.values() for v in m.variables),
+            *(scale.variables if scale is not None else ()),
+        ]
+    )
+    paths: Mapping[str, Variable] = state.variables
+
+    def new_context(number: Any) -> StepContext:
+        return StepContext(
+            number=number,
+            layers=state.layers,
+            variables=paths,
+            path_of=state.path_of,
+            checked=options.checked,
+            unowned=unowned,
+            loss_scale=scale,
+        )
+
+    return Program(function, variables, state.seeds, new_context, name, native)

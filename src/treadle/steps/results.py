@@ -1,0 +1,84 @@
+"""The results of a step: scalars by name, and the weights with which they are averaged."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from ..errors import StepError
+from .helpers import Weighted
+
+
+def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Convert a step's return value to scalars by name, and weights of the weighted ones by name.
+
+    Raises:
+        StepError: The step returned anything but a dict of scalars, one scalar, or nothing.
+    """
+    if result is None:
+        return {}, {}
+    if not isinstance(result, Mapping):
+        if isinstance(result, (tuple, list, str)):
+            raise StepError(
+                f"{name} must return a dict of scalars, one scalar (its loss) or nothing; it "
+                f"returned a {type(result).__name__}"
+            )
+        result = {"loss": result}
+    values: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    for key, value in result.items():
+        if isinstance(value, Weighted):
+            weights[str(key)] = _scalar(value.weight, f"the weight of {key!r}", name)
+            value = value.value
+        values[str(key)] = _scalar(value, repr(str(key)), name)
+    return values, weights
+
+
+def _scalar(value: Any, what: str, name: str) -> Any:
+    try:
+        tensor = ops.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise StepError(
+            f"{name} returned {what} of type {type(value).__name__}: only scalars can be logged"
+        ) from error
+    if tuple(tensor.shape) != ():
+        raise StepError(
+            f"{name} returned {what} of shape {tuple(tensor.shape)}: only scalars can be logged; "
+            "reduce it, for example with ops.mean, or keep it out"
+        )
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    # Half precision is too imprecise for averaging.
+    return ops.cast(tensor, "float32") if dtype in ("float16", "bfloat16") else tensor
+
+
+def check_same_names(first: Sequence[str], names: Sequence[str], step: str) -> None:
+    """Check that a step returns the same names as in its first call.
+
+    Raises:
+        StepError: It returns other names.
+    """
+    if set(first) == set(names):
+        return
+    missing = sorted(set(first) - set(names))
+    new = sorted(set(names) - set(first))
+    raise StepError(
+        f"{step} returned other names than before: "
+        f"{f'missing {missing}' if missing else ''}{', ' if missing and new else ''}"
+        f"{f'new {new}' if new else ''}. Return the same names from every step"
+    )
+
+
+def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) -> dict[str, float]:
+    """Merge a step's means and its metrics into one dict.
+
+    Raises:
+        StepError: A value and a metric have the same name.
+    """
+    both = sorted(set(means) & set(metrics))
+    if both:
+        raise StepError(
+            f"{step} returns {both[0]!r}, and a metric of the task has this name as well: rename "
+            "one of them"
+        )
+    return {**means, **metrics}

@@ -1,0 +1,161 @@
+"""Dry runs of a step, which find what it changes and returns for batches of one form."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.base import Build, active
+from ..errors import ConfigurationError
+from .batch_forms import described
+from .building import build
+from .results import step_outputs
+from .state import State
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The findings of a step's dry run for batches of one form (structure, shapes and dtypes).
+
+    Attributes:
+        state: The variables reachable from the task, after the dry run.
+        constants: The fingerprints of the task's Python values, which a program takes as constants.
+        assigned: Paths of the variables that the step assigns, or that its optimizers update.
+        written: The same, and those of the loss scale, which is updated around the step.
+        applied: The optimizers that it applies, each with the number of its variables.
+        metrics: Names of the metrics that it updates.
+        returns: Names of the values that it returns.
+        differentiates: Whether it computes gradients with Treadle's functions.
+        form: A description of the form of batch; None if a checkpoint cannot store it.
+        initial: The initial values of the variables that the dry run created, by path; empty for
+            the first form, whose variables every run of the task creates.
+    """
+
+    state: State
+    constants: Mapping[str, Any]
+    assigned: Sequence[str]
+    written: Sequence[str]
+    applied: Sequence[tuple[Any, int]]
+    metrics: Sequence[str]
+    returns: Sequence[str]
+    differentiates: bool
+    form: Any
+    initial: Mapping[str, Any]
+
+    def is_current(self) -> bool:
+        """Return whether the optimizers still have the variables that they had in the dry run.
+
+        An optimizer is built again if a batch of a later form adds variables to it.
+        """
+        return all(len(o.variables) == count for o, count in self.applied)
+
+    def changed_constants(self) -> dict[str, tuple[Any, Any]]:
+        """Return the old and the new fingerprints of Python values that changed, by path."""
+        now = self.state.constants()
+        return {p: (old, now[p]) for p, old in self.constants.items() if now[p] != old}
+
+
+def build_step(
+    task: Any,
+    step: Callable[[Any], Any],
+    batch: Any,
+    name: str,
+    *,
+    preflight: bool = True,
+    earlier: State | None = None,
+    late: bool = False,
+) -> StepSpec:
+    """Build the variables that a step needs for a form of batch, and find what it changes.
+
+    Args:
+        task: The task, whose attributes hold the state.
+        step: A function of a batch.
+        batch: A batch of the form, of NumPy arrays.
+        name: The step's name, for messages.
+        preflight: Whether to check the step; see `building.build`.
+        earlier: The state that programs of other forms already use; its variables must stay.
+        late: Whether a step of the task was built before.
+
+    Raises:
+        ConfigurationError: The step trains in float16 in a way that loss scaling cannot handle.
+        StateError, StepError: As for `building.build` and `results.step_outputs`.
+    """
+    before = State.discover(task)
+    returns: list[str] = []
+
+    def dry(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        values, weights = step_outputs(step(batch), name)
+        returns[:] = values  # of the last run: names may differ while variables are being created
+        return values, weights
+
+    settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
+    state, found = build(task, dry, batch, name, preflight, settled)
+    assigned = _assigned(state, found)
+    scaled = _loss_scale_paths(state, found, name)
+    new = [path for path in state.variables if path not in before.variables] if late else []
+    applied = {id(optimizer): optimizer for optimizer, _, _ in found.applied}
+    return StepSpec(
+        state=state,
+        constants=state.constants(),
+        assigned=assigned,
+        written=[*assigned, *scaled],
+        applied=[(optimizer, len(optimizer.variables)) for optimizer in applied.values()],
+        metrics=_updated(state, found),
+        returns=tuple(returns),
+        differentiates=found.differentiated,
+        form=described(batch),
+        initial={path: active().read(state.variables[path]) for path in new},
+    )
+
+
+def _assigned(state: State, found: Build) -> list[str]:
+    """Return the paths of the variables that a step assigns or that its optimizers update."""
+    changed = set(found.written)
+    for optimizer, variables, _ in found.applied:
+        changed |= {id(v) for v in [*variables, *optimizer.variables]}
+    native_variable = active().is_native_variable  # changes of these cannot be tracked
+    return [p for p, v in state.variables.items() if id(v) in changed or native_variable(v)]
+
+
+def _updated(state: State, found: Build) -> list[str]:
+    """Return the names of the metrics that a step updates."""
+    return [
+        name
+        for name, metric in state.metrics.items()
+        if any(id(v) in found.written for v in metric.variables)
+    ]
+
+
+def _loss_scale_paths(state: State, found: Build, name: str) -> list[str]:
+    """Return the paths of the loss scale's variables if the step's losses are scaled.
+
+    Raises:
+        ConfigurationError: Loss scaling cannot handle the step.
+    """
+    if state.loss_scale is None:
+        return []
+    _reject_unscaled(state, bool(found.applied) and not found.differentiated, name)
+    if not found.differentiated:
+        return []
+    return [state.path_of(v) for v in state.loss_scale.variables]
+
+
+def _reject_unscaled(state: State, unscaled: bool, name: str) -> None:
+    """Reject what loss scaling cannot handle: weights in float16, and losses it cannot scale.
+
+    Raises:
+        ConfigurationError: A layer trains weights in float16, or a step that differentiates by
+            itself trains a layer that computes in it.
+    """
+    for layer in state.layers:
+        narrow = layer.compute_dtype == "float16"
+        if narrow and any(v.trainable and v.dtype == "float16" for v in layer._trainable_variables):
+            raise ConfigurationError(
+                f"the layer {layer.name!r} keeps its weights in float16, where most updates are "
+                "too small to change them: use mixed_float16, which keeps them in float32"
+            )
+        if narrow and unscaled:
+            raise ConfigurationError(
+                f"the layer {layer.name!r} computes in float16, where small gradients become zero "
+                f"unless losses are scaled, and {name} differentiates without Treadle, which "
+                "therefore cannot scale them: use treadle.gradients, or mixed_bfloat16"
+            )
