@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import treadle
-from treadle.backends.base import Build, StepContext, context, running
+from treadle.backends.step_context import Build, StepContext, context, running
 from treadle.errors import GradientError, OwnershipError, StepError
 from treadle.steps.helpers import raise_violations
 

@@ -20,7 +20,8 @@ import numpy as np
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from .backends.base import Tensor, active
+from .backends.base import active
+from .backends.types import Tensor
 from .core.drawing import (
     LINE,
     MORE_LINES,

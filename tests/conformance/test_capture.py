@@ -12,7 +12,7 @@ from own_step import CAPTURED, Steps, learn
 
 import treadle
 from treadle.backends.background import Running
-from treadle.backends.base import context
+from treadle.backends.step_context import context
 from treadle.errors import StepError
 from treadle.testing import Trace, run_steps
 from treadle.testing.running import Runner

@@ -380,7 +380,7 @@ def test_random_numbers_of_others(draw: Callable[[], float], whose: str) -> None
     """A step that always draws them is refused before; this one begins later."""
 
     def step(task: Any, x: Any, y: Any) -> Any:
-        scale = draw() if treadle.backends.base.context().build is None else 1.0
+        scale = draw() if treadle.backends.step_context.context().build is None else 1.0
         return {"loss": learn(task, x * scale, y)}
 
     why = f"it draws from {whose}, which a captured step would do only once"
@@ -463,7 +463,7 @@ def test_an_error_that_comes_only_where_it_is_recorded() -> None:
 def test_the_step_s_own_error_comes_first(execution: str) -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         loss = learn(task, x, y)
-        if treadle.backends.base.context().build is None:
+        if treadle.backends.step_context.context().build is None:
             raise ZeroDivisionError("as it must be")
         return {"loss": loss}
 

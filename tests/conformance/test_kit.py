@@ -40,7 +40,7 @@ class Remembers(Classifier):
         seen: list[int] = []
 
         def remember() -> float:
-            if treadle.backends.base.context().build is None:
+            if treadle.backends.step_context.context().build is None:
                 seen.append(len(seen))
             return float(len(seen))
 

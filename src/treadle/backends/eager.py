@@ -11,8 +11,10 @@ import numpy as np
 from keras import ops
 
 from .background import Done, Results
-from .base import Program, Tensor, running
 from .plans import Facts, Plan
+from .program import Program
+from .step_context import running
+from .types import Tensor
 from .window import Window, examples_of
 
 

@@ -9,7 +9,9 @@ from keras import ops
 
 from ..core.keras_internals import get_stateless_scope, global_state
 from ..errors import StepError
-from .base import Scope, Tensor, Variable, context, hand_outward
+from .scope import Scope, hand_outward
+from .step_context import context
+from .types import Tensor, Variable
 
 # Keras' state of the enclosing layer calls: their call arguments (training) and autocast dtype.
 _SURROUNDINGS = ("current_call_ctx", "autocast_scope")

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..backends.base import active, context, recorded_by
+from ..backends.base import active
+from ..backends.step_context import context, recorded_by
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
@@ -42,7 +43,7 @@ class StepInspection:
 
 
 class OutputRecorder:
-    """Records the outputs of layers and of `treadle.gradients`; a `backends.base.Recorder`.
+    """Records the outputs of layers and of `treadle.gradients`; a `backends.step_context.Recorder`.
 
     Args:
         paths: The layers' paths, by id.

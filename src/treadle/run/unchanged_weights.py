@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import keras
 
-from ..backends.base import Variable, active
+from ..backends.base import active
+from ..backends.types import Variable
 from ..core.logs import UNDONE, StepLogs
 from ..schedules import learning_rate_of, optimizers_of
 from ..steps.compiled_step import CompiledStep

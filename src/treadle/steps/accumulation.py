@@ -6,7 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..backends.base import Tensor, Variable, context
+from ..backends.step_context import context
+from ..backends.types import Tensor, Variable
 from ..errors import ConfigurationError, StepError, whole_number
 from .gradients import cond
 

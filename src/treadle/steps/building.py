@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..backends.base import Build, StepContext, active
+from ..backends.base import active
+from ..backends.step_context import Build, StepContext
 from ..errors import ConfigurationError, StateError, StepError
 from .optimizers import build_optimizers
 from .state import State, refuse_scaling

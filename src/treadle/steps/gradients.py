@@ -8,18 +8,11 @@ from typing import Any, Literal
 import keras
 from keras import ops
 
-from ..backends.base import (
-    Losses,
-    Scope,
-    Tensor,
-    Variable,
-    active,
-    context,
-    hand_losses,
-    hand_outward,
-    unrecorded,
-)
+from ..backends.base import active
 from ..backends.recomputing import without_losses
+from ..backends.scope import Scope, hand_losses, hand_outward
+from ..backends.step_context import context, unrecorded
+from ..backends.types import Losses, Tensor, Variable
 from ..errors import GradientError, StepError
 from .loss_scale import scaled, unscaled
 

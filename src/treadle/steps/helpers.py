@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..backends.base import Tensor, Variable, context
+from ..backends.step_context import context
+from ..backends.types import Tensor, Variable
 from ..core.options import without_tensorflow
 from ..errors import OwnershipError, StepError
 from .gradients import listed

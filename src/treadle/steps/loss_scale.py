@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..backends.base import Tensor, Variable
+from ..backends.types import Tensor, Variable
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..errors import ConfigurationError, StateError, StepError
 from .skipping import Step, counted_unless

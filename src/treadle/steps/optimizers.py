@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from ..backends.base import Variable, active
+from ..backends.base import active
+from ..backends.types import Variable
 from ..errors import StateError
 from .state import State
 

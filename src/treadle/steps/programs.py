@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..backends.base import Executor, Program, StepContext, Variable, active
+from ..backends.base import Executor, active
 from ..backends.plans import Plan, RefusedError
+from ..backends.program import Program
+from ..backends.step_context import StepContext
+from ..backends.types import Variable
 from ..backends.window import Window
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 from keras.backend import standardize_dtype
 
-from ..backends.base import Tensor, Variable
+from ..backends.types import Tensor, Variable
 from ..backends.window import examples_of
 from ..core.logs import UNDONE
 from ..errors import StepError

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.base import Build, active
+from ..backends.base import active
+from ..backends.step_context import Build
 from ..errors import ConfigurationError
 from .batch_forms import described
 from .building import build

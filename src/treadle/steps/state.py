@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..backends.base import Variable, active
+from ..backends.base import active
+from ..backends.types import Variable
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError

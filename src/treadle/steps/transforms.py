@@ -12,7 +12,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..backends.base import Tensor, Variable, context
+from ..backends.step_context import context
+from ..backends.types import Tensor, Variable
 from ..errors import GradientError, did_you_mean
 from .gradients import listed
 from .helpers import step as running_step

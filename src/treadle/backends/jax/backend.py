@@ -19,22 +19,12 @@ from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import (
-    Distribution,
-    Executor,
-    Losses,
-    Program,
-    Scope,
-    StepContext,
-    Tensor,
-    Variable,
-    context,
-    deeper,
-    hand_outward,
-    running,
-    scope_of_call,
-)
+from ..base import Distribution, Executor
 from ..eager import EagerExecutor
+from ..program import Program, scope_of_call
+from ..scope import Scope, hand_outward
+from ..step_context import StepContext, context, deeper, running
+from ..types import Losses, Tensor, Variable
 from .trace import tracing
 from .windows import JaxExecutor, device_batch, keras_random
 
@@ -209,7 +199,7 @@ class JaxBackend:
                 variable.assign(value)
         return pure.split.joined(tensors)
 
-    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Trace the step for its shapes, without computing values."""
         scope = Scope()
 

@@ -12,9 +12,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from ...core.keras_internals import global_state, seed_generator
 from ..background import Results, Running
-from ..base import Program, Scope, Tensor
 from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
+from ..program import Program
+from ..scope import Scope
+from ..types import Tensor
 from ..window import Rows, Window, capacity, padded
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

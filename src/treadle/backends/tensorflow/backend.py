@@ -15,23 +15,13 @@ from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...errors import StepError
 from .. import hints
-from ..base import (
-    Distribution,
-    Executor,
-    Losses,
-    Program,
-    Scope,
-    StepContext,
-    Tensor,
-    Variable,
-    deeper,
-    hand_losses,
-    hand_outward,
-    running,
-    scope_of_call,
-)
+from ..base import Distribution, Executor
 from ..eager import EagerExecutor
+from ..program import Program, scope_of_call
 from ..recomputing import Recomputed, no_assignments, no_layers
+from ..scope import Scope, hand_losses, hand_outward
+from ..step_context import StepContext, deeper, running
+from ..types import Losses, Tensor, Variable
 from ..window import row
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
@@ -137,7 +127,7 @@ class TensorFlowBackend:
             )
         return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
 
-    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch eagerly in a scope; native variables are restored afterwards."""
         made: list[tuple[tf.Variable, Any]] = []
 

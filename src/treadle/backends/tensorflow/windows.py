@@ -12,9 +12,9 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ...errors import StateError
 from ..background import Results, Running
-from ..base import Program
 from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
+from ..program import Program
 from ..window import CAPACITIES, Rows, Window, capacity, padded
 from .random import like_kernels
 

@@ -13,23 +13,13 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import (
-    Distribution,
-    Executor,
-    Losses,
-    Program,
-    Scope,
-    StepContext,
-    Tensor,
-    Variable,
-    deeper,
-    hand_losses,
-    hand_outward,
-    running,
-    scope_of_call,
-)
+from ..base import Distribution, Executor
 from ..eager import EagerExecutor
+from ..program import Program, scope_of_call
 from ..recomputing import Recomputed, no_assignments
+from ..scope import Scope, hand_losses, hand_outward
+from ..step_context import StepContext, deeper, running
+from ..types import Losses, Tensor, Variable
 from ..window import row
 from .capture.proof import device
 from .capture.recording import current
@@ -118,7 +108,7 @@ class TorchBackend:
             lambda *x: torch.stack([keras.ops.convert_to_tensor(y) for y in x]), *rows
         )
 
-    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Any:
+    def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:

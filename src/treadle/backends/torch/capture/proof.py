@@ -17,9 +17,9 @@ import torch
 from keras.src.backend.torch.core import get_device
 
 from ....core.keras_internals import KerasVariable
-from ...base import Program
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
+from ...program import Program
 from .code import Code
 from .passes import has_poolings
 from .recording import recording

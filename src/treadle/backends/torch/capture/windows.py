@@ -17,9 +17,9 @@ import torch
 
 from ....core.options import Options
 from ...background import Done, Results, Running
-from ...base import Program
 from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
+from ...program import Program
 from ...window import Rows, Window, row
 from .proof import Captured, Prover, device, step_number, tensors_of
 

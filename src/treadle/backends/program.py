@@ -1,0 +1,44 @@
+"""Programs: steps ready to be compiled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from .scope import Scope
+from .step_context import StepContext
+from .types import Variable
+
+
+@dataclass
+class Program:
+    """A step ready to be compiled: a function of a batch over a state.
+
+    Attributes:
+        function: `function(batch)`: returns values, explicit weights and violations.
+        variables: The state, in order.
+        seeds: The variables that are states of seed generators.
+        new_context: A function that creates the context of one step from its number.
+        name: The step's name, for messages.
+        native: Whether the step is written with the framework itself and computes its own
+            gradients.
+        number: The number of programs that the step has for batches of other shapes.
+    """
+
+    function: Callable[..., Any]
+    variables: Sequence[Variable]
+    seeds: Sequence[Variable]
+    new_context: Callable[[Any], StepContext]
+    name: str
+    native: bool = False
+    number: int = 0
+
+
+def scope_of_call(program: Program, stream: Any) -> Scope:
+    """Return a scope in which every seed generator draws from the selected random stream."""
+    offset = ops.cast(stream, "int32") * 7919 + 1
+    return Scope(
+        (seed, seed + ops.cast(ops.stack([offset, ops.zeros_like(offset)]), seed.dtype))
+        for seed in program.seeds
+    )

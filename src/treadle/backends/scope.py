@@ -1,0 +1,110 @@
+"""Scopes, in which variables take other values temporarily."""
+
+from collections.abc import Iterable, Mapping
+
+import keras
+from keras import ops
+
+from ..core.keras_internals import get_stateless_scope
+from .step_context import context
+from .types import Tensor, Variable
+
+
+class Scope(keras.StatelessScope):
+    """A stateless scope: variables take its values, and assignments stay inside it.
+
+    Scopes nest: a value that a scope does not hold is looked up in the enclosing scope, and finally
+    in the variable itself. Nested `keras.StatelessScope`s do not do this.
+
+    Attributes:
+        assigned: Variables that were assigned inside, by id.
+        foreign: Variables that were read but are in no scope, by id: they would be constants of a
+            compiled step.
+        losses: The losses that layers passed to `add_loss`, here or in the enclosing scope.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[Variable, Tensor]] = (),
+        differentiated: bool = False,
+    ) -> None:
+        super().__init__(collect_losses=True)
+        pairs = list(values)
+        self._holds = {id(variable): variable for variable, _ in pairs}  # keeps the ids alive
+        self.state_mapping = {id(variable): value for variable, value in pairs}
+        self._leaves = dict(self.state_mapping) if differentiated else {}
+        self.assigned: dict[int, Variable] = {}
+        self.foreign: dict[int, Variable] = {}
+
+    def __enter__(self) -> "Scope":
+        """Make this the current scope."""
+        super().__enter__()
+        if self.original_scope is not None:
+            self.losses = list(self.original_scope.losses)
+        return self
+
+    def get_current_value(self, variable: Variable) -> Tensor:
+        """Return the innermost value of a variable; unlike in Keras' own scope, never None."""
+        value = self._held(variable)
+        if value is not None:
+            return value
+        self.foreign[id(variable)] = variable
+        if (
+            variable._value is None
+        ):  # created in this scope: Keras initializes it at the scope's end
+            return variable._initializer(variable.shape, dtype=variable._dtype)
+        return variable._value
+
+    def add_update(self, update: tuple[Variable, Tensor]) -> None:
+        """Store an assigned value.
+
+        A variable that is being differentiated keeps its gradient if the objective assigns it, as
+        spectral normalization does: the loss is then differentiated at the new value, as with
+        in-place assignments.
+        """
+        variable, value = update
+        value = ops.stop_gradient(value)  # in-place assignments carry no gradient either
+        leaf = self._leaves.get(id(variable))
+        if leaf is not None:
+            value = value + (leaf - ops.stop_gradient(leaf))
+        self._holds[id(variable)] = variable
+        self.assigned[id(variable)] = variable
+        self.state_mapping[id(variable)] = value
+
+    def changed(self) -> dict[int, tuple[Variable, Tensor]]:
+        """Return `{id: (variable, value)}` of the variables that were assigned inside."""
+        return {key: (v, self.state_mapping[key]) for key, v in self.assigned.items()}
+
+    def held(self) -> list[tuple[Variable, Tensor]]:
+        """Return all `(variable, value)` pairs of this scope and the enclosing ones."""
+        outer = self.original_scope
+        found = {id(v): (v, x) for v, x in outer.held()} if isinstance(outer, Scope) else {}
+        found |= {key: (v, self.state_mapping[key]) for key, v in self._holds.items()}
+        return list(found.values())
+
+    def _held(self, variable: Variable) -> Tensor | None:
+        value = self.state_mapping.get(id(variable))
+        outer = self.original_scope
+        if value is None and isinstance(outer, Scope):
+            value = outer._held(variable)
+        return value
+
+
+def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[int] = ()) -> None:
+    """Assign an inner scope's changes in the enclosing scope or to the variables, except `keep`."""
+    kept = set(keep)
+    for key, (variable, value) in changed.items():
+        if key not in kept:
+            variable.assign(value)
+
+
+def hand_losses(inner: Scope) -> None:
+    """Pass the `add_loss` losses of an inner scope to the enclosing one, or to their layers."""
+    outer = get_stateless_scope()
+    if outer is not None:
+        outer.losses[:] = inner.losses
+        return
+    for loss in inner.losses:
+        for layer in context().layers:
+            if id(loss) in layer._loss_ids:
+                layer._losses.append(loss)

@@ -1,0 +1,147 @@
+"""The context of the running step: its number, its batch, and what is recorded about it."""
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .types import Tensor, Variable
+
+
+@dataclass
+class Build:
+    """The findings of an abstract run of a step.
+
+    Attributes:
+        applied: Optimizers whose `apply` was called, each with its variables and the number of
+            gradients.
+        read: Variables that were read, by id.
+        written: Variables that were assigned, by id.
+        differentiated: Whether `gradients` was called, so that the step is portable, not native.
+        settled: Ids of variables that the step already uses for batches of other shapes: they must
+            not be replaced.
+    """
+
+    applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
+    read: dict[int, Variable] = field(default_factory=lambda: {})
+    written: dict[int, Variable] = field(default_factory=lambda: {})
+    differentiated: bool = False
+    settled: frozenset[int] = frozenset()
+
+
+class Recorder(Protocol):
+    """Records gradients and the outputs of layers, in steps that run eagerly.
+
+    Some frameworks have no concrete values inside an objective. Records made there are returned
+    from the differentiation as auxiliary outputs, which makes their values concrete.
+    """
+
+    def begin(self) -> None:
+        """Start the record of an objective."""
+        ...
+
+    def taken(self) -> Any:
+        """Return the record since `begin`: a structure of tensors and strings."""
+        ...
+
+    def give(self, met: Any) -> None:
+        """Add a record returned by `taken`, now with concrete values."""
+        ...
+
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        """Record the gradients that `treadle.gradients` returns for these variables."""
+        ...
+
+
+@dataclass
+class StepContext:
+    """Information about the running step.
+
+    Attributes:
+        number: The step's number, an integer tensor.
+        examples: The number of examples in its batch.
+        build: The object that collects the findings of an abstract run; None in a real run.
+        layers: All layers of the state, to which `add_loss` losses belong.
+        path_of: A function that returns a variable's path.
+        checked: Whether to check the ownership of phases.
+        unowned: Ids of unowned variables, which any phase may change: metrics, seeds.
+        violations: Messages of violated checks, each with a boolean tensor that is true if the
+            violation happened.
+        depth: The number of enclosing `gradients` calls.
+        inside: The number of enclosing objectives, branches and mapped functions.
+        loss_scale: The `treadle.LossScale` that losses are multiplied by, or None.
+        recorder: The recorder of gradients and layer outputs, or None.
+    """
+
+    number: Any = 0
+    examples: int = 1
+    build: Build | None = None
+    layers: Sequence[Any] = ()
+    variables: Mapping[str, Variable] = field(default_factory=lambda: {})
+    path_of: Callable[[Variable], str] = lambda variable: str(variable.path)
+    checked: bool = False
+    unowned: frozenset[int] = frozenset()
+    violations: list[tuple[str, Tensor]] = field(default_factory=lambda: [])
+    depth: int = 0
+    inside: int = 0
+    loss_scale: Any = None
+    recorder: Recorder | None = None
+
+
+_running = threading.local()
+
+
+def context() -> StepContext:
+    """Return the running step's context, or a default one outside of a loop."""
+    stack: list[StepContext] = getattr(_running, "stack", [])
+    if stack:
+        return stack[-1]
+    if not hasattr(_running, "bare"):  # one object per thread: nested gradients count their depth
+        _running.bare = StepContext()
+    return _running.bare
+
+
+@contextmanager
+def running(step: StepContext) -> Generator[StepContext]:
+    """Make `step` the running step's context."""
+    if not hasattr(_running, "stack"):
+        _running.stack = []
+    step.recorder = getattr(_running, "recorder", None)
+    _running.stack.append(step)
+    try:
+        yield step
+    finally:
+        _running.stack.pop()
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Generator[None]:
+    """Attach a recorder to the steps that run uncompiled in this thread inside this context."""
+    _running.recorder = recorder
+    try:
+        yield
+    finally:
+        _running.recorder = None
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """Pause recording: branches and mapped functions may be traced, without concrete values."""
+    step = context()
+    recorder, step.recorder = step.recorder, None
+    try:
+        yield
+    finally:
+        step.recorder = recorder
+
+
+@contextmanager
+def deeper() -> Generator[bool]:
+    """Enter a `gradients` call; yields whether it is nested in another one."""
+    step = context()
+    step.depth += 1
+    try:
+        yield step.depth > 1
+    finally:
+        step.depth -= 1
