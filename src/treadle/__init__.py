@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from .loop import Loop as Loop
     from .run.warm_start import warm_start as warm_start
     from .steps.accumulation import Accumulator as Accumulator
-    from .steps.gradients import cond as cond
-    from .steps.gradients import for_each as for_each
+    from .steps.control_flow import cond as cond
+    from .steps.control_flow import for_each as for_each
+    from .steps.control_flow import remat as remat
     from .steps.gradients import gradients as gradients
     from .steps.gradients import input_gradients as input_gradients
     from .steps.gradients import minimize as minimize
-    from .steps.gradients import remat as remat
     from .steps.gradients import substituted as substituted
     from .steps.helpers import blend as blend
     from .steps.helpers import frozen_copy as frozen_copy
@@ -79,7 +79,8 @@ _NAMES = {
     "loop": "Loop",
     "run.warm_start": "warm_start",
     "steps.accumulation": "Accumulator",
-    "steps.gradients": "cond for_each gradients input_gradients minimize remat substituted",
+    "steps.control_flow": "cond for_each remat",
+    "steps.gradients": "gradients input_gradients minimize substituted",
     "steps.helpers": "blend frozen_copy phase step weighted",
     "steps.loss_scale": "LossScale",
     "steps.task": "Datasets Supervised Task task",

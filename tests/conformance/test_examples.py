@@ -11,7 +11,9 @@ pytestmark = pytest.mark.any_backend
 
 MODULES = (
     "steps.accumulation",
+    "steps.control_flow",
     "steps.gradients",
+    "steps.planning",
     "doctor.find_lr",
     "doctor.findings",
     "doctor.numbers",

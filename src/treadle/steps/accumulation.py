@@ -9,7 +9,7 @@ from keras import ops
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
 from ..errors import ConfigurationError, StepError, whole_number
-from .gradients import cond
+from .control_flow import cond
 
 
 class Accumulator:

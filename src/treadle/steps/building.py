@@ -12,8 +12,9 @@ import numpy as np
 from ..backends.base import active
 from ..backends.step_context import Build, StepContext
 from ..errors import ConfigurationError, StateError, StepError
+from .discovery import refuse_scaling
 from .optimizers import build_optimizers
-from .state import State, refuse_scaling
+from .state import State
 
 MAX_BUILD_RUNS = 8
 
@@ -47,35 +48,24 @@ def build(
         StateError: The step uses a variable or an optimizer that is not reachable from the task's
             attributes, or creates new variables in each run.
     """
-    backend = active()
     for run in range(MAX_BUILD_RUNS):
         state = State.discover(task)
         if run == 0:
             _reject_distribution(state)
-        found = Build(settled=settled)
-        step = StepContext(
-            build=found,
-            layers=state.layers,
-            variables=state.variables,
-            path_of=state.path_of,
-        )
         drawn = _random_states(task)
+        found = Build(settled=settled)
         try:
-            with _recorded_apply(found):
-                scope = backend.abstract_run(function, batch, step)
+            _run_abstractly(function, batch, state, found)
         except Exception:
             # A native step may fail because of variables that it has just created. Now that they
             # exist, it is run again.
             if not _differ(state, State.discover(task)):
                 raise
             continue
-        found.read, found.written = dict(scope.foreign), dict(scope.assigned)
         after = State.discover(task)
         if check:
             _check_optimizers(after, found, name)
-        paths = {id(optimizer): path for path, optimizer in after.optimizers.items()}
-        for optimizer, _, _ in found.applied:
-            refuse_scaling(paths.get(id(optimizer)) or str(optimizer.name), optimizer)
+        _refuse_scaling(after, found)
         applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
         if build_optimizers(task, applied, name) or _differ(state, after):
             continue
@@ -88,6 +78,16 @@ def build(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
         "in __init__ and keep them as attributes"
     )
+
+
+def _run_abstractly(function: Callable[[Any], Any], batch: Any, state: State, found: Build) -> None:
+    """Run a step once, and add what it does to `found`."""
+    step = StepContext(
+        build=found, layers=state.layers, variables=state.variables, path_of=state.path_of
+    )
+    with _recorded_apply(found):
+        scope = active().abstract_run(function, batch, step)
+    found.read, found.written = dict(scope.foreign), dict(scope.assigned)
 
 
 def _reject_distribution(state: State) -> None:
@@ -110,6 +110,13 @@ def _differ(before: State, after: State) -> bool:
     return [id(v) for v in before.variables.values()] != [
         id(v) for v in after.variables.values()
     ] or len(before.layers) != len(after.layers)
+
+
+def _refuse_scaling(state: State, found: Build) -> None:
+    """Reject optimizers that the step applies and that scale their loss themselves."""
+    paths = {id(optimizer): path for path, optimizer in state.optimizers.items()}
+    for optimizer, _, _ in found.applied:
+        refuse_scaling(paths.get(id(optimizer)) or str(optimizer.name), optimizer)
 
 
 def _check_optimizers(state: State, found: Build, name: str) -> None:

@@ -1,6 +1,5 @@
-"""Gradients, rematerialization and control flow for steps, portable across backends."""
+"""Gradients for steps, portable across backends."""
 
-import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -9,14 +8,15 @@ import keras
 from keras import ops
 
 from ..backends.base import active
-from ..backends.recomputing import without_losses
 from ..backends.scope import Scope, hand_losses, hand_outward
-from ..backends.step_context import context, unrecorded
+from ..backends.step_context import Build, context
 from ..backends.types import Losses, Tensor, Variable
 from ..errors import GradientError, StepError
+from .control_flow import inside
 from .loss_scale import scaled, unscaled
 
 Variables = Any  # a list of variables, or a model, layer or metric that has some
+Named = Mapping[str, Sequence[Variable]]  # the variables of each loss
 ONLY = ""  # the internal name of a single, unnamed loss
 
 
@@ -57,7 +57,7 @@ def gradients(
     """
     if unreached not in ("error", "zeros"):
         raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
-    objective = _inner(objective)
+    objective = inside(objective)
     several = isinstance(variables, Mapping)
     named: dict[str, list[Variable]] = (
         {str(name): listed(part) for name, part in variables.items()}
@@ -67,29 +67,10 @@ def gradients(
     union = list({id(v): v for part in named.values() for v in part}.values())
     index = {id(variable): i for i, variable in enumerate(union)}
     step = context()
-
-    if step.build is not None:  # only variables and shapes matter: nothing is differentiated
-        step.build.differentiated = True
-        with active().undifferentiated():
-            result = objective()
-        _losses(result, list(named) if several else None)
-        result = _outside(result)
-        zeros = {name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()}
-        return result, zeros if several else zeros[ONLY]
-    for name, part in named.items():
-        if not part:
-            raise GradientError(
-                f"gradients over no variables{f' for {name!r}' if name else ''}: pass the "
-                "variables that the loss is to change, for example model.trainable_variables (a "
-                "model that is not yet built, or with trainable = False, has none)"
-            )
-    for variable in union:
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        if "float" not in dtype:
-            raise GradientError(
-                f"{context().path_of(variable)} is of dtype {dtype}, and only float variables have "
-                "gradients: leave it out of the variables"
-            )
+    if step.build is not None:
+        result, grads = _dry_gradients(objective, named, several, step.build)
+        return result, grads if several else grads[ONLY]
+    _check_variables(named, union)
     groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
     names = list(named) if several else None
     result, found = _differentiate(lambda _: objective(), names, union, (), groups)
@@ -143,7 +124,7 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
                 f"input {i} has dtype {keras.backend.standardize_dtype(tensor.dtype)}: only float "
                 "tensors have gradients; cast it with ops.cast(x, 'float32')"
             )
-    function = _inner(function)
+    function = inside(function)
     step = context()
     if step.build is not None:
         step.build.differentiated = True
@@ -251,112 +232,6 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
     hand_losses(scope)
 
 
-def remat(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Recompute a function in the backward pass instead of storing its intermediate activations.
-
-    This is gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174). It saves
-    memory and costs additional computation. Unlike with `keras.remat`, the function may contain
-    Dropout or BatchNormalization layers: the recomputation uses the same random numbers, and
-    variables are updated only once. The objective must not assign variables that the function
-    reads.
-
-    Args:
-        function: A layer, or a function of tensors that returns a structure of tensors. It is
-            differentiated with respect to its arguments and to variables. On TensorFlow it is not
-            differentiated with respect to other tensors of the step, which is an error in graphs.
-
-    Returns:
-        A function with the same signature; keyword arguments are not differentiated.
-
-    Raises:
-        StepError: When it is called, if a layer in it calls `add_loss`.
-
-    Example:
-        >>> import keras, treadle
-        >>> layer = keras.layers.Dense(1, kernel_initializer="ones")
-        >>> x = keras.ops.ones((1, 3))
-        >>> _ = layer(x)
-        >>> loss, _ = treadle.gradients(lambda: keras.ops.sum(treadle.remat(layer)(x)), layer)
-        >>> float(loss)
-        3.0
-    """
-
-    @functools.wraps(function, updated=())
-    def recomputed(*inputs: Any, **settings: Any) -> Any:
-        run = _inner(functools.partial(function, **settings))
-        if context().build is not None:
-            return run(*inputs)
-        with unrecorded():
-            return active().remat(without_losses(run), [ops.convert_to_tensor(x) for x in inputs])
-
-    return recomputed
-
-
-def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Run one of two branches; both may assign variables and apply optimizers.
-
-    Args:
-        predicate: A scalar boolean tensor, or a Python bool.
-        then: Called if `predicate` is true; takes no arguments, returns a structure of tensors or
-            None.
-        otherwise: Called if `predicate` is false; returns the same structure, shapes and dtypes.
-
-    Returns:
-        What the branch returned.
-
-    Example:
-        >>> import treadle
-        >>> from keras import ops
-        >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
-        1.0
-    """
-    then, otherwise = _inner(then), _inner(otherwise)
-    if context().build is not None:  # both branches may create variables
-        result = then()
-        otherwise()
-        return result
-    if isinstance(predicate, bool):
-        return then() if predicate else otherwise()
-    with unrecorded():
-        return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
-
-
-def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
-    """Map a function over the first axis, one row after another.
-
-    The function may compute gradients and assign variables. State changes (seeds, statistics) carry
-    over from row to row. Use `keras.ops.vectorized_map`, which is faster, if it supports the
-    function.
-
-    Args:
-        function: Takes one row of `inputs`, returns a structure of tensors.
-        inputs: A tensor, or a structure of tensors with the same first dimension: (n, …).
-
-    Returns:
-        The results, stacked: (n, …).
-
-    Example:
-        >>> import treadle
-        >>> from keras import ops
-        >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
-        [1.0, 4.0]
-    """
-    function = _inner(function)
-    if context().build is not None:
-        row = keras.tree.map_structure(lambda x: x[0], inputs)
-        count = keras.tree.flatten(inputs)[0].shape[0]
-        return keras.tree.map_structure(
-            lambda x: ops.stack([ops.convert_to_tensor(x)] * count), function(row)
-        )
-
-    def one(row: Any) -> Any:
-        # Copied, since the function may return a variable's buffer, which the next row overwrites.
-        return keras.tree.map_structure(ops.copy, function(row))
-
-    with unrecorded():
-        return active().for_each(one, inputs)
-
-
 def listed(variables: Variables) -> list[Variable]:
     """Return the given variables as a list; of a model, its trainable variables."""
     if hasattr(variables, "trainable_variables"):
@@ -366,21 +241,44 @@ def listed(variables: Variables) -> list[Variable]:
     return [variables]
 
 
-def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that `context().inside` is above zero while it runs.
+def _dry_gradients(
+    objective: Callable[[], Any], named: Named, several: bool, build: Build
+) -> tuple[Any, dict[str, list[Tensor]]]:
+    """Run an objective in a dry run, where only variables and shapes matter.
 
-    Used for objectives, branches and mapped functions.
+    Returns:
+        What the objective returned, and gradients of zeros.
     """
+    build.differentiated = True
+    with active().undifferentiated():
+        result = objective()
+    _losses(result, list(named) if several else None)
+    result = _outside(result)
+    return result, {
+        name: [ops.zeros(v.shape, v.dtype) for v in part] for name, part in named.items()
+    }
 
-    def inner(*arguments: Any) -> Any:
-        step = context()
-        step.inside += 1
-        try:
-            return function(*arguments)
-        finally:
-            step.inside -= 1
 
-    return inner
+def _check_variables(named: Named, union: Sequence[Variable]) -> None:
+    """Check that there are variables for each loss, of float dtypes.
+
+    Raises:
+        GradientError: There are none, or one has another dtype.
+    """
+    for name, part in named.items():
+        if not part:
+            raise GradientError(
+                f"gradients over no variables{f' for {name!r}' if name else ''}: pass the "
+                "variables that the loss is to change, for example model.trainable_variables (a "
+                "model that is not yet built, or with trainable = False, has none)"
+            )
+    for variable in union:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if "float" not in dtype:
+            raise GradientError(
+                f"{context().path_of(variable)} is of dtype {dtype}, and only float variables have "
+                "gradients: leave it out of the variables"
+            )
 
 
 def _outside(result: Any) -> Any:
@@ -388,20 +286,6 @@ def _outside(result: Any) -> Any:
     return keras.tree.map_structure(
         lambda x: ops.stop_gradient(x) if ops.is_tensor(x) else x, result
     )
-
-
-def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap a branch so that it returns only tensors.
-
-    A returned variable or number would be a constant of the compiled branch.
-    """
-
-    def tensors() -> Any:
-        return keras.tree.map_structure(
-            lambda x: None if x is None else ops.convert_to_tensor(x), branch()
-        )
-
-    return tensors
 
 
 def _losses(result: Any, names: list[str] | None) -> Losses:

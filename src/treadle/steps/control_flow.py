@@ -1,0 +1,149 @@
+"""Rematerialization, branches and loops for steps, portable across backends."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from ..backends.base import active
+from ..backends.recomputing import without_losses
+from ..backends.step_context import context, unrecorded
+
+
+def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Recompute a function in the backward pass instead of storing its intermediate activations.
+
+    This is gradient checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174). It saves
+    memory and costs additional computation. Unlike with `keras.remat`, the function may contain
+    Dropout or BatchNormalization layers: the recomputation uses the same random numbers, and
+    variables are updated only once. The objective must not assign variables that the function
+    reads.
+
+    Args:
+        function: A layer, or a function of tensors that returns a structure of tensors. It is
+            differentiated with respect to its arguments and to variables. On TensorFlow it is not
+            differentiated with respect to other tensors of the step, which is an error in graphs.
+
+    Returns:
+        A function with the same signature; keyword arguments are not differentiated.
+
+    Raises:
+        StepError: When it is called, if a layer in it calls `add_loss`.
+
+    Example:
+        >>> import keras, treadle
+        >>> layer = keras.layers.Dense(1, kernel_initializer="ones")
+        >>> x = keras.ops.ones((1, 3))
+        >>> _ = layer(x)
+        >>> loss, _ = treadle.gradients(lambda: keras.ops.sum(treadle.remat(layer)(x)), layer)
+        >>> float(loss)
+        3.0
+    """
+
+    @functools.wraps(function, updated=())
+    def recomputed(*inputs: Any, **settings: Any) -> Any:
+        run = inside(functools.partial(function, **settings))
+        if context().build is not None:
+            return run(*inputs)
+        with unrecorded():
+            return active().remat(without_losses(run), [ops.convert_to_tensor(x) for x in inputs])
+
+    return recomputed
+
+
+def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """Run one of two branches; both may assign variables and apply optimizers.
+
+    Args:
+        predicate: A scalar boolean tensor, or a Python bool.
+        then: Called if `predicate` is true; takes no arguments, returns a structure of tensors or
+            None.
+        otherwise: Called if `predicate` is false; returns the same structure, shapes and dtypes.
+
+    Returns:
+        What the branch returned.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
+        1.0
+    """
+    then, otherwise = inside(then), inside(otherwise)
+    if context().build is not None:  # both branches may create variables
+        result = then()
+        otherwise()
+        return result
+    if isinstance(predicate, bool):
+        return then() if predicate else otherwise()
+    with unrecorded():
+        return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
+
+
+def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
+    """Map a function over the first axis, one row after another.
+
+    The function may compute gradients and assign variables. State changes (seeds, statistics) carry
+    over from row to row. Use `keras.ops.vectorized_map`, which is faster, if it supports the
+    function.
+
+    Args:
+        function: Takes one row of `inputs`, returns a structure of tensors.
+        inputs: A tensor, or a structure of tensors with the same first dimension: (n, …).
+
+    Returns:
+        The results, stacked: (n, …).
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
+        [1.0, 4.0]
+    """
+    function = inside(function)
+    if context().build is not None:
+        row = keras.tree.map_structure(lambda x: x[0], inputs)
+        count = keras.tree.flatten(inputs)[0].shape[0]
+        return keras.tree.map_structure(
+            lambda x: ops.stack([ops.convert_to_tensor(x)] * count), function(row)
+        )
+
+    def one(row: Any) -> Any:
+        # Copied, since the function may return a variable's buffer, which the next row overwrites.
+        return keras.tree.map_structure(ops.copy, function(row))
+
+    with unrecorded():
+        return active().for_each(one, inputs)
+
+
+def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that `context().inside` is above zero while it runs.
+
+    Used for objectives, branches and mapped functions.
+    """
+
+    def run(*arguments: Any) -> Any:
+        step = context()
+        step.inside += 1
+        try:
+            return function(*arguments)
+        finally:
+            step.inside -= 1
+
+    return run
+
+
+def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap a branch so that it returns only tensors.
+
+    A returned variable or number would be a constant of the compiled branch.
+    """
+
+    def tensors() -> Any:
+        return keras.tree.map_structure(
+            lambda x: None if x is None else ops.convert_to_tensor(x), branch()
+        )
+
+    return tensors

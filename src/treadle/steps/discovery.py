@@ -1,0 +1,294 @@
+"""The walk over a task's attributes that finds its state, each part once, named by path."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from types import NoneType
+from typing import Any
+
+import keras
+
+from ..backends.base import active
+from ..backends.types import Variable
+from ..core.keras_internals import seed_generator
+from ..core.logs import LOSS_SCALE
+from ..errors import StateError
+from .constants import Constant, part_of, set_attribute, set_part
+from .loss_scale import LossScale
+
+# Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
+BOOKKEEPING = frozenset(
+    """
+    _layers _metrics _trainable_variables _non_trainable_variables _seed_generators _functional
+    _operations _operations_by_depth _operations_by_name _nodes _nodes_by_depth _tracker
+    _inbound_nodes _outbound_nodes _trainable_weights _variables _loss_tracker _compile_metrics
+    _compile_loss _losses
+    """.split()  # noqa: SIM905 - a list of strings would take a page
+)
+PLAIN = (bool, int, float, str, NoneType)
+
+
+class Discovery:
+    """The variables, layers, optimizers, metrics and Python values that a task's attributes reach.
+
+    The attributes that `State` has too are documented there.
+
+    Attributes:
+        paths: The paths of the variables, by id.
+        constants: Path to readable and writable Python value.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Variable] = {}
+        self.layers: list[Any] = []
+        self.layer_paths: dict[int, str] = {}
+        self.optimizers: dict[str, Any] = {}
+        self.accumulators: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.seeds: list[Variable] = []
+        self.loss_scale: LossScale | None = None
+        self.paths: dict[int, str] = {}
+        self.constants: dict[str, Constant] = {}
+        self._seen: set[int] = set()
+        self._backend = active()
+
+    @classmethod
+    def of(cls, task: Any) -> "Discovery":
+        """Find the state of a task; create its loss scale if it needs one.
+
+        Raises:
+            StateError: As for `State.discover`.
+        """
+        found = cls()
+        found._walk_attributes(task, "", None)
+        if any(layer.compute_dtype == "float16" for layer in found.layers):
+            found.loss_scale = LossScale.of(task)
+            found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
+        for path, optimizer in found.optimizers.items():
+            found._add_optimizer(path, optimizer)
+        # `keras.random` functions use this generator if no seed is given.
+        generator = seed_generator.global_seed_generator()
+        found._add("random/keras", generator.state)
+        found.seeds.append(generator.state)
+        return found
+
+    @classmethod
+    def constants_of(cls, task: Any) -> dict[str, Constant]:
+        """Find the Python values of a task without creating anything."""
+        found = cls()
+        found._walk_attributes(task, "", None)
+        for path, optimizer in found.optimizers.items():
+            found._add_constants_of_optimizer(path, optimizer)
+        return found.constants
+
+    def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
+        """Add one value to the state: a variable, a container of variables, or a Python constant.
+
+        `constant` reads and sets the value later; it is None if the Python values of this part of
+        the state are not constants.
+        """
+        if isinstance(thing, keras.Variable) or self._backend.is_native_variable(thing):
+            self._add(path, thing)
+        elif isinstance(thing, (list, tuple, dict)):
+            pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            if self._first_visit(thing):
+                if constant is not None:
+                    self.constants[path] = constant
+                for key, part in list(pairs):
+                    self._walk(part, f"{path}/{key}", constant and _part(constant, key))
+        elif isinstance(thing, keras.random.SeedGenerator):
+            if self._first_visit(thing):
+                self._add(f"{path}/state", thing.state)
+                self.seeds.append(thing.state)
+        elif isinstance(thing, keras.optimizers.Optimizer):
+            if self._first_visit(thing):
+                if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
+                    refuse_scaling(path, thing)
+                self.optimizers[path] = thing
+        elif isinstance(thing, keras.metrics.Metric):
+            if self._first_visit(thing):
+                self._add_metric(path, thing)
+        elif isinstance(thing, keras.Layer):
+            if self._first_visit(thing):
+                self._add_layer(path, thing)
+        elif (
+            dataclasses.is_dataclass(thing)
+            or getattr(thing, "holds_state", False)
+            or isinstance(thing, keras.optimizers.schedules.LearningRateSchedule)
+        ):
+            if self._first_visit(thing):
+                if getattr(thing, "is_accumulator", False):
+                    self.accumulators[path] = thing
+                self._walk_attributes(thing, path, constant)
+        elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
+            for name, part in children.items():
+                self._walk(part, f"{path}/{name}")
+        if constant is not None and not isinstance(thing, (list, tuple, dict)):
+            # A plain value is a constant by value, any other object by identity.
+            self.constants.setdefault(path, constant)
+
+    def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
+        """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
+        for name, value in list(vars(holder).items()):
+            inner = f"{path}/{name}" if path else name
+            constant = _attribute(holder, name, owner)
+            if isinstance(value, PLAIN):
+                self.constants[inner] = constant
+            else:
+                self._walk(value, inner, constant)
+
+    def _add(self, path: str, variable: Variable) -> None:
+        if id(variable) in self.paths:
+            return
+        unique, suffix = path, 1
+        while unique in self.variables:
+            unique, suffix = f"{path}_{suffix}", suffix + 1
+        self.variables[unique] = variable
+        self.paths[id(variable)] = unique
+
+    def _first_visit(self, thing: Any) -> bool:
+        if id(thing) in self._seen:
+            return False
+        self._seen.add(id(thing))
+        return True
+
+    def _add_layer(self, path: str, layer: Any) -> None:
+        self.layers.append(layer)
+        self.layer_paths[id(layer)] = path
+        self._add_plain(path, layer, ("trainable", *vars(layer)))
+        attributes = _attributes(layer)
+        listed = [*layer._trainable_variables, *layer._non_trainable_variables]
+        names = {id(value): name for name, value in attributes.items()}
+        for variable in listed:
+            if id(variable) in names:
+                self._add(f"{path}/{names[id(variable)]}", variable)
+        if isinstance(layer, keras.Sequential) or hasattr(layer, "_operations"):
+            for i, part in enumerate(layer.layers):
+                self._walk(part, f"{path}/layers/{i}")
+        for name, value in attributes.items():
+            if not isinstance(value, PLAIN):  # skips most attributes: this runs once per epoch
+                self._walk(value, f"{path}/{name}")
+        for kind in ("_layers", "_metrics", "_seed_generators"):  # those without an attribute
+            for i, part in enumerate(getattr(layer, kind)):
+                self._walk(part, f"{path}/{kind.strip('_')}/{i}")
+        for i, variable in enumerate(listed):  # unnamed variables have Keras' automatic names
+            automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
+            self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
+
+    def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
+        """Add the numbers, flags and strings of a layer or an optimizer to the constants."""
+        for name in names:
+            plain = isinstance(getattr(thing, name, ()), PLAIN)
+            if plain and not name.startswith("_") and name not in ("name", "built"):
+                self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
+
+    def _add_metric(self, path: str, metric: Any) -> None:
+        name = path.rsplit("/", 1)[-1]
+        self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
+        for variable in metric.variables:
+            self._add(f"{path}/{variable.name}", variable)
+        for attribute, value in list(vars(metric).items()):
+            if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
+                self._walk(value, f"{path}/{attribute}")
+
+    def _add_optimizer(self, path: str, optimizer: Any) -> None:
+        """Add an optimizer's variables; slots are named after the variables they belong to."""
+        self._add_constants_of_optimizer(path, optimizer)
+        owners = [path_in(self.paths, v) for v in optimizer._trainable_variables]
+        for name, value in list(vars(optimizer).items()):
+            slot = f"{path}/{name.lstrip('_')}"
+            if isinstance(value, keras.Variable):
+                self._add(slot, value)
+            elif isinstance(value, list) and name not in ("_variables", "_trainable_variables"):
+                for i, part in enumerate(value):
+                    if isinstance(part, keras.Variable):
+                        self._add(f"{slot}/{owners[i] if i < len(owners) else i}", part)
+                    elif isinstance(part, keras.optimizers.Optimizer):  # of a MultiOptimizer
+                        self._add_optimizer(f"{slot}/{i}", part)
+        for i, variable in enumerate(optimizer.variables):
+            self._add(f"{path}/variables/{i}", variable)
+
+    def _add_constants_of_optimizer(self, path: str, optimizer: Any) -> None:
+        """Add an optimizer's numbers and its learning rate (a variable or a schedule) to constants.
+
+        A compiled step uses the learning rate object that was set when the step was compiled.
+        """
+        self._add_plain(path, optimizer, vars(optimizer))
+        rate = getattr(optimizer, "_learning_rate", None)
+        if rate is not None:
+            reads = partial(getattr, optimizer, "_learning_rate", None)
+            constant = Constant(reads, partial(_set_learning_rate, optimizer))
+            if isinstance(rate, keras.Variable):
+                self.constants.setdefault(f"{path}/learning_rate", constant)
+            else:
+                self._walk(rate, f"{path}/learning_rate", constant)
+        for name, value in list(vars(optimizer).items()):  # those of a MultiOptimizer
+            for i, part in enumerate(value if isinstance(value, list) else ()):
+                if isinstance(part, keras.optimizers.Optimizer):
+                    inner = f"{path}/{name.lstrip('_')}/{i}"
+                    self._add_constants_of_optimizer(inner, part)
+
+
+def path_in(paths: Mapping[int, str], variable: Variable) -> str:
+    """Return a variable's path by its id, or Keras' path of it if it is not part of the state."""
+    return paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
+
+
+def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
+    return Constant(
+        partial(getattr, holder, name, None), partial(set_attribute, holder, name, owner)
+    )
+
+
+def _part(whole: Constant, key: Any) -> Constant:
+    return Constant(part_of(whole.read, key), partial(set_part, whole, key))
+
+
+def _set_learning_rate(optimizer: Any, rate: Any) -> None:
+    """Set an optimizer's learning rate to a schedule or a variable.
+
+    Keras' setter does not accept the variable that was the learning rate before.
+    """
+    if not isinstance(rate, keras.Variable):
+        optimizer.learning_rate = rate
+    elif optimizer._learning_rate is not rate:
+        optimizer._learning_rate = rate
+        tracker = optimizer._tracker
+        locked, tracker.locked = tracker.locked, False
+        optimizer._track_variable(rate)
+        tracker.locked = locked
+
+
+def refuse_scaling(path: str, optimizer: Any) -> None:
+    """Reject an optimizer that divides gradients by a loss scale of its own.
+
+    Raises:
+        StateError: The optimizer does.
+    """
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaling or optimizer.loss_scale_factor is not None:
+        raise StateError(
+            f"{path} scales its loss itself ({type(optimizer).__name__}): gradients are always "
+            "unscaled here, so it would divide them once too often. Use the inner optimizer, "
+            "without loss_scale_factor"
+        )
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    """Return the attributes that a layer's author set, by name without leading underscores."""
+    attributes = {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in BOOKKEEPING and not name.startswith("_self_")  # TensorFlow's tracking
+    }
+    # On PyTorch, layers that are attributes are in `_modules`, together with PyTorch's bookkeeping.
+    modules = attributes.pop("_modules", {})
+    layers = {
+        name: value
+        for name, value in {**modules, **attributes}.items()
+        if isinstance(value, keras.Layer)
+    }
+    # Layers come first on every backend, because an object that is reachable by several paths is
+    # named after the first one.
+    return {name.lstrip("_"): value for name, value in {**layers, **attributes}.items()}
