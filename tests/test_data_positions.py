@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests import position_kinds as kinds
 from treadle.core.progress import Progress
-from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
+from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
 from treadle.data.states import decoded, encoded
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
@@ -191,7 +191,7 @@ INEXACT = {
     "the state of a Loader does not hold the random": lambda: kinds.torch_loader(
         Loader, num_workers=1
     ),
-    "the batches of a closed source depend on the state": lambda: closed(print),
+    "the batches of a closed-loop source depend on the state": lambda: closed_loop(print),
     "the function drawing cannot seek: a resumed run": lambda: kinds.drawing,
 }
 
@@ -311,7 +311,7 @@ def test_costly_states_are_seldom_asked_for():
 
     function = Costly()
     feed = Feed()
-    feed.open(closed(function, 9), Progress(), kinds.LOOP)
+    feed.open(closed_loop(function, 9), Progress(), kinds.LOOP)
     while feed.take(4, Progress()) is not None:
         pass
     assert function.asked == 1

@@ -1,7 +1,7 @@
 """Vectorized reinforcement learning environments whose state can be saved in checkpoints.
 
-Use them with `treadle.data.closed`: its function runs some steps, computes actions of the policy
-with `loop.call`, and returns a batch.
+Use them with `treadle.data.closed_loop`: its function runs some steps, computes actions of the
+policy with `loop.call`, and returns a batch.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..core.deprecation import warn_renamed
 from ..core.options import run_seed
 from ..errors import ConfigurationError, DataError, whole_number
 from .order import hashed
@@ -34,8 +35,8 @@ class Moves:
         observations: The observations before the step, (n, …).
         actions: The actions, (n, …).
         rewards: The rewards, (n,), float32; 0 for environments that were not stepped.
-        following: The next observations, (n, …). At the end of an episode, this is the final
-            observation, not the first one of the next episode.
+        next_observations: The observations after the step, (n, …). At the end of an episode, this
+            is the final observation, not the first one of the next episode.
         terminated: Whether the episode reached a terminal state, (n,), bool.
         truncated: Whether the episode was cut off, such as by a time limit, (n,), bool.
     """
@@ -43,9 +44,15 @@ class Moves:
     observations: Array
     actions: Array
     rewards: Array
-    following: Array
+    next_observations: Array
     terminated: Array
     truncated: Array
+
+    @property
+    def following(self) -> Array:
+        """The former name of `next_observations`."""
+        warn_renamed("Moves.following", "Moves.next_observations")
+        return self.next_observations
 
     @property
     def ended(self) -> Array:
@@ -123,15 +130,15 @@ class Environments:
             )
         rewards = np.zeros(self.count, "float32")
         terminated, truncated = np.zeros((2, self.count), "bool")
-        following = before.copy()
+        after = before.copy()
         for i, environment in enumerate(environments):
             if playing is not None and not playing[i]:
                 continue
-            following[i], rewards[i], terminated[i], truncated[i] = environment.step(chosen[i])
+            after[i], rewards[i], terminated[i], truncated[i] = environment.step(chosen[i])
             if terminated[i] or truncated[i]:
                 self._recent.append(environment.gained)
                 environment.begin()
-        return Moves(before, chosen, rewards, following, terminated, truncated)
+        return Moves(before, chosen, rewards, after, terminated, truncated)
 
     def restart(self) -> None:
         """Start a new episode in each environment; unfinished episodes do not count in `recent`."""
