@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import treadle
+from treadle.checkpoint.structure import from_snapshot, snapshot
 from treadle.data import Environments, closed_loop
-from treadle.data.states import decoded, encoded
 from treadle.errors import ConfigurationError, DataError
 
 
@@ -135,14 +135,14 @@ def test_episodes_follow_from_the_seed():
 def test_a_checkpoint_holds_them(make, moves):
     environments = Environments(make, 3, seed=0)
     played(environments, moves)
-    kept = encoded(environments.state(), "Environments")
+    kept = snapshot(environments.state(), "Environments")
     expected = played(environments, 30, seed=1)
     other = Environments(make, 3, seed=0)
     played(other, 7, seed=2)  # something else, which restore forgets
-    other.restore(decoded(kept))
+    other.restore(from_snapshot(kept))
     assert same(played(other, 30, seed=1), expected)
     assert other.recent == environments.recent
-    environments.restore(decoded(kept))  # back, within one process
+    environments.restore(from_snapshot(kept))  # back, within one process
     assert same(played(environments, 30, seed=1), expected)
 
 

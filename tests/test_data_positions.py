@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests import position_kinds as kinds
+from treadle.checkpoint.structure import from_snapshot, snapshot
 from treadle.core.progress import Progress
 from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
-from treadle.data.states import decoded, encoded
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
 
@@ -271,12 +271,16 @@ def test_states_come_back_as_they_were():
         1: [None, True, -0.5, np.float32(2), ()],
         "(odd)": {},
     }
-    found = decoded(kinds.plain(encoded(state, "Test")))
+    found = from_snapshot(kinds.plain(snapshot(state, "Test")))
     assert found.pop("tensor").tolist() == state.pop("tensor").tolist()
     assert found == state
+    # The format of every checkpoint written so far.
+    written = {"(dict)": [[1, {"(tuple)": [{"(bytes)": np.frombuffer(b"ab", np.uint8)}]}]]}
+    assert from_snapshot(written) == {1: (b"ab",)}
+    assert str(snapshot({1: (b"ab",)}, "Test")) == str(written)
     array = np.zeros(2)
-    kept = encoded({"array": array}, "Test")
-    decoded(kept)["array"] += 1
+    kept = snapshot({"array": array}, "Test")
+    from_snapshot(kept)["array"] += 1
     array += 1
     assert kept["array"].tolist() == [0, 0]
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..checkpoint.structure import from_snapshot
 from ..errors import DataError
 from .source import ReadRequest
-from .states import decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Reading(ReadRequest):
     def state(self) -> Any:
         """Return the state within this epoch from which to continue, or None."""
         at = self.position
-        return decoded(at["state"]) if at is not None and at["epoch"] == self.epoch else None
+        return from_snapshot(at["state"]) if at is not None and at["epoch"] == self.epoch else None
 
     def ended(self) -> bool:
         """Return whether the iterator of this epoch was already exhausted."""
@@ -56,4 +56,4 @@ class Reading(ReadRequest):
         at = self.position
         if at is None or at["epoch"] == self.epoch:
             return None
-        return decoded(at.get("after", at["state"]))
+        return from_snapshot(at.get("after", at["state"]))
