@@ -71,20 +71,30 @@ def test_a_move_tells_what_was_shown_and_what_came_of_it():
     assert ((moves.next_observations - before).ravel() >= [1, 0, 1]).all()
     assert not moves.ended.any()
     assert environments.observations.tolist() == moves.next_observations.tolist()
-    with pytest.warns(
-        DeprecationWarning, match=r"^Moves\.following was renamed to Moves\.next_obs"
-    ):
-        assert moves.following is moves.next_observations
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("following", "next_observations"),
+        ("terminated", "terminations"),
+        ("truncated", "truncations"),
+    ],
+)
+def test_old_names_of_moves_still_work_with_a_warning(old, new):
+    moves = Environments(Walk, 1, seed=0).step(1)
+    with pytest.warns(DeprecationWarning, match=rf"^Moves\.{old} was renamed to Moves\.{new}: use"):
+        assert getattr(moves, old) is getattr(moves, new)
 
 
 def test_an_episode_that_ends_is_followed_by_another_one():
     environments = Environments(Walk, 2, seed=0)
     seen = [environments.step([1, 0]) for _ in range(6)]
     first = next(i for i, moves in enumerate(seen) if moves.ended[0])
-    assert seen[first].terminated.tolist() == [True, False]
+    assert seen[first].terminations.tolist() == [True, False]
     assert seen[first].next_observations[0] > 3  # the last sight of the old episode
     assert seen[first + 1].observations[0] < 1  # the first of the new one
-    assert seen[5].truncated.tolist() == [False, True] and not seen[5].terminated[1]
+    assert seen[5].truncations.tolist() == [False, True] and not seen[5].terminations[1]
     assert environments.recent[0] == 0.5 * (first + 1)
     assert environments.recent[-1] == 3.0
 

@@ -27,6 +27,16 @@ RECENT: Final = 100
 """The number of recent episodes whose returns are kept; benchmarks usually average over as many."""
 
 
+def _renamed(old: str, new: str) -> property:
+    """Return a property for the former name of an attribute of `Moves`."""
+
+    def value(moves: "Moves") -> Array:
+        warn_renamed(f"Moves.{old}", f"Moves.{new}")
+        return getattr(moves, new)
+
+    return property(value, doc=f"The former name of `{new}`.")
+
+
 @dataclass(frozen=True, slots=True)
 class Moves:
     """The transitions of one step in each of n environments.
@@ -37,27 +47,25 @@ class Moves:
         rewards: The rewards, (n,), float32; 0 for environments that were not stepped.
         next_observations: The observations after the step, (n, …). At the end of an episode, this
             is the final observation, not the first one of the next episode.
-        terminated: Whether the episode reached a terminal state, (n,), bool.
-        truncated: Whether the episode was cut off, such as by a time limit, (n,), bool.
+        terminations: Whether the episode reached a terminal state, (n,), bool.
+        truncations: Whether the episode was cut off, such as by a time limit, (n,), bool.
     """
 
     observations: Array
     actions: Array
     rewards: Array
     next_observations: Array
-    terminated: Array
-    truncated: Array
+    terminations: Array
+    truncations: Array
 
-    @property
-    def following(self) -> Array:
-        """The former name of `next_observations`."""
-        warn_renamed("Moves.following", "Moves.next_observations")
-        return self.next_observations
+    following = _renamed("following", "next_observations")
+    terminated = _renamed("terminated", "terminations")
+    truncated = _renamed("truncated", "truncations")
 
     @property
     def ended(self) -> Array:
         """Whether the episode ended, by termination or truncation."""
-        return self.terminated | self.truncated
+        return self.terminations | self.truncations
 
 
 class Environments:
@@ -129,16 +137,16 @@ class Environments:
                 f"axis of an array, but got one of shape {chosen.shape}"
             )
         rewards = np.zeros(self.count, "float32")
-        terminated, truncated = np.zeros((2, self.count), "bool")
+        terminations, truncations = np.zeros((2, self.count), "bool")
         after = before.copy()
         for i, environment in enumerate(environments):
             if playing is not None and not playing[i]:
                 continue
-            after[i], rewards[i], terminated[i], truncated[i] = environment.step(chosen[i])
-            if terminated[i] or truncated[i]:
+            after[i], rewards[i], terminations[i], truncations[i] = environment.step(chosen[i])
+            if terminations[i] or truncations[i]:
                 self._recent.append(environment.gained)
                 environment.begin()
-        return Moves(before, chosen, rewards, after, terminated, truncated)
+        return Moves(before, chosen, rewards, after, terminations, truncations)
 
     def restart(self) -> None:
         """Start a new episode in each environment; unfinished episodes do not count in `recent`."""

@@ -97,7 +97,7 @@ class ActorCritic(treadle.Task):
         advantages, coming = np.zeros_like(values), 0.0
         for i in reversed(range(self.moves)):
             moves = played[i]
-            next_value = np.where(moves.terminated, 0.0, next_values[i])
+            next_value = np.where(moves.terminations, 0.0, next_values[i])
             surprise = moves.rewards + self.discount * next_value - values[i]
             coming = surprise + self.discount * self.trace * np.where(moves.ended, 0.0, coming)
             advantages[i] = coming

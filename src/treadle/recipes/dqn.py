@@ -79,7 +79,7 @@ class DQN(treadle.Task):
         """Update the Q-network towards the double Q-learning target."""
         best = ops.one_hot(ops.argmax(self.online(batch["next_observations"]), axis=-1), 2)
         after = ops.sum(best * self.target(batch["next_observations"]), axis=-1)
-        worth = batch["rewards"] + self.discount * (1.0 - batch["terminated"]) * after
+        worth = batch["rewards"] + self.discount * (1.0 - batch["terminations"]) * after
 
         def objective() -> Any:
             values = self.online(batch["observations"], training=True)
@@ -133,7 +133,7 @@ class Buffer:
             "actions": np.zeros(capacity, "int32"),
             "rewards": np.zeros(capacity, "float32"),
             "next_observations": np.zeros((capacity, 4), "float32"),
-            "terminated": np.zeros(capacity, "float32"),
+            "terminations": np.zeros(capacity, "float32"),
         }
         self.capacity, self.added = capacity, 0
 
@@ -161,8 +161,12 @@ class Buffer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
-        if "following" in state:  # the name in checkpoints of earlier versions
-            state = {**state, "next_observations": state["following"]}
+        if "following" in state:  # the names in checkpoints of earlier versions
+            state = {
+                **state,
+                "next_observations": state["following"],
+                "terminations": state["terminated"],
+            }
         self.added = state["added"]
         for name, column in self.columns.items():
             column[: self.filled] = state[name]
