@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from treadle.core.progress import Progress
-from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
+from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
 from treadle.run.prefetch import Feed
 
 EPOCHS = 3
@@ -69,7 +69,7 @@ class Environment(Noise):
 class Own:
     """A source of a user's, of before there were positions."""
 
-    length, endless, batch_examples, inexact, closed = 4, False, 1, None, False
+    length, endless, batch_examples, inexact, closed_loop = 4, False, 1, None, False
 
     def read(self, epoch, start=0, *, seed=0, loop=None, ordered=False):
         return OwnReader(epoch, start)
@@ -267,23 +267,23 @@ KINDS = {
     "arrays in order": lambda: arrays(shuffle=False),
     "function": lambda: from_function(lambda rng: rng.random(2), 5),
     "function with a state": lambda: from_function(Noise(), 5),
-    "closed with a state": lambda: closed(Environment().act, 5),
+    "closed with a state": lambda: closed_loop(Environment().act, 5),
     "list": batches,
     "generator function": lambda: drawing,
     "own source": Own,
     "limited list": lambda: limited(batches(), 3),
     "limited function with a state": lambda: limited(from_function(Noise(), 5), 3),
-    "limited endless": lambda: limited(closed(Environment().act), 4),
+    "limited endless": lambda: limited(closed_loop(Environment().act), 4),
     "limited stream": lambda: limited(counted, 4),
     "limited stream that ends": lambda: limited(drawing, 3),
     "limited iterator": lambda: limited(counted(), 4),
     "groups": lambda: groups(arrays(), 2),
     "groups of a stream": lambda: groups(limited(drawing, 3), 2),
-    "groups of what is closed": lambda: groups(closed(Environment().act, 5), 2),
+    "groups of what is closed": lambda: groups(closed_loop(Environment().act, 5), 2),
     "groups of unknown length": lambda: groups(drawing, 2),
     "groups of unequal ones": lambda: groups([np.zeros(i % 3 + 1) for i in range(9)], 2),
     "pair": lambda: zipped(arrays(), limited(drawing, 3)),
-    "pair with what is closed": lambda: zipped(a=closed(Environment().act), b=arrays()),
+    "pair with what is closed": lambda: zipped(a=closed_loop(Environment().act), b=arrays()),
     "pair of states": lambda: zipped(from_function(Noise(), 4), limited(counted, 4)),
     "limited groups of a stream": lambda: limited(groups(counted, 2), 3),
     "PyDataset": Dataset,

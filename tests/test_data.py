@@ -8,9 +8,20 @@ import sys
 import numpy as np
 import pytest
 
-from treadle.data import as_source, closed, from_arrays, from_function
-from treadle.data.source import Source
+import treadle
+from treadle.core.progress import Progress
+from treadle.data import (
+    as_source,
+    closed_loop,
+    from_arrays,
+    from_function,
+    groups,
+    limited,
+    zipped,
+)
+from treadle.data.source import ReadRequest, Source, is_closed_loop, read_from
 from treadle.errors import DataError
+from treadle.run.prefetch import Feed
 
 
 def one(window, i):
@@ -242,11 +253,11 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
         (lambda: from_function(lambda rng: 0, 2.0), r"^length must be .*2\.0: write length=2$"),
         (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be at least 0, not -1$"),
         (lambda: from_function(lambda rng: 0, 1, seed="1"), r"^seed must be .*'1': write seed=1$"),
-        (lambda: closed(lambda loop: 0, 0), r"^length must be at least 1, not 0$"),
-        (lambda: closed(lambda loop: 0, 1.5), r"^length must be a whole number, not 1\.5$"),
+        (lambda: closed_loop(lambda loop: 0, 0), r"^length must be at least 1, not 0$"),
+        (lambda: closed_loop(lambda loop: 0, 1.5), r"^length must be a whole number, not 1\.5$"),
         (
-            lambda: closed(lambda loop: 0).read(0).take(1),
-            r"^a closed source calls its function with the running loop, but no loop is running",
+            lambda: closed_loop(lambda loop: 0).read(0).take(1),
+            r"^a closed-loop source calls its function with the running loop, but no loop is run",
         ),
         (lambda: as_source([]).read(0).take(1), r"^the source gave no batch in epoch 1: is it emp"),
         (lambda: as_source([None]).read(0).take(1), r"^the source gave None where a batch was exp"),
@@ -286,7 +297,7 @@ def test_closed_is_asked_when_needed_and_never_ahead():
         calls.append(len(calls))
         return np.array(calls[-1:])
 
-    source = closed(act)
+    source = closed_loop(act)
     assert source.endless and source.length is None
     assert "checkpoint" in source.inexact
     reader = source.read(0, 3, loop=loop)
@@ -301,7 +312,7 @@ def test_closed_is_asked_when_needed_and_never_ahead():
 
 
 def test_closed_with_a_length_makes_epochs():
-    source = closed(lambda loop: np.zeros(2), length=3)
+    source = closed_loop(lambda loop: np.zeros(2), length=3)
     assert (source.length, source.endless) == (3, False)
     assert len(all_batches(source, 1, loop=View())) == 3
     assert len(all_batches(source, 1, 2, loop=View())) == 1
@@ -442,3 +453,60 @@ def test_importing_data_imports_no_framework():
 def test_examples_in_docstrings(module):
     failed, tried = doctest.testmod(importlib.import_module(f"treadle.data.{module}"))
     assert tried and not failed
+
+
+class Squares:
+    """A source as a user writes one."""
+
+    length, endless, batch_examples, inexact = 3, False, 1, None
+
+    def read(self, epoch, start=0, *, seed=0, loop=None, ordered=False, position=None):
+        self.asked = epoch, start, seed, loop, ordered, position
+        return as_source([np.array([i * i]) for i in range(3)]).read(epoch, start)
+
+
+class ClosedSquares(Squares):
+    closed_loop = True
+
+
+class OldSquares(Squares):
+    closed = True
+
+
+def test_a_source_of_a_user_gets_the_fields_of_the_request_as_arguments():
+    source, loop = ClosedSquares(), View()
+    assert isinstance(source, Source) and as_source(source) is source
+    request = ReadRequest(1, 2, 3, loop, ordered=True, position={"at": 4})
+    assert read_from(source, request).take(5).batches.tolist() == [[4]]
+    assert source.asked == (1, 2, 3, loop, True, {"at": 4})
+    assert read_from(limited(source, 2), ReadRequest(0)).take(5).batches.tolist() == [[0], [1]]
+    assert source.asked == (0, 0, 0, None, False, None)
+    assert groups(source, 1).closed_loop and zipped(source, source).closed_loop
+
+
+def test_old_names_still_work_with_a_warning():
+    with pytest.warns(
+        DeprecationWarning, match=r"^treadle\.data\.closed was renamed to treadle\.d"
+    ):
+        assert treadle.data.closed is closed_loop
+    source = from_arrays(Y, batch_size=5)
+    with pytest.warns(DeprecationWarning, match=r"^ArraySource\.closed was renamed to closed_loop"):
+        assert source.closed is False
+    message = (
+        r"^the attribute closed of (tests\.)?test_data\.OldSquares was renamed to closed_loop: use"
+    )
+    old = OldSquares()
+    with pytest.warns(DeprecationWarning, match=message) as caught:
+        assert as_source(old) is old
+    assert caught[0].filename == __file__  # Python shows it, since Treadle's own code is skipped
+    with pytest.warns(DeprecationWarning, match=message):
+        assert limited(old, 2).closed_loop
+    assert is_closed_loop(old)
+
+
+def test_a_source_with_the_old_name_is_never_prefetched():
+    feed, source = Feed(), OldSquares()
+    feed.open(source, Progress(), View())
+    feed.take(1, Progress())
+    feed.read_ahead(1, lambda window: window, lambda: True)
+    assert feed.position() is None and feed._prefetched is None

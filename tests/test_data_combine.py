@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
+from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
 from treadle.data.source import Source
 from treadle.errors import DataError
 
@@ -72,7 +72,7 @@ class Endless:
     endless = True
     batch_examples = 1
     inexact = None
-    closed = False
+    closed_loop = False
 
     def read(self, epoch, start=0, *, seed=0, loop=None, ordered=False):
         assert epoch == 0
@@ -126,7 +126,7 @@ def test_groups_are_tuples_of_consecutive_batches():
 
 def test_groups_leave_out_an_incomplete_last_one_and_draw_nothing_of_it():
     calls = []
-    source = groups(closed(lambda loop: np.array(calls.append(1) or 0), length=5), 2)
+    source = groups(closed_loop(lambda loop: np.array(calls.append(1) or 0), length=5), 2)
     assert len(all_batches(source, loop=View(), most=9)) == 2
     assert len(calls) == 4
     assert len(all_batches(groups(lambda: iter([np.zeros(1)] * 5), 2))) == 2
@@ -147,11 +147,11 @@ def test_nothing_reads_ahead_of_a_closed_source():
 
     # What one step needs is drawn, and no more.
     for source, needed in (
-        (groups(closed(act), 3), 3),
-        (zipped(drawn(), closed(act)), 1),
-        (zipped(closed(act), drawn()), 1),
-        (limited(closed(act), 9), 1),
-        (limited(groups(zipped(closed(act), drawn()), 2), 9), 2),
+        (groups(closed_loop(act), 3), 3),
+        (zipped(drawn(), closed_loop(act)), 1),
+        (zipped(closed_loop(act), drawn()), 1),
+        (limited(closed_loop(act), 9), 1),
+        (limited(groups(zipped(closed_loop(act), drawn()), 2), 9), 2),
     ):
         calls.clear()
         reader = source.read(0, loop=View())
@@ -172,7 +172,7 @@ def test_zipped_ends_with_the_shortest_without_drawing_more():
         calls.append(1)
         return np.zeros(2)
 
-    source = zipped(closed(act), drawn())
+    source = zipped(closed_loop(act), drawn())
     assert source.length == 7
     assert len(all_batches(source, loop=View(), most=4)) == 7
     assert len(calls) == 7
@@ -199,13 +199,13 @@ def test_zipped_carries_what_is_unknown_and_inexact():
     def stream():
         yield np.zeros(1)
 
-    source = zipped(arrays(), stream, closed(lambda loop: np.zeros(1)))
+    source = zipped(arrays(), stream, closed_loop(lambda loop: np.zeros(1)))
     assert source.length is None and not source.endless
     assert source.inexact.startswith("source 1: the function stream cannot seek")
-    assert "; source 2: the batches of a closed source" in source.inexact
+    assert "; source 2: the batches of a closed-loop source" in source.inexact
     assert zipped(good=arrays(), bad=stream).inexact.startswith("source bad: ")
     assert groups(stream, 2).inexact == limited(stream, 2).inexact == as_source(stream).inexact
-    assert zipped(closed(print), closed(print)).endless
+    assert zipped(closed_loop(print), closed_loop(print)).endless
 
 
 def numbers(first=0, stop=None):
@@ -268,7 +268,7 @@ def test_limited_stream_shorter_than_the_position():
 
 def test_limited_endless_source_seeks_at_once():
     calls = []
-    source = limited(closed(lambda loop: np.array(calls.append(1) or len(calls))), 4)
+    source = limited(closed_loop(lambda loop: np.array(calls.append(1) or len(calls))), 4)
     assert source.length == 4 and not source.endless
     reader = source.read(100, 2, loop=View())
     assert [reader.take(9).count, reader.take(9).count, reader.take(9)] == [1, 1, None]

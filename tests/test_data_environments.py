@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.data import Environments, closed
-from treadle.data.states import decoded, encoded
+from treadle.checkpoint.structure import from_snapshot, snapshot
+from treadle.data import Environments, closed_loop
 from treadle.errors import ConfigurationError, DataError
 
 
@@ -55,7 +55,10 @@ def same(one, other):
 
 def test_one_environment_takes_one_action():
     environments = Environments(Walk, 1, seed=0)
-    assert environments.step(1).following[0, 0] > environments.step([0]).observations[0, 0] - 1e-6
+    assert (
+        environments.step(1).next_observations[0, 0]
+        > environments.step([0]).observations[0, 0] - 1e-6
+    )
 
 
 def test_a_move_tells_what_was_shown_and_what_came_of_it():
@@ -65,19 +68,33 @@ def test_a_move_tells_what_was_shown_and_what_came_of_it():
     assert moves.observations.tolist() == before.tolist()
     assert moves.actions.tolist() == [1, 0, 1]
     assert moves.rewards.tolist() == [0.5] * 3 and moves.rewards.dtype == np.float32
-    assert ((moves.following - before).ravel() >= [1, 0, 1]).all()
+    assert ((moves.next_observations - before).ravel() >= [1, 0, 1]).all()
     assert not moves.ended.any()
-    assert environments.observations.tolist() == moves.following.tolist()
+    assert environments.observations.tolist() == moves.next_observations.tolist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("following", "next_observations"),
+        ("terminated", "terminations"),
+        ("truncated", "truncations"),
+    ],
+)
+def test_old_names_of_moves_still_work_with_a_warning(old, new):
+    moves = Environments(Walk, 1, seed=0).step(1)
+    with pytest.warns(DeprecationWarning, match=rf"^Moves\.{old} was renamed to Moves\.{new}: use"):
+        assert getattr(moves, old) is getattr(moves, new)
 
 
 def test_an_episode_that_ends_is_followed_by_another_one():
     environments = Environments(Walk, 2, seed=0)
     seen = [environments.step([1, 0]) for _ in range(6)]
     first = next(i for i, moves in enumerate(seen) if moves.ended[0])
-    assert seen[first].terminated.tolist() == [True, False]
-    assert seen[first].following[0] > 3  # the last sight of the old episode
+    assert seen[first].terminations.tolist() == [True, False]
+    assert seen[first].next_observations[0] > 3  # the last sight of the old episode
     assert seen[first + 1].observations[0] < 1  # the first of the new one
-    assert seen[5].truncated.tolist() == [False, True] and not seen[5].terminated[1]
+    assert seen[5].truncations.tolist() == [False, True] and not seen[5].terminations[1]
     assert environments.recent[0] == 0.5 * (first + 1)
     assert environments.recent[-1] == 3.0
 
@@ -95,8 +112,8 @@ def test_those_that_do_not_play_stand_still():
     before = environments.observations
     moves = environments.step([1, 1], playing=[True, False])
     assert moves.rewards.tolist() == [0.5, 0]
-    assert moves.following[1] == before[1] == environments.observations[1]
-    assert moves.following[0] > before[0] + 1
+    assert moves.next_observations[1] == before[1] == environments.observations[1]
+    assert moves.next_observations[0] > before[0] + 1
 
 
 def test_restart_begins_new_episodes_where_something_was_played():
@@ -128,14 +145,14 @@ def test_episodes_follow_from_the_seed():
 def test_a_checkpoint_holds_them(make, moves):
     environments = Environments(make, 3, seed=0)
     played(environments, moves)
-    kept = encoded(environments.state(), "Environments")
+    kept = snapshot(environments.state(), "Environments")
     expected = played(environments, 30, seed=1)
     other = Environments(make, 3, seed=0)
     played(other, 7, seed=2)  # something else, which restore forgets
-    other.restore(decoded(kept))
+    other.restore(from_snapshot(kept))
     assert same(played(other, 30, seed=1), expected)
     assert other.recent == environments.recent
-    environments.restore(decoded(kept))  # back, within one process
+    environments.restore(from_snapshot(kept))  # back, within one process
     assert same(played(environments, 30, seed=1), expected)
 
 
@@ -181,15 +198,17 @@ def test_messages(monkeypatch):
 
 def test_closed_is_exact_where_all_that_it_changes_is_named():
     environments = Environments(Walk, 2, seed=0)
-    assert closed(print).inexact.endswith("checkpoints: pass objects that have them as keeps=[…]")
-    assert closed(print, keeps=[]).inexact is None
-    assert closed(print, keeps=environments).inexact is None
+    assert closed_loop(print).inexact.endswith(
+        "checkpoints: pass objects that have them as keeps=[…]"
+    )
+    assert closed_loop(print, keeps=[]).inexact is None
+    assert closed_loop(print, keeps=environments).inexact is None
     message = (
         r"^keeps contains a list, which cannot be saved in checkpoints: it needs state\(\) and "
         r"restore\(state\)$"
     )
     with pytest.raises(DataError, match=message):
-        closed(print, keeps=[environments, []])
+        closed_loop(print, keeps=[environments, []])
 
 
 def test_what_is_kept_goes_on_with_the_source():
@@ -198,9 +217,9 @@ def test_what_is_kept_goes_on_with_the_source():
 
         def play(loop):
             moves = one.step(np.random.randint(2, size=2))
-            return np.concatenate([moves.following, other.step([1]).following])
+            return np.concatenate([moves.next_observations, other.step([1]).next_observations])
 
-        return closed(play, length=4, keeps=[one, other])
+        return closed_loop(play, length=4, keeps=[one, other])
 
     loop, whole = object(), source()
     seen = []
@@ -234,7 +253,7 @@ class Follow(treadle.Task):
 
     def play(self, loop):
         moves = self.environments.step([loop.call(self.act)] * 2)
-        return moves.following + np.random.random()
+        return moves.next_observations + np.random.random()
 
 
 @pytest.mark.parametrize("length", [None, 3])
@@ -246,7 +265,7 @@ def test_the_policy_of_the_first_batch_after_a_resume_is_the_one_that_was_traine
 
     def trained(directory, *hooks):
         task = Follow()
-        source = closed(task.play, length, keeps=task.environments)
+        source = closed_loop(task.play, length, keeps=task.environments)
         with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
             loop.fit(source, **({"steps": 7} if length is None else {"epochs": 3}))
         return loop.history.steps("weight").tolist()
@@ -294,7 +313,7 @@ def counted(directory, *hooks, length=3, prepared=False, fits=({"epochs": 3},)):
     """Train; returns what each step saw."""
     task, source = Drawing(), Counted()
     with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
-        train = closed(source.next, length, keeps=source)
+        train = closed_loop(source.next, length, keeps=source)
         if prepared:
             loop.prepare(train)
         for fit in fits:

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests import position_kinds as kinds
+from treadle.checkpoint.structure import from_snapshot, snapshot
 from treadle.core.progress import Progress
-from treadle.data import as_source, closed, from_arrays, from_function, groups, limited, zipped
-from treadle.data.states import decoded, encoded
+from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
 
@@ -191,7 +191,7 @@ INEXACT = {
     "the state of a Loader does not hold the random": lambda: kinds.torch_loader(
         Loader, num_workers=1
     ),
-    "the batches of a closed source depend on the state": lambda: closed(print),
+    "the batches of a closed-loop source depend on the state": lambda: closed_loop(print),
     "the function drawing cannot seek: a resumed run": lambda: kinds.drawing,
 }
 
@@ -271,12 +271,16 @@ def test_states_come_back_as_they_were():
         1: [None, True, -0.5, np.float32(2), ()],
         "(odd)": {},
     }
-    found = decoded(kinds.plain(encoded(state, "Test")))
+    found = from_snapshot(kinds.plain(snapshot(state, "Test")))
     assert found.pop("tensor").tolist() == state.pop("tensor").tolist()
     assert found == state
+    # The format of every checkpoint written so far.
+    written = {"(dict)": [[1, {"(tuple)": [{"(bytes)": np.frombuffer(b"ab", np.uint8)}]}]]}
+    assert from_snapshot(written) == {1: (b"ab",)}
+    assert str(snapshot({1: (b"ab",)}, "Test")) == str(written)
     array = np.zeros(2)
-    kept = encoded({"array": array}, "Test")
-    decoded(kept)["array"] += 1
+    kept = snapshot({"array": array}, "Test")
+    from_snapshot(kept)["array"] += 1
     array += 1
     assert kept["array"].tolist() == [0, 0]
 
@@ -311,7 +315,7 @@ def test_costly_states_are_seldom_asked_for():
 
     function = Costly()
     feed = Feed()
-    feed.open(closed(function, 9), Progress(), kinds.LOOP)
+    feed.open(closed_loop(function, 9), Progress(), kinds.LOOP)
     while feed.take(4, Progress()) is not None:
         pass
     assert function.asked == 1

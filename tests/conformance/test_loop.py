@@ -188,7 +188,7 @@ def test_closed_sources_see_every_update() -> None:
         return x[:8], y[:8]
 
     with loop_of() as loop:
-        loop.fit(data.closed(act), steps=5, validation=source(1), validate_every="2 steps")
+        loop.fit(data.closed_loop(act), steps=5, validation=source(1), validate_every="2 steps")
     assert seen == [0, 1, 2, 3, 4]
 
 
@@ -457,7 +457,7 @@ def test_bad_input_is_refused() -> None:
         loop_of().fit(source(), steps=-3)
     with pytest.raises(ConfigurationError, match="must be a time, for example '30 min'"):
         loop_of().fit(source(), until="3 epochs")
-    endless = data.closed(lambda loop: arrays())
+    endless = data.closed_loop(lambda loop: arrays())
     with pytest.raises(
         ConfigurationError, match=r"the source never ends, so it has no epochs: use"
     ):

@@ -166,7 +166,7 @@ def test_advantages_look_on_to_the_end_of_an_episode(truncating):
         for i in range(2):
             weight = 1.0
             for m in moves[start:]:
-                coming = 0.0 if m.terminated[i] else 0.9 * values(m.following)[i]
+                coming = 0.0 if m.terminations[i] else 0.9 * values(m.next_observations)[i]
                 expected[start, i] += weight * (m.rewards[i] + coming - values(m.observations)[i])
                 weight *= 0.9 * 0.8
                 if m.ended[i]:
@@ -213,13 +213,13 @@ def test_the_double_estimate_and_the_target_that_follows():
         "observations": random.normal(size=(6, 4)).astype("float32"),
         "actions": random.integers(2, size=6).astype("int32"),
         "rewards": random.random(6).astype("float32"),
-        "following": random.normal(size=(6, 4)).astype("float32"),
-        "terminated": np.array([0, 0, 0, 0, 1, 1], "float32"),
+        "next_observations": random.normal(size=(6, 4)).astype("float32"),
+        "terminations": np.array([0, 0, 0, 0, 1, 1], "float32"),
     }
     rows = np.arange(6)
-    best = np.argmax(ops.convert_to_numpy(task.online(batch["following"])), axis=-1)
-    after = ops.convert_to_numpy(task.target(batch["following"]))[rows, best]
-    worth = batch["rewards"] + 0.9 * (1 - batch["terminated"]) * after
+    best = np.argmax(ops.convert_to_numpy(task.online(batch["next_observations"])), axis=-1)
+    after = ops.convert_to_numpy(task.target(batch["next_observations"]))[rows, best]
+    worth = batch["rewards"] + 0.9 * (1 - batch["terminations"]) * after
     chosen = ops.convert_to_numpy(task.online(batch["observations"]))[rows, batch["actions"]]
     gap = np.abs(worth - chosen)
     huber = np.where(gap < 1, gap**2 / 2, gap - 0.5).mean()
@@ -247,6 +247,12 @@ def test_a_buffer_holds_the_newest_moves_and_comes_back():
         assert other.added == buffer.added
         for name, column in buffer.columns.items():
             np.testing.assert_array_equal(column, other.columns[name])
+    old, other = buffer.state(), Buffer(8)
+    old["following"] = old.pop("next_observations")  # the names in older checkpoints
+    old["terminated"] = old.pop("terminations")
+    other.restore(old)
+    for name, column in buffer.columns.items():
+        np.testing.assert_array_equal(column, other.columns[name])
     state = np.random.get_state()
     drawn = buffer.draw(200)["observations"]
     np.random.set_state(state)

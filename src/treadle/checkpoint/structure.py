@@ -1,19 +1,34 @@
 """Exact conversion of nested Python values to JSON and back: floats bit for bit, any integer size.
 
-Values that JSON lacks are encoded as an object with one key: `{"!float": bits}` for NaN and
-infinity, `{"!int": digits}` for a very large integer, `{"!array": n}` for the n-th array. If a key
-of the user starts with `!`, another `!` is prepended.
+`encode` converts values of JSON types, NumPy arrays and tuples to JSON, and collects the arrays in
+a list. Tuples become lists. The states of data sources may also contain tuples, bytes and tensors
+that are restored as such, and change with the next batch: `snapshot` first copies a state into JSON
+types and NumPy arrays, which are the position of the source in memory. `decode` and `from_snapshot`
+are the inverse functions. Nothing is pickled, so reading runs no code.
+
+A value that JSON lacks becomes an object with one key. This is the format of all checkpoints:
+
+    {"!float": "7ff0000000000000"}     encode: the bits of NaN or an infinity
+    {"!int": "1f"}                     encode: the hexadecimal digits of a very large integer
+    {"!array": 3}                      encode: the array with this number
+    {"!!key": …}                       encode: a key that starts with "!", after another one
+    {"(tuple)": […]}                   snapshot: a tuple
+    {"(bytes)": array}                 snapshot: bytes, as an array of uint8
+    {"(tensor)": array}                snapshot: a torch tensor
+    {"(dict)": [[key, value], …]}      snapshot: a dict with keys other than strings, or starting
+                                       with "("
 """
 
 import json
 import math
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DataError
 from .arrays import Array, name_of
 
 # Limits on input, so that a malicious file cannot exhaust memory: Python values take up to 30 times
@@ -21,6 +36,7 @@ from .arrays import Array, name_of
 MOST_BYTES = 8 << 20
 MOST_VALUES = 400_000
 DEEPEST = 60
+_TUPLE, _BYTES, _TENSOR, _PAIRS = "(tuple)", "(bytes)", "(tensor)", "(dict)"
 # For larger integers, Python rejects decimal digits or takes quadratic time to parse them.
 _LARGE = 1 << 2048
 
@@ -96,6 +112,79 @@ def decode(value: Any, arrays: Sequence[Array], depth: int = 0) -> Any:
         if any(key.startswith("!") for key in items):
             return {_unescaped(key): part for key, part in items.items()}
     return value
+
+
+def snapshot(state: Any, name: str, path: str = "") -> Any:
+    """Copy the state of a data source into JSON types and NumPy arrays.
+
+    Args:
+        state: Numbers, strings, bytes, None, arrays, and lists, tuples and dicts of these.
+        name: The owner of the state, for messages.
+        path: The path within the state, for messages.
+
+    Raises:
+        DataError: If the state contains other types.
+
+    Example:
+        >>> snapshot({"at": (1, None)}, "Buffer")
+        {'at': {'(tuple)': [1, None]}}
+    """
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    if isinstance(state, np.generic):
+        return snapshot(state.item(), name, path)
+    if isinstance(state, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", state)
+        if not array.dtype.hasobject:
+            return array.copy()
+    if isinstance(state, bytes):
+        return {_BYTES: np.frombuffer(state, np.uint8)}
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(state, torch.Tensor):
+        tensor: Any = state
+        return {_TENSOR: tensor.detach().cpu().numpy().copy()}
+    if isinstance(state, list | tuple):
+        items = cast("list[Any]", state)
+        parts = [snapshot(part, name, f"{path}[{i}]") for i, part in enumerate(items)]
+        return parts if isinstance(state, list) else {_TUPLE: parts}
+    if isinstance(state, Mapping):
+        pairs = cast("Mapping[Any, Any]", state)
+        parts = {key: snapshot(part, name, f"{path}[{key!r}]") for key, part in pairs.items()}
+        plain = all(isinstance(key, str) and not key.startswith("(") for key in parts)
+        return (
+            parts if plain else {_PAIRS: [[snapshot(k, name, path), v] for k, v in parts.items()]}
+        )
+    raise DataError(
+        f"the state of {name} holds a {type(state).__name__}{' at ' + path if path else ''}, which "
+        f"cannot be saved in checkpoints: a state may contain numbers, strings, None, arrays, and "
+        f"lists, tuples and dicts of these"
+    )
+
+
+def from_snapshot(state: Any) -> Any:
+    """Restore a state from the result of `snapshot`, as a new copy.
+
+    Example:
+        >>> from_snapshot(snapshot({"at": (1, None)}, "Buffer"))
+        {'at': (1, None)}
+    """
+    if isinstance(state, list):
+        return [from_snapshot(part) for part in cast("list[Any]", state)]
+    if isinstance(state, np.ndarray):
+        return cast("np.ndarray[Any, Any]", state).copy()
+    if not isinstance(state, Mapping):
+        return state
+    parts = cast("Mapping[str, Any]", state)
+    kind, value = next(iter(parts.items()), ("", cast("Any", None)))
+    if kind == _TUPLE:
+        return tuple(from_snapshot(part) for part in value)
+    if kind == _BYTES:
+        return value.tobytes()
+    if kind == _TENSOR:
+        return sys.modules["torch"].from_numpy(np.array(value))
+    if kind == _PAIRS:
+        return {from_snapshot(key): from_snapshot(part) for key, part in value}
+    return {key: from_snapshot(part) for key, part in parts.items()}
 
 
 def to_json(value: Any, where: str) -> bytes:

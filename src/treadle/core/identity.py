@@ -6,6 +6,7 @@ This module needs no framework: Keras objects are described by their `get_config
 import ast
 import hashlib
 import inspect
+import json
 import math
 import platform
 import textwrap
@@ -125,6 +126,16 @@ def source_facts(source: Any) -> dict[str, Any]:
     """
     found = {name: getattr(source, name, None) for name in SOURCE_FACTS}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def in_json_types(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values to what JSON returns after writing and reading them, to compare with a record.
+
+    Example:
+        >>> in_json_types({"shape": (2, 3), "path": Path("a")})
+        {'shape': [2, 3], 'path': 'a'}
+    """
+    return json.loads(json.dumps(dict(values), default=str))
 
 
 def described(value: Any, nested: bool = True) -> Any:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .environments import Moves as Moves
     from .epochs import limited as limited
     from .foreign.sources import as_source as as_source
-    from .functions import closed as closed
+    from .functions import closed_loop as closed_loop
     from .functions import from_function as from_function
 
 _MODULE_OF = {
     "Environments": "environments",
     "Moves": "environments",
     "as_source": "foreign.sources",
-    "closed": "functions",
+    "closed_loop": "functions",
     "from_arrays": "arrays",
     "from_function": "functions",
     "groups": "combine",
@@ -34,7 +34,16 @@ _MODULE_OF = {
 }
 
 
+_RENAMED = {"closed": "closed_loop"}
+"""Old public names, which still work with a warning."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        from ..core.deprecation import warn_renamed
+
+        warn_renamed(f"treadle.data.{name}", f"treadle.data.{_RENAMED[name]}")
+        name = _RENAMED[name]
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"treadle.data.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'treadle.data' has no attribute {name!r}")

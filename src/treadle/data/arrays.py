@@ -9,12 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.window import Rows, Window
-from ..core.hook import LoopView
 from ..errors import DataError, whole_number
 from .leaves import as_array, flattened, named, packed
 from .order import Integers, Permutation
 from .reader import refuse_beyond
-from .source import Position
+from .source import BaseSource, ReadRequest
 
 _order: Final[Callable[[int, int, int], Permutation]] = lru_cache(maxsize=8)(Permutation)
 
@@ -97,7 +96,7 @@ def from_arrays(
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySource:
+class ArraySource(BaseSource):
     """A source of batches from arrays; created by `from_arrays`.
 
     Attributes:
@@ -109,7 +108,7 @@ class ArraySource:
         seed: The seed of the order, or None for the seed of the run.
         endless: Always False: every epoch ends.
         inexact: Always None: reading can start at any position.
-        closed: Always False: batches do not depend on the state of the run.
+        closed_loop: Always False: batches do not depend on the state of the run.
     """
 
     arrays: Any
@@ -121,7 +120,7 @@ class ArraySource:
 
     endless: bool = field(default=False, init=False)
     inexact: str | None = field(default=None, init=False)
-    closed: bool = field(default=False, init=False)
+    closed_loop: bool = field(default=False, init=False)
 
     @property
     def on_disk(self) -> bool:
@@ -183,28 +182,21 @@ class ArraySource:
             return positions
         return _order(self.examples, seed if self.seed is None else self.seed, epoch)(positions)
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> "ArrayReader":
-        """Read an epoch, starting at batch `start`. `position` is ignored.
+    def open(self, request: ReadRequest) -> "ArrayReader":
+        """Open a reader. The position is ignored.
 
         Raises:
             DataError: If the epoch has fewer than `start` batches.
         """
-        refuse_beyond(start, self.length, epoch)
-        return ArrayReader(
-            self,
-            lambda start, most: self.indices(epoch, start, most, seed=seed, ordered=ordered),
-            start,
-            max(1, ORDERED_AT_ONCE // self.batch_size),
-        )
+        refuse_beyond(request.start, self.length, request.epoch)
+
+        def indices(start: int, most: int) -> Integers:
+            return self.indices(
+                request.epoch, start, most, seed=request.seed, ordered=request.ordered
+            )
+
+        at_least = max(1, ORDERED_AT_ONCE // self.batch_size)
+        return ArrayReader(self, indices, request.start, at_least)
 
 
 class ArrayReader:

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.window import Window
-from ..core.hook import LoopView
 from ..errors import DataError, whole_number
 from .foreign.sources import as_source
 from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
-from .source import Position, Reader, Source, position_of, read_from
+from .source import (
+    BaseSource,
+    Position,
+    Reader,
+    ReadRequest,
+    Source,
+    is_closed_loop,
+    position_of,
+    read_from,
+)
 
 
 def groups(source: Any, n: int) -> "GroupSource":
@@ -69,7 +77,7 @@ def zipped(*sources: Any, **named: Any) -> "ZippedSource":
 
 
 @dataclass(frozen=True, eq=False)
-class GroupSource:
+class GroupSource(BaseSource):
     """A source of tuples of consecutive batches; created by `groups`."""
 
     source: Source
@@ -101,28 +109,19 @@ class GroupSource:
         return self.source.inexact
 
     @property
-    def closed(self) -> bool:
+    def closed_loop(self) -> bool:
         """Whether the source's batches depend on the state of the run."""
-        return self.source.closed
+        return is_closed_loop(self.source)
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> "GroupReader":
-        """Read an epoch, starting at group `start`. `position` is that of the underlying source.
+    def open(self, request: ReadRequest) -> "GroupReader":
+        """Open a reader of groups. The position is that of the underlying source.
 
         Raises:
             DataError: If the epoch has fewer than `start` groups.
         """
+        epoch, start = request.epoch, request.start
         refuse_beyond(start, self.length, epoch)
-        first = start * self.n
-        part = read_from(self.source, epoch, first, position, seed=seed, loop=loop, ordered=ordered)
+        part = read_from(self.source, request.at(epoch, start * self.n, request.position))
         return GroupReader(part, self.n, self.length, epoch, start)
 
 
@@ -182,7 +181,7 @@ class GroupReader(CountingReader):
 
 
 @dataclass(frozen=True, eq=False)
-class ZippedSource:
+class ZippedSource(BaseSource):
     """A source that zips several sources; created by `zipped`.
 
     Attributes:
@@ -228,35 +227,24 @@ class ZippedSource:
         return "; ".join(reasons) or None
 
     @property
-    def closed(self) -> bool:
+    def closed_loop(self) -> bool:
         """Whether the batches of any source depend on the state of the run."""
-        return any(part.closed for _, part in self.parts)
+        return any(is_closed_loop(part) for _, part in self.parts)
 
     @property
     def _shortest(self) -> int | None:
         return min((part.length for _, part in self.parts if part.length is not None), default=None)
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> "ZippedReader":
-        """Read an epoch of all sources, starting at batch `start`.
-
-        `position` has the position of each source by name or index.
+    def open(self, request: ReadRequest) -> "ZippedReader":
+        """Open a reader of all sources. The position has that of each source by name or index.
 
         Raises:
             DataError: If the epoch of a source has fewer than `start` batches.
         """
+        epoch, start, positions = request.epoch, request.start, request.position or {}
         refuse_beyond(start, self._shortest, epoch)
-        at = position or {}
         readers = {
-            name: read_from(part, epoch, start, at.get(name), seed=seed, loop=loop, ordered=ordered)
+            name: read_from(part, request.at(epoch, start, positions.get(name)))
             for name, part in self.parts
         }
         order = list(self.sources) if isinstance(self.sources, dict) else None

@@ -1,7 +1,7 @@
 """Vectorized reinforcement learning environments whose state can be saved in checkpoints.
 
-Use them with `treadle.data.closed`: its function runs some steps, computes actions of the policy
-with `loop.call`, and returns a batch.
+Use them with `treadle.data.closed_loop`: its function runs some steps, computes actions of the
+policy with `loop.call`, and returns a batch.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..core.deprecation import warn_renamed
 from ..core.options import run_seed
 from ..errors import ConfigurationError, DataError, whole_number
 from .order import hashed
@@ -26,6 +27,16 @@ RECENT: Final = 100
 """The number of recent episodes whose returns are kept; benchmarks usually average over as many."""
 
 
+def _renamed(old: str, new: str) -> property:
+    """Return a property for the former name of an attribute of `Moves`."""
+
+    def value(moves: "Moves") -> Array:
+        warn_renamed(f"Moves.{old}", f"Moves.{new}")
+        return getattr(moves, new)
+
+    return property(value, doc=f"The former name of `{new}`.")
+
+
 @dataclass(frozen=True, slots=True)
 class Moves:
     """The transitions of one step in each of n environments.
@@ -34,23 +45,27 @@ class Moves:
         observations: The observations before the step, (n, …).
         actions: The actions, (n, …).
         rewards: The rewards, (n,), float32; 0 for environments that were not stepped.
-        following: The next observations, (n, …). At the end of an episode, this is the final
-            observation, not the first one of the next episode.
-        terminated: Whether the episode reached a terminal state, (n,), bool.
-        truncated: Whether the episode was cut off, such as by a time limit, (n,), bool.
+        next_observations: The observations after the step, (n, …). At the end of an episode, this
+            is the final observation, not the first one of the next episode.
+        terminations: Whether the episode reached a terminal state, (n,), bool.
+        truncations: Whether the episode was cut off, such as by a time limit, (n,), bool.
     """
 
     observations: Array
     actions: Array
     rewards: Array
-    following: Array
-    terminated: Array
-    truncated: Array
+    next_observations: Array
+    terminations: Array
+    truncations: Array
+
+    following = _renamed("following", "next_observations")
+    terminated = _renamed("terminated", "terminations")
+    truncated = _renamed("truncated", "truncations")
 
     @property
     def ended(self) -> Array:
         """Whether the episode ended, by termination or truncation."""
-        return self.terminated | self.truncated
+        return self.terminations | self.truncations
 
 
 class Environments:
@@ -122,16 +137,16 @@ class Environments:
                 f"axis of an array, but got one of shape {chosen.shape}"
             )
         rewards = np.zeros(self.count, "float32")
-        terminated, truncated = np.zeros((2, self.count), "bool")
-        following = before.copy()
+        terminations, truncations = np.zeros((2, self.count), "bool")
+        after = before.copy()
         for i, environment in enumerate(environments):
             if playing is not None and not playing[i]:
                 continue
-            following[i], rewards[i], terminated[i], truncated[i] = environment.step(chosen[i])
-            if terminated[i] or truncated[i]:
+            after[i], rewards[i], terminations[i], truncations[i] = environment.step(chosen[i])
+            if terminations[i] or truncations[i]:
                 self._recent.append(environment.gained)
                 environment.begin()
-        return Moves(before, chosen, rewards, following, terminated, truncated)
+        return Moves(before, chosen, rewards, after, terminations, truncations)
 
     def restart(self) -> None:
         """Start a new episode in each environment; unfinished episodes do not count in `recent`."""

@@ -1,14 +1,21 @@
 """Limiting the number of batches per epoch, also for endless streams."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from ..backends.window import Window
-from ..core.hook import LoopView
 from ..errors import DataError, whole_number
 from .foreign.sources import as_source
 from .reader import refuse_beyond
-from .source import Position, Reader, Source, position_of, read_from
+from .source import (
+    BaseSource,
+    Position,
+    Reader,
+    ReadRequest,
+    Source,
+    is_closed_loop,
+    position_of,
+    read_from,
+)
 
 DISCARDED_AT_ONCE: Final = 16
 """The number of batches read at once when a stream is read and discarded up to a position."""
@@ -39,7 +46,7 @@ def limited(source: Any, batches: int) -> "LimitedSource":
     return LimitedSource(as_source(source), batches)
 
 
-class LimitedSource:
+class LimitedSource(BaseSource):
     """A source with a limited number of batches per epoch; created by `limited`.
 
     Attributes:
@@ -77,21 +84,12 @@ class LimitedSource:
         return self.source.inexact
 
     @property
-    def closed(self) -> bool:
+    def closed_loop(self) -> bool:
         """Whether the source's batches depend on the state of the run."""
-        return self.source.closed
+        return is_closed_loop(self.source)
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> "Head | Stream":
-        """Read an epoch, starting at batch `start`.
+    def open(self, request: ReadRequest) -> "Head | Stream":
+        """Open a reader of the first batches of an epoch, or of the next batches of a stream.
 
         If a stream is at this batch already, reading continues there. Otherwise, the stream is
         reopened at its position. Without a position, a stream that cannot seek is restarted, and
@@ -100,16 +98,13 @@ class LimitedSource:
         Raises:
             DataError: If the epoch has fewer than `start` batches.
         """
-
-        def open_pass(number: int, first: int, at: Position | None) -> Reader:
-            return read_from(self.source, number, first, at, seed=seed, loop=loop, ordered=ordered)
-
+        epoch, start, position = request.epoch, request.start, request.position
         refuse_beyond(start, self.length, epoch)
         if self.source.length is not None:
-            return Head(open_pass(epoch, start, position), self.batches - start)
+            return Head(read_from(self.source, request), self.batches - start)
         stream = self._stream
-        if stream is None or stream.asked != (seed, loop, ordered) or not stream.at(epoch, start):
-            stream = Stream(open_pass, self.batches, (seed, loop, ordered))
+        if stream is None or stream.request != request.at(0) or not stream.at(epoch, start):
+            stream = Stream(self.source, self.batches, request.at(0))
             if position is not None:
                 stream.jump(epoch, start, position)
             elif self.source.endless:
@@ -161,20 +156,14 @@ class Stream:
     A pass is one iteration over the whole source. An epoch may end within a pass.
 
     Args:
-        open_pass: Given the number of a pass, the number of its first batch, and the position
-            there, returns a reader.
+        source: The source, whose epochs are the passes.
         batches: The maximum number of batches in an epoch.
-        asked: The seed, loop and `ordered` arguments of the passes.
+        request: The request for the first pass.
     """
 
-    def __init__(
-        self,
-        open_pass: Callable[[int, int, Position | None], Reader],
-        batches: int,
-        asked: tuple[int, LoopView | None, bool],
-    ) -> None:
-        self.asked: Final = asked
-        self._open_pass: Final = open_pass
+    def __init__(self, source: Source, batches: int, request: ReadRequest) -> None:
+        self.request: Final = request
+        self._source: Final = source
         self._batches: Final = batches
         self._pass = 0
         self._given = 0  # number of batches read in this pass
@@ -215,15 +204,13 @@ class Stream:
         """Return the next batches of the epoch, or None at its end."""
         if self._epoch_is_over():
             return None
-        if self._reader is None:
-            self._reader = self._open_pass(self._pass, self._given, self._part)
+        reader = self._open_pass() if self._reader is None else self._reader
         most = min(most, self._batches - self._batch)
-        window = self._reader.take(most)
+        window = reader.take(most)
         if window is None and self._batch == 0:  # the pass ended exactly with the previous epoch
-            self._reader.close()
+            reader.close()
             self._pass, self._given, self._part = self._pass + 1, 0, None
-            self._reader = self._open_pass(self._pass, 0, None)
-            window = self._reader.take(most)
+            window = self._open_pass().take(most)
         if window is None:
             self._ended = True
         else:
@@ -247,6 +234,12 @@ class Stream:
 
     def close(self) -> None:
         """Do nothing: the next epoch continues with the open pass."""
+
+    def _open_pass(self) -> Reader:
+        """Open the reader of the current pass at the current batch."""
+        request = self.request.at(self._pass, self._given, self._part)
+        self._reader = reader = read_from(self._source, request)
+        return reader
 
     def _epoch_is_over(self) -> bool:
         return self._ended or self._batch == self._batches

@@ -50,7 +50,7 @@ def from_function(
     return BatchSource(lasting(batches, keeper_of(fn)), length, seed=seed)
 
 
-def closed(
+def closed_loop(
     fn: Callable[[LoopView], Any], length: int | None = None, keeps: Any = None
 ) -> BatchSource:
     """Create a source whose batches depend on the training state, and are never prefetched.
@@ -75,7 +75,7 @@ def closed(
             and `restore(state)`. When reading: if no loop is running.
 
     Example:
-        >>> source = closed(lambda loop: np.array([loop.progress.step]), length=10)
+        >>> source = closed_loop(lambda loop: np.array([loop.progress.step]), length=10)
         >>> source.length
         10
     """
@@ -85,7 +85,8 @@ def closed(
     def batches(reading: Reading) -> Iterator[Any]:
         if reading.loop is None:
             raise DataError(
-                "a closed source calls its function with the running loop, but no loop is running"
+                "a closed-loop source calls its function with the running loop, but no loop is "
+                "running"
             )
         index = reading.first
         while length is None or index < length:
@@ -99,7 +100,7 @@ def closed(
         endless=length is None,
         inexact=None
         if keeper is not None
-        else "the batches of a closed source depend on the state of its function, which has no "
-        "state() and restore(state) for checkpoints: pass objects that have them as keeps=[…]",
-        closed=True,
+        else "the batches of a closed-loop source depend on the state of its function, which has "
+        "no state() and restore(state) for checkpoints: pass objects that have them as keeps=[…]",
+        closed_loop=True,
     )

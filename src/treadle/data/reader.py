@@ -4,19 +4,18 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final
 
 import numpy as np
 
 from ..backends.window import Window
-from ..core.hook import LoopView
 from ..errors import DataError
 from . import random_states
 from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
 from .reading import Reading
-from .source import Position
+from .source import BaseSource, Position, ReadRequest
 from .states import Keeper, Resumable
 
 STATES_KEPT: Final = 12
@@ -109,7 +108,7 @@ class BatchReader(CountingReader):
         batches: Returns the iterator; called when the first batch is needed. The iterator is a
             `Resumable` if it has a state.
         reading: The starting point, which also determines the random states.
-        closed: Read one batch at a time, since batches depend on previous steps.
+        closed_loop: Read one batch at a time, since batches depend on previous steps.
     """
 
     def __init__(
@@ -117,12 +116,12 @@ class BatchReader(CountingReader):
         batches: Callable[[], Iterator[Any]],
         reading: Reading,
         *,
-        closed: bool = False,
+        closed_loop: bool = False,
     ) -> None:
         super().__init__(reading.epoch, reading.start)
         self._open: Final = batches
         self._reading: Final = reading
-        self._closed: Final = closed
+        self._closed_loop: Final = closed_loop
         self._iterator: Iterator[Any] | None = None
         self._ended = reading.ended()
         self._let_go = False
@@ -167,7 +166,7 @@ class BatchReader(CountingReader):
             close()
 
     def _draw(self, most: int) -> Window | None:
-        most = 1 if self._closed else most
+        most = 1 if self._closed_loop else most
         if isinstance(self._iterator, Resumable) and not self._waiting and not self._ended:
             if self._iterator.costly:
                 self._states = [kept for kept in self._states if kept[0] == self._drawn]
@@ -268,7 +267,7 @@ class BatchReader(CountingReader):
 
 
 @dataclass(frozen=True, eq=False)
-class BatchSource:
+class BatchSource(BaseSource):
     """A source defined by a function that returns an iterator of batches.
 
     Attributes:
@@ -280,7 +279,7 @@ class BatchSource:
         seeks: Whether `batches` can start at any batch. Otherwise it starts with the first batch of
             the epoch or of a position, and batches before the start are discarded.
         seed: The seed of the source, or None for the seed of the run.
-        closed: Whether batches depend on previous steps.
+        closed_loop: Whether batches depend on previous steps.
     """
 
     batches: Callable[[Reading], Iterator[Any]]
@@ -290,27 +289,20 @@ class BatchSource:
     inexact: str | None = None
     seeks: bool = True
     seed: int | None = None
-    closed: bool = False
+    closed_loop: bool = False
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> BatchReader:
-        """Read an epoch, starting at batch `start`. `ordered` is ignored.
+    def open(self, request: ReadRequest) -> BatchReader:
+        """Open a reader of the iterator of an epoch. `ordered` is ignored.
 
         Raises:
             DataError: If the epoch has fewer than `start` batches.
         """
+        epoch, start, position = request.epoch, request.start, request.position
         refuse_beyond(start, self.length, epoch)
-        seed = seed if self.seed is None else self.seed
-        reading = Reading.of(epoch, start, seed, loop, position, self.seeks)
-        reader = BatchReader(lambda: self.batches(reading), reading, closed=self.closed)
+        if self.seed is not None:
+            request = replace(request, seed=self.seed)
+        reading = Reading.of(request, self.seeks)
+        reader = BatchReader(lambda: self.batches(reading), reading, closed_loop=self.closed_loop)
         if start and position is not None and position["epoch"] == epoch:
             reader.catch_up()  # now, since the caller may continue with the next epoch
         return reader

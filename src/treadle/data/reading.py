@@ -1,59 +1,36 @@
-"""The arguments for reading an epoch: its number, the first batch, and the source's position."""
+"""A request to read an epoch, with the first batch that its iterator must draw."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ..core.hook import LoopView
+from ..checkpoint.structure import from_snapshot
 from ..errors import DataError
-from .source import Position
-from .states import decoded
+from .source import ReadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The starting point for reading an epoch.
+class Reading(ReadRequest):
+    """A request with the first batch to draw.
 
     Attributes:
-        epoch: The number of the epoch, from 0.
-        start: The number of batches to skip.
-        seed: The seed of the source, or else of the run.
-        loop: The running loop, or None outside a loop.
-        first: The number of the first batch to read; batches from `first` to `start` are discarded.
-        position: The position that a reader returned at this start, or at the end of the previous
-            epoch.
+        first: The number of the first batch to draw; batches from `first` to `start` are discarded.
     """
 
-    epoch: int
-    start: int
-    seed: int
-    loop: LoopView | None
-    first: int
-    position: Position | None
+    first: int = 0
 
     @classmethod
-    def of(
-        cls,
-        epoch: int,
-        start: int,
-        seed: int,
-        loop: LoopView | None,
-        position: Position | None,
-        seeks: bool = False,
-    ) -> "Reading":
+    def of(cls, request: ReadRequest, seeks: bool = False) -> "Reading":
         """Create a `Reading`, and validate its position.
 
         Args:
-            epoch: The number of the epoch, from 0.
-            start: The number of batches to skip.
-            seed: The seed of the source, or else of the run.
-            loop: The running loop, or None outside a loop.
-            position: The position that a reader returned, or None.
+            request: The request.
             seeks: Whether the source can start at any batch. A position of this epoch contains its
                 own first batch.
 
         Raises:
             DataError: If the position is of a later batch than `start`.
         """
+        epoch, start, position = request.epoch, request.start, request.position
         first = start if seeks else 0
         if position is not None and position["epoch"] == epoch:
             first = position["batch"]
@@ -62,12 +39,12 @@ class Reading:
                     f"the source's position is of batch {first} of epoch {epoch + 1}, but only "
                     f"{start} were trained on: it belongs to a later step of the run"
                 )
-        return cls(epoch, start, seed, loop, first, position)
+        return cls(**{f.name: getattr(request, f.name) for f in fields(ReadRequest)}, first=first)
 
     def state(self) -> Any:
         """Return the state within this epoch from which to continue, or None."""
         at = self.position
-        return decoded(at["state"]) if at is not None and at["epoch"] == self.epoch else None
+        return from_snapshot(at["state"]) if at is not None and at["epoch"] == self.epoch else None
 
     def ended(self) -> bool:
         """Return whether the iterator of this epoch was already exhausted."""
@@ -79,4 +56,4 @@ class Reading:
         at = self.position
         if at is None or at["epoch"] == self.epoch:
             return None
-        return decoded(at.get("after", at["state"]))
+        return from_snapshot(at.get("after", at["state"]))

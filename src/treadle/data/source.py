@@ -1,9 +1,12 @@
-"""The protocols of data sources and their readers."""
+"""The protocols of data sources and their readers, and the request that opens a reader."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
+from ..core.deprecation import warn_renamed
 from ..core.hook import LoopView
 
 Position = Mapping[str, Any]
@@ -77,7 +80,7 @@ class Source(Protocol):
         ...
 
     @property
-    def closed(self) -> bool:
+    def closed_loop(self) -> bool:
         """Whether batches depend on the state of the run, so that they cannot be prefetched."""
         ...
 
@@ -93,32 +96,94 @@ class Source(Protocol):
     ) -> Reader:
         """Read an epoch, starting at batch `start`.
 
-        Args:
-            epoch: The number of the epoch, from 0; the order depends on it and on `seed`.
-            start: The number of batches to skip.
-            seed: The seed of the run, used if the source has no seed.
-            loop: The running loop, for sources that depend on its state.
-            ordered: Return examples in stored order, if this source shuffles them. Predictions then
-                have the order of the data.
-            position: The position that a reader returned at this batch or at the end of the
-                previous epoch. It is passed only if it is not None.
+        The arguments are the fields of `ReadRequest`. `position` is passed only if it is not None.
         """
         ...
 
 
-def read_from(
-    source: Source,
-    epoch: int,
-    start: int,
-    position: Position | None,
-    *,
-    seed: int,
-    loop: LoopView | None,
-    ordered: bool = False,
-) -> Reader:
-    """Read a source whose `read` method may lack the `position` argument."""
-    more: dict[str, Any] = {} if position is None else {"position": position}
-    return source.read(epoch, start, seed=seed, loop=loop, ordered=ordered, **more)
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What to read from a source: an epoch, its first batch, and the state of the run.
+
+    The loop creates one request for each reader that it opens. Sources that combine other sources
+    derive the requests for these with `at`.
+
+    Attributes:
+        epoch: The number of the epoch, from 0; the order depends on it and on `seed`.
+        start: The number of batches to skip.
+        seed: The seed of the run, used if the source has no seed.
+        loop: The running loop, for sources that depend on its state; None outside a loop.
+        ordered: Return examples in stored order, if the source shuffles them. Predictions then have
+            the order of the data.
+        position: The position that a reader returned at this batch or at the end of the previous
+            epoch; None if there is none.
+    """
+
+    epoch: int
+    start: int = 0
+    seed: int = 0
+    loop: LoopView | None = None
+    ordered: bool = False
+    position: Position | None = None
+
+    def at(self, epoch: int, start: int = 0, position: Position | None = None) -> "ReadRequest":
+        """Return the same request for another place."""
+        return replace(self, epoch=epoch, start=start, position=position)
+
+
+class BaseSource(ABC):
+    """Base class of Treadle's sources: `read` collects its arguments into one `ReadRequest`."""
+
+    @abstractmethod
+    def open(self, request: ReadRequest) -> Reader:
+        """Open a reader for a request."""
+
+    def read(
+        self,
+        epoch: int,
+        start: int = 0,
+        *,
+        seed: int = 0,
+        loop: LoopView | None = None,
+        ordered: bool = False,
+        position: Position | None = None,
+    ) -> Reader:
+        """Read an epoch, starting at batch `start`; see `ReadRequest` for the arguments."""
+        return self.open(ReadRequest(epoch, start, seed, loop, ordered, position))
+
+    @property
+    def closed(self) -> bool:
+        """The former name of `closed_loop`."""
+        warn_renamed(f"{type(self).__name__}.closed", "closed_loop")
+        return is_closed_loop(self)
+
+
+def read_from(source: Source, request: ReadRequest) -> Reader:
+    """Open a reader of any source: the only place where a request becomes arguments of `read`.
+
+    A user's `read` may lack the argument `position`, which most sources do not need.
+    """
+    more: dict[str, Any] = {} if request.position is None else {"position": request.position}
+    return source.read(
+        request.epoch,
+        request.start,
+        seed=request.seed,
+        loop=request.loop,
+        ordered=request.ordered,
+        **more,
+    )
+
+
+def is_closed_loop(source: Any) -> bool:
+    """Return `source.closed_loop`, or `source.closed` if a user's source has only the old name."""
+    found = getattr(source, "closed_loop", None)
+    return bool(source.closed if found is None else found)
+
+
+def is_source_with_old_name(data: Any) -> bool:
+    """Return whether an object is a source that defines `closed` instead of `closed_loop`."""
+    names = ("length", "endless", "batch_examples", "inexact", "closed", "read")
+    return not isinstance(data, Source) and all(hasattr(data, name) for name in names)
 
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:

@@ -1,22 +1,13 @@
-"""Saving and restoring the states of data sources as JSON types and NumPy arrays.
+"""The states of data sources: how to get and restore them, and iterators that have one."""
 
-Types that JSON lacks are encoded as a dict with one entry: a tuple (such as `random.getstate()`) as
-`{"(tuple)": […]}`, and similarly bytes, torch tensors, and dicts whose keys are not strings.
-Nothing is pickled, so reading a state runs no code.
-"""
-
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import numpy as np
-
+from ..checkpoint.structure import snapshot
 from ..errors import DataError
-
-TUPLE, BYTES, TENSOR, PAIRS = "(tuple)", "(bytes)", "(tensor)", "(dict)"
 
 METHODS: Final = (("state", "restore"), ("state_dict", "load_state_dict"))
 """The supported pairs of method names that return and restore a state."""
@@ -125,7 +116,7 @@ class Resumable:
         self.lasting: Final = lasting
         self.costly: Final = costly
         self.optional: Final = optional
-        self.opening: Final = None if opening is None else encoded(opening, name)
+        self.opening: Final = None if opening is None else snapshot(opening, name)
 
     def __iter__(self) -> "Resumable":
         return self
@@ -134,86 +125,15 @@ class Resumable:
         return next(self.iterator)
 
     def state(self) -> Any:
-        """Return the state after the batches returned so far, encoded by `encoded`.
+        """Return a snapshot of the state after the batches returned so far.
 
         Raises:
             DataError: If a checkpoint cannot contain the state.
         """
-        return encoded(self._state(), self.name)
+        return snapshot(self._state(), self.name)
 
     def close(self) -> None:
         """Release threads and files."""
         close = getattr(self.iterator, "close", None)
         if close is not None:
             close()
-
-
-def encoded(state: Any, name: str, path: str = "") -> Any:
-    """Encode a state as JSON types and copies of NumPy arrays.
-
-    Args:
-        state: Numbers, strings, bytes, None, arrays, and lists, tuples and dicts of these.
-        name: The owner of the state, for messages.
-        path: The path within the state, for messages.
-
-    Raises:
-        DataError: If the state contains other types.
-
-    Example:
-        >>> encoded({"at": (1, None)}, "Buffer")
-        {'at': {'(tuple)': [1, None]}}
-    """
-    if state is None or isinstance(state, bool | int | float | str):
-        return state
-    if isinstance(state, np.generic):
-        return encoded(state.item(), name, path)
-    if isinstance(state, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", state)
-        if not array.dtype.hasobject:
-            return array.copy()
-    if isinstance(state, bytes):
-        return {BYTES: np.frombuffer(state, np.uint8)}
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(state, torch.Tensor):
-        tensor: Any = state
-        return {TENSOR: tensor.detach().cpu().numpy().copy()}
-    if isinstance(state, list | tuple):
-        items = cast("list[Any]", state)
-        parts = [encoded(part, name, f"{path}[{i}]") for i, part in enumerate(items)]
-        return parts if isinstance(state, list) else {TUPLE: parts}
-    if isinstance(state, Mapping):
-        pairs = cast("Mapping[Any, Any]", state)
-        parts = {key: encoded(part, name, f"{path}[{key!r}]") for key, part in pairs.items()}
-        plain = all(isinstance(key, str) and not key.startswith("(") for key in parts)
-        return parts if plain else {PAIRS: [[encoded(k, name, path), v] for k, v in parts.items()]}
-    raise DataError(
-        f"the state of {name} holds a {type(state).__name__}{' at ' + path if path else ''}, which "
-        f"cannot be saved in checkpoints: a state may contain numbers, strings, None, arrays, and "
-        f"lists, tuples and dicts of these"
-    )
-
-
-def decoded(state: Any) -> Any:
-    """Decode a state encoded by `encoded`.
-
-    Example:
-        >>> decoded(encoded({"at": (1, None)}, "Buffer"))
-        {'at': (1, None)}
-    """
-    if isinstance(state, list):
-        return [decoded(part) for part in cast("list[Any]", state)]
-    if isinstance(state, np.ndarray):
-        return cast("np.ndarray[Any, Any]", state).copy()
-    if not isinstance(state, Mapping):
-        return state
-    parts = cast("Mapping[str, Any]", state)
-    kind, value = next(iter(parts.items()), ("", cast("Any", None)))
-    if kind == TUPLE:
-        return tuple(decoded(part) for part in value)
-    if kind == BYTES:
-        return value.tobytes()
-    if kind == TENSOR:
-        return sys.modules["torch"].from_numpy(np.array(value))
-    if kind == PAIRS:
-        return {decoded(key): decoded(part) for key, part in value}
-    return {key: decoded(part) for key, part in parts.items()}

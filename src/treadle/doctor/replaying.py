@@ -1,6 +1,5 @@
 """Replaying a step of a past run, and searching for the first step where a condition holds."""
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from ..backends.base import active
 from ..checkpoint import Checkpoint
 from ..core.directory import differences
 from ..core.hook import Hook
-from ..core.identity import changed_code, code_of, identity
+from ..core.identity import changed_code, code_of, identity, in_json_types
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import Options
 from ..core.tracebacks import shortened
@@ -114,7 +113,7 @@ class _Run:
         if "recipe" not in facts["configuration"]:
             known = identity(task)
         recorded = {name: facts["configuration"].get(name) for name in known}
-        found = differences(recorded, _in_json(known))
+        found = differences(recorded, in_json_types(known))
         if found:
             raise DirectoryError(
                 f"{directory} holds the run of another task: {'; '.join(found)}. Create the task "
@@ -277,7 +276,3 @@ def _options(facts: Mapping[str, Any]) -> Options:
         return replace(options, execution="eager")
     fused, jit = plan.startswith("windows"), ", XLA" in plan
     return replace(options, execution="compiled", fused=fused, jit=jit)
-
-
-def _in_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(dict(values), default=str))

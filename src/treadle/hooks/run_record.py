@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.directory import CHECKPOINTS, LOG, RUN, STATE, differences, read_run
 from ..core.hook import Hook, LoopView
-from ..core.identity import changed_code, code_of, identity, versions
+from ..core.identity import changed_code, code_of, identity, in_json_types, versions
 from ..core.lock import Lock
 from ..core.logs import StepLogs
 from ..core.options import backend_name, precision_name, run_seed
@@ -76,7 +76,7 @@ class RunRecord(Hook):
             elif fresh:
                 self._remove()
                 remove_images(path)
-            wanted, code = _in_json({**identity(task), **configuration}), code_of(task)
+            wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
             self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
             self._seen = self._version()
         finally:
@@ -127,7 +127,7 @@ class RunRecord(Hook):
         Raises:
             DirectoryError: If the recorded call has different arguments.
         """
-        wanted = _in_json(asked)
+        wanted = in_json_types(asked)
         if number >= len(self._calls):
             self._calls.append(wanted)
             return False
@@ -277,11 +277,6 @@ def passed_over(facts: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:
     """Return the excluded batches of a run: (epoch, batch, previous step) to the reason."""
     batches = facts.get("passed_over", [])
     return {(x["epoch"], x["batch"], x["step"]): x["why"] for x in batches}
-
-
-def _in_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert values to what JSON returns after writing and reading them."""
-    return json.loads(json.dumps(dict(values), default=str))
 
 
 def _now() -> str:

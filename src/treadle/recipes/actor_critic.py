@@ -89,15 +89,15 @@ class ActorCritic(treadle.Task):
             actions = np.argmax(logits + np.random.gumbel(size=logits.shape), axis=-1)
             played.append(self.environments.step(actions))
         observations = np.stack([moves.observations for moves in played])
-        following = np.stack([moves.following for moves in played])
+        next_observations = np.stack([moves.next_observations for moves in played])
         values, next_values = (
             loop.call(self.critic, part.reshape(-1, 4)).reshape(self.moves, -1)
-            for part in (observations, following)
+            for part in (observations, next_observations)
         )
         advantages, coming = np.zeros_like(values), 0.0
         for i in reversed(range(self.moves)):
             moves = played[i]
-            next_value = np.where(moves.terminated, 0.0, next_values[i])
+            next_value = np.where(moves.terminations, 0.0, next_values[i])
             surprise = moves.rewards + self.discount * next_value - values[i]
             coming = surprise + self.discount * self.trace * np.where(moves.ended, 0.0, coming)
             advantages[i] = coming
@@ -121,7 +121,7 @@ class ActorCritic(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return a source that plays the current policy for each batch."""
-        return treadle.Datasets(train=data.closed(self.play, keeps=self.environments))
+        return treadle.Datasets(train=data.closed_loop(self.play, keeps=self.environments))
 
 
 def network(units: int, outputs: int) -> keras.Model:

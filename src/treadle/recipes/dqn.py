@@ -77,9 +77,9 @@ class DQN(treadle.Task):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the Q-network towards the double Q-learning target."""
-        best = ops.one_hot(ops.argmax(self.online(batch["following"]), axis=-1), 2)
-        after = ops.sum(best * self.target(batch["following"]), axis=-1)
-        worth = batch["rewards"] + self.discount * (1.0 - batch["terminated"]) * after
+        best = ops.one_hot(ops.argmax(self.online(batch["next_observations"]), axis=-1), 2)
+        after = ops.sum(best * self.target(batch["next_observations"]), axis=-1)
+        worth = batch["rewards"] + self.discount * (1.0 - batch["terminations"]) * after
 
         def objective() -> Any:
             values = self.online(batch["observations"], training=True)
@@ -116,7 +116,7 @@ class DQN(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return a source that plays and samples from the replay buffer for each batch."""
-        source = data.closed(self.play, keeps=[self.environments, self.buffer])
+        source = data.closed_loop(self.play, keeps=[self.environments, self.buffer])
         return treadle.Datasets(train=source)
 
 
@@ -132,8 +132,8 @@ class Buffer:
             "observations": np.zeros((capacity, 4), "float32"),
             "actions": np.zeros(capacity, "int32"),
             "rewards": np.zeros(capacity, "float32"),
-            "following": np.zeros((capacity, 4), "float32"),
-            "terminated": np.zeros(capacity, "float32"),
+            "next_observations": np.zeros((capacity, 4), "float32"),
+            "terminations": np.zeros(capacity, "float32"),
         }
         self.capacity, self.added = capacity, 0
 
@@ -161,6 +161,12 @@ class Buffer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
+        if "following" in state:  # the names in checkpoints of earlier versions
+            state = {
+                **state,
+                "next_observations": state["following"],
+                "terminations": state["terminated"],
+            }
         self.added = state["added"]
         for name, column in self.columns.items():
             column[: self.filled] = state[name]

@@ -94,7 +94,9 @@ class Reinforce(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return a source that plays the current policy for each batch."""
-        return treadle.Datasets(train=data.closed(self.play, length=5, keeps=self.environments))
+        return treadle.Datasets(
+            train=data.closed_loop(self.play, length=5, keeps=self.environments)
+        )
 
 
 def drawn(logits: Any) -> Any:

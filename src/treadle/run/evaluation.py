@@ -16,7 +16,7 @@ from ..core.options import Options, run_seed
 from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..data import as_source, random_states
-from ..data.source import Source
+from ..data.source import ReadRequest, Source, read_from
 from ..errors import ConfigurationError, DataError
 from ..steps.batch_forms import zeros
 from ..steps.building import build
@@ -159,7 +159,8 @@ class Evaluation:
     def predict(self, source: Any, loop: LoopView) -> Any:
         """Return the outputs of `predict_step` for all batches, joined on the first axis."""
         outputs: list[Any] = []
-        reader = as_source(source).read(0, seed=run_seed(), loop=loop, ordered=True)
+        request = ReadRequest(0, seed=run_seed(), loop=loop, ordered=True)
+        reader = read_from(as_source(source), request)
         try:
             while (window := reader.take(1)) is not None:
                 batch = row(window.batches, 0)

@@ -9,7 +9,15 @@ from ..core.error_notes import noting
 from ..core.hook import LoopView
 from ..core.options import run_seed
 from ..core.progress import Progress
-from ..data.source import Position, Reader, Source, position_of, read_from
+from ..data.source import (
+    Position,
+    Reader,
+    ReadRequest,
+    Source,
+    is_closed_loop,
+    position_of,
+    read_from,
+)
 
 # The number of batches read together if each batch takes time.
 PIECE: Final = 4
@@ -54,9 +62,10 @@ class Feed:
             return
         self.close()
         with noting("the source", progress):
-            reader = read_from(
-                source, progress.epoch, progress.batch, position, seed=run_seed(), loop=loop
+            request = ReadRequest(
+                progress.epoch, progress.batch, run_seed(), loop, position=position
             )
+            reader = read_from(source, request)
         self._open = source, progress.epoch, reader
         if position is not None:
             self._last_reader = source, reader
@@ -110,7 +119,7 @@ class Feed:
             running: Returns whether the other window still runs. If batches take time to read,
                 reading stops as soon as it returns False.
         """
-        if self._open is None or self._open[0].closed:
+        if self._open is None or is_closed_loop(self._open[0]):
             return
         if self._prefetched is not None or self._failure is not None:
             return
@@ -170,7 +179,8 @@ class Feed:
     def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
         """Return the first batch of an epoch, which is not trained on, and close the reader."""
         with noting("the source", progress):
-            reader = source.read(progress.epoch, seed=run_seed(), loop=loop)
+            request = ReadRequest(progress.epoch, seed=run_seed(), loop=loop)
+            reader = read_from(source, request)
             try:
                 window = reader.take(1)
                 if window is not None:  # an iterator yields each batch only once

@@ -17,7 +17,7 @@ from ..core.randomness import random_states
 from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
-from ..data.source import Source
+from ..data.source import Source, is_closed_loop
 from ..errors import StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages, averaged
@@ -313,7 +313,8 @@ class Session:
 
     def open_source(self, source: Source) -> None:
         """Open a source at the current progress."""
-        if source.closed and self.resuming.has_pending:  # its batches need the restored weights
+        # The batches of a closed loop need the restored weights.
+        if is_closed_loop(source) and self.resuming.has_pending:
             self.resuming.assign_what_exists(self.state)
         position = self.resuming.found.source if self.resuming.found else None
         self.feed.open(source, self.progress, self._loop, position)

@@ -1,6 +1,5 @@
 """`treadle.tune`: run a hyperparameter search for a task."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -292,14 +291,14 @@ def _facts(train: Any, validation: Any) -> dict[str, Any]:
     """Return facts that identify the given data, as JSON types; empty for the task's own data."""
     if train is None and validation is None:
         return {}
-    from ..core.identity import source_facts
+    from ..core.identity import in_json_types, source_facts
     from ..data import as_source
     from ..run.evaluation import Validation
 
     found = {"train": source_facts(as_source(train))} if train is not None else {}
     validating = Validation.of(validation, "1 epoch")
     found |= {"validation": validating.facts()["validation"]} if validating else {}
-    return json.loads(json.dumps(found, default=str))
+    return in_json_types(found)
 
 
 def _ignore(trial: Trial) -> None:

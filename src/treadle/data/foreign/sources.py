@@ -11,13 +11,13 @@ from itertools import chain
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from ...core.hook import LoopView
+from ...core.deprecation import warn_renamed
 from ...errors import DataError
 from .. import random_states
 from ..iterables import forward_only, length_of, type_name
 from ..reader import BatchReader, BatchSource, lasting
 from ..reading import Reading
-from ..source import Position, Source
+from ..source import BaseSource, ReadRequest, Source, is_source_with_old_name
 from ..states import Keeper, Resumable, keeper_of, tallies_of
 
 ACCEPTED: Final = (
@@ -49,6 +49,9 @@ def as_source(data: Any) -> Source:
         2
     """
     if isinstance(data, Source):
+        return data
+    if is_source_with_old_name(data):
+        warn_renamed(f"the attribute closed of {type_name(data)}", "closed_loop")
         return data
     known = _streams.get(id(data))
     if known is not None:
@@ -229,7 +232,7 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
     return iter(made)
 
 
-class IteratorSource:
+class IteratorSource(BaseSource):
     """A source of an iterator, which can be read only once, by a single reader.
 
     Args:
@@ -241,26 +244,17 @@ class IteratorSource:
         self.endless = False
         self.batch_examples: int | None = None
         self.inexact: str | None = forward_only(f"a {type_name(iterator)}")
-        self.closed = False
+        self.closed_loop = False
         self._iterator = iterator
         self._reader: BatchReader | None = None
 
-    def read(
-        self,
-        epoch: int,
-        start: int = 0,
-        *,
-        seed: int = 0,
-        loop: LoopView | None = None,
-        ordered: bool = False,
-        position: Position | None = None,
-    ) -> BatchReader:
+    def open(self, request: ReadRequest) -> BatchReader:
         """Continue reading the iterator.
 
         Raises:
-            DataError: If `epoch` or `start` requires batches that have already been read.
+            DataError: If the epoch or start requires batches that have already been read.
         """
-        reader = self._reader
+        epoch, start, reader = request.epoch, request.start, self._reader
         gone = 0 if reader is None else reader.given
         if epoch > 0 or (reader is not None and gone != start):
             raise DataError(
@@ -271,6 +265,5 @@ class IteratorSource:
             )
         if reader is None:
             iterator = chain(self._iterator)  # has no `close`, since reading may continue later
-            reading = Reading.of(epoch, start, seed, loop, position)
-            reader = self._reader = BatchReader(lambda: iterator, reading)
+            reader = self._reader = BatchReader(lambda: iterator, Reading.of(request))
         return reader
