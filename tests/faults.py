@@ -40,7 +40,7 @@ class Quick(Files):
                 return operation(*arguments)
         finally:
             if self.root is not None:
-                self.most = max(self.most, sum(1 for _ in self.root.rglob("arrays.npz")))
+                self.most = max(self.most, sum(1 for _ in self.root.rglob("arrays.safetensors")))
 
     def before(self, operation, *arguments):
         pass
@@ -180,7 +180,7 @@ class Disk:
         return found
 
 
-def no_space(operation="append", text="arrays.npz"):
+def no_space(operation="append", text="arrays.safetensors"):
     return Refuses(errno.ENOSPC, operation, text)
 
 

@@ -8,12 +8,14 @@ import pickle
 import struct
 import warnings
 import zipfile
+from functools import partial
 
 import numpy as np
 
+from tests.format_1 import npy, write_format_1
 from treadle.checkpoint import Checkpoint, Files, write
-from treadle.checkpoint.arrays import npy_header
 from treadle.checkpoint.format import digest_line
+from treadle.checkpoint.tensor_file import header
 from treadle.core.progress import Progress
 
 
@@ -24,19 +26,19 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def honest(folder):
+def honest(folder, version):
     folder.mkdir(parents=True)
     state = {"a": np.zeros(4, np.float32), "b": np.ones(3)}
     saved = Checkpoint(Progress(3), state, frozenset(["b"]), hooks={"h": {"c": np.ones(2)}})
-    return write(folder, saved, Files())
+    return write_format_1(folder, saved) if version == 1 else write(folder, saved, Files())
 
 
-def forge(folder, edit=lambda record: None, arrays=None, raw=None):
-    """Change the manifest's record, the archive's bytes, or the manifest's; hashes follow."""
-    folder = honest(folder)
+def forge(folder, edit=lambda record: None, arrays=None, raw=None, version=1):
+    """Change the manifest's record, the bytes of the arrays, or the manifest's; hashes follow."""
+    folder = honest(folder, version)
     record = json.loads((folder / "manifest.json").read_bytes())
     if arrays is not None:
-        (folder / "arrays.npz").write_bytes(arrays)
+        (folder / ("arrays.npz" if version == 1 else NUMBERS)).write_bytes(arrays)
         digest = hashlib.sha256(arrays).hexdigest()
         record["files"]["arrays"] = {"sha256": digest, "size": len(arrays)}
     edit(record)
@@ -44,6 +46,10 @@ def forge(folder, edit=lambda record: None, arrays=None, raw=None):
     (folder / "manifest.json").write_bytes(data)
     (folder / "manifest.sha256").write_bytes(digest_line(data))
     return folder
+
+
+NUMBERS = "arrays.safetensors"
+newer = partial(forge, version=2)
 
 
 def archive(*entries, kind=zipfile.ZIP_STORED):
@@ -54,10 +60,6 @@ def archive(*entries, kind=zipfile.ZIP_STORED):
         for name, data in entries:
             file.writestr(zipfile.ZipInfo(name), data, kind)
     return target.getvalue()
-
-
-def npy(array):
-    return npy_header(array.shape, array.dtype) + array.tobytes()
 
 
 A, C = npy(np.zeros(4, np.float32)), npy(np.ones(2))
@@ -73,7 +75,7 @@ def checksummed(data):
     return declared(crc32=zipfile.crc32(data))
 
 
-def linked(name, target):
+def linked(name, target, forge=forge):
     def make(folder):
         found = forge(folder)
         (found / name).unlink()
@@ -84,13 +86,13 @@ def linked(name, target):
 
 
 def folder_linked(folder):
-    found = forge(folder)
+    found = newer(folder)
     found.rename(folder / "moved")
     found.symlink_to(folder / "moved")
     return found
 
 
-def fixed_linked(folder):
+def fixed_linked(folder, forge=forge):
     found = forge(folder)
     [shared] = (folder / "fixed").iterdir()
     shared.rename(folder / "moved")
@@ -98,10 +100,10 @@ def fixed_linked(folder):
     return found
 
 
-def pipe(folder):
+def pipe(folder, forge=forge, name="arrays.npz"):
     found = forge(folder)
-    (found / "arrays.npz").unlink()
-    os.mkfifo(found / "arrays.npz")
+    (found / name).unlink()
+    os.mkfifo(found / name)
     return found
 
 
@@ -149,6 +151,28 @@ def nested_objects():
     """Many values in few bytes: each takes 20 times its size as Python's."""
     chain = b'{"":' * 150 + b"0" + b"}" * 150
     return b'{"format": 1, "loop": [' + b",".join([chain] * 2_600) + b"]}"
+
+
+NOTHING = (0, 1 << 62, 1 << 62)
+
+
+def tensors(edit=lambda header: None, length=None, more=b"", shape=(4,)):
+    """A file of tensors with a changed header, or with a header that claims another length."""
+    kinds = [("nested/0", (2,), np.dtype("f8")), ("state/a", shape, np.dtype("f4"))]
+    text = header(kinds)[8:]
+    record = json.loads(text)
+    edit(record)
+    changed = json.dumps(record, separators=(",", ":")).encode().ljust(len(text))
+    start = (len(changed) if length is None else length).to_bytes(8, "little") + changed
+    return start + np.ones(2).tobytes() + bytes(0 if shape == NOTHING else 16) + more
+
+
+def another_name(record):
+    record["state/b"] = record.pop("state/a")
+
+
+def overlapping(record):
+    record["state/a"]["data_offsets"] = [0, 16]
 
 
 def json_of(text):
@@ -209,7 +233,7 @@ CASES = {
         "arrays.npz: it is a symbolic link, which a checkpoint never holds",
     ),
     "a link for the manifest": (
-        linked("manifest.json", "/etc/passwd"),
+        linked("manifest.json", "/etc/passwd", newer),
         "manifest.json: it is a symbolic link, which a checkpoint never holds",
     ),
     "a link for the folder": (folder_linked, " is not a folder, so it holds no checkpoint"),
@@ -343,7 +367,89 @@ CASES = {
     ),
     "another format": (
         lambda f: forge(f, lambda r: r.update(format=[1])),
-        "manifest.json is of format [1], and this version of Treadle reads format 1: use the "
+        "manifest.json is of format [1], and this version of Treadle reads formats 1 to 2: use the "
         "version that wrote it",
+    ),
+    "tensors: object dtype declared": (
+        lambda f: newer(f, declared(dtype="|O")),
+        "manifest.json is not a checkpoint's: '|O' is not a numeric dtype",
+    ),
+    "tensors: a pickle": (
+        lambda f: newer(f, arrays=pickle.dumps([Bomb()]).ljust(1000)),
+        f"{NUMBERS} does not hold what its manifest says: 1,000 bytes for 2 arrays of 168",
+    ),
+    "tensors: a pickle of the right size": (
+        lambda f: newer(f, arrays=pickle.dumps([Bomb()]).ljust(168)),
+        f"{NUMBERS} does not hold what its manifest says: its header describes other arrays",
+    ),
+    "tensors: another name": (
+        lambda f: newer(f, arrays=tensors(another_name)),
+        f"{NUMBERS} does not hold what its manifest says: its header describes other arrays",
+    ),
+    "tensors: numbers that overlap": (
+        lambda f: newer(f, arrays=tensors(overlapping)),
+        f"{NUMBERS} does not hold what its manifest says: its header describes other arrays",
+    ),
+    "tensors: a giant header": (
+        lambda f: newer(f, arrays=tensors(length=1 << 62)),
+        f"{NUMBERS} does not hold what its manifest says: its header describes other arrays",
+    ),
+    "tensors: more behind the numbers": (
+        lambda f: newer(f, arrays=tensors(more=bytes(8))),
+        f"{NUMBERS} does not hold what its manifest says: 176 bytes for 2 arrays of 168",
+    ),
+    "tensors: another dtype declared": (
+        lambda f: newer(f, declared(dtype="<i4")),
+        f"{NUMBERS} does not hold what its manifest says: its header describes other arrays",
+    ),
+    "tensors: a dtype of no file declared": (
+        lambda f: newer(f, declared(dtype=">f4")),
+        f"{NUMBERS} does not hold what its manifest says: 168 bytes for 2 arrays of 208",
+    ),
+    "tensors: another shape declared": (
+        lambda f: newer(f, declared(shape=[2])),
+        f"{NUMBERS} does not hold what its manifest says: 168 bytes for 2 arrays of 160",
+    ),
+    "tensors: a giant shape": (
+        lambda f: newer(f, declared(shape=[1 << 40, 1 << 40])),
+        "manifest.json is not a checkpoint's: state/a of shape (1099511627776, 1099511627776) and "
+        "dtype float32 does not fit into its file of 168 bytes",
+    ),
+    "tensors: a negative shape": (
+        lambda f: newer(f, declared(shape=[-4])),
+        "manifest.json is not a checkpoint's: the shape of state/a is -4",
+    ),
+    "tensors: a shape of nothing, and yet giant": (
+        lambda f: newer(f, declared(shape=NOTHING), tensors(shape=NOTHING)),
+        f"{NUMBERS} does not hold what its manifest says: array is too big; `arr.size * "
+        "arr.dtype.itemsize` is larger than the maximum possible size.",
+    ),
+    "tensors: another file": (
+        lambda f: newer(f, declared(file="../other")),
+        "manifest.json is not a checkpoint's: the file of state/a is '../other'",
+    ),
+    "tensors: a path as a hash": (
+        lambda f: newer(f, lambda r: r["files"]["fixed"].update(sha256="../" * 21 + "x")),
+        f"manifest.json is not a checkpoint's: the SHA-256 of fixed is {'../' * 21 + 'x'!r}",
+    ),
+    "tensors: a link for the arrays": (
+        linked(NUMBERS, "/dev/zero", newer),
+        f"{NUMBERS}: it is a symbolic link, which a checkpoint never holds",
+    ),
+    "tensors: a link for what is shared": (
+        partial(fixed_linked, forge=newer),
+        ".safetensors: it is a symbolic link, which a checkpoint never holds",
+    ),
+    "tensors: a pipe": (
+        partial(pipe, forge=newer, name=NUMBERS),
+        f"{NUMBERS}: it is not a regular file",
+    ),
+    "tensors: an archive": (
+        lambda f: newer(f, arrays=archive(STATE, NESTED)),
+        f"{NUMBERS} does not hold what its manifest says: 508 bytes for 2 arrays of 168",
+    ),
+    "tensors: of format 1": (
+        lambda f: newer(f, lambda r: r.update(format=1)),
+        "manifest.json is not a checkpoint's: an entry is called None, which is not a valid name",
     ),
 }

@@ -1,25 +1,23 @@
 """Arrays in files: every dtype, what NumPy reads of them, and what is refused."""
 
 import hashlib
+import json
 import os
 import struct
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
-from treadle.checkpoint.arrays import (
-    DTYPES,
-    Npz,
-    dtype_named,
-    name_of,
-    npy_header,
-    read_arrays,
-    write_arrays,
-)
+from treadle.checkpoint.arrays import read_arrays, write_arrays
+from treadle.checkpoint.dtypes import dtype_named, name_of
+from treadle.checkpoint.format_1 import npy_header
+from treadle.checkpoint.npz import DTYPES
+from treadle.checkpoint.tensor_file import header, pieces
 from treadle.errors import StateError
 
 NAN = float("nan")
@@ -42,14 +40,43 @@ def arrays():
     }
 
 
-def test_arrays_are_read_back_as_they_were(tmp_path):
-    write_arrays(tmp_path / "a.npz", arrays())
-    found = read_arrays(tmp_path / "a.npz")
-    assert list(found) == list(arrays())
-    for name, array in arrays().items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_arrays_are_read_back_as_they_were(tmp_path, name):
+    write_arrays(tmp_path / name, arrays())
+    found = read_arrays(tmp_path / name)
+    assert sorted(found) == sorted(arrays())
+    for path, array in arrays().items():
+        assert found[path].dtype == array.dtype and found[path].shape == array.shape, path
+        assert found[path].tobytes() == array.tobytes(), path
+        assert found[path].flags.writeable
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_other_tools_read_the_tensors_too(tmp_path):
+    path = tmp_path / "a.safetensors"
+    kept = {name: array for name, array in arrays().items() if array.dtype.itemsize > 1}
+    write_arrays(path, kept)
+    found = load_file(path)  # which has no float8
+    for name, array in kept.items():
         assert found[name].tobytes() == array.tobytes(), name
-    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+    assert found["turned"].shape == (3, 2) and found["turned"].dtype == np.float64
+    assert found["other end first"].shape == (3, 4) and found["other end first"].dtype == np.uint8
+    write_arrays(path, arrays())
+    with safe_open(path, "np") as file:
+        assert file.get_slice("narrow").get_dtype() == "F8_E4M3"
+        assert file.metadata() == {
+            "dtype of other end first": ">f4",
+            "dtype of allow_pickle": "<c16",
+        }
+
+
+def test_tensors_of_other_tools_are_read(tmp_path):
+    theirs = {"a": np.arange(6.0).reshape(2, 3), "b": np.array(True), "c": np.zeros((0, 2), "i2")}
+    save_file(theirs, tmp_path / "a.safetensors", metadata={"format": "np"})
+    found = read_arrays(tmp_path / "a.safetensors")
+    for name, array in theirs.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
 
 
 def test_numpy_reads_the_arrays_too(tmp_path):
@@ -62,9 +89,10 @@ def test_numpy_reads_the_arrays_too(tmp_path):
         assert archive.files == ["a"]
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
 @pytest.mark.parametrize("dtype", ["object", [("a", "f4")], "U3", "M8[s]"])
-def test_only_numbers_are_written(tmp_path, dtype):
-    path, array = tmp_path / "a.npz", np.zeros(2, dtype)
+def test_only_numbers_are_written(tmp_path, dtype, name):
+    path, array = tmp_path / name, np.zeros(2, dtype)
     write_arrays(path, {"a": np.ones(1)})
     with pytest.raises(StateError) as caught:
         write_arrays(path, {"a": np.zeros(1), "b/c": array})
@@ -88,12 +116,60 @@ def test_objects_are_not_read(tmp_path, monkeypatch):
     Path("c.npz").write_bytes(Path("c.npz").read_bytes()[:-40])
     Path("d.npz").write_bytes(b"")
     np.savez("e.npz", a=np.ones(2), **{DTYPES: np.array([("a", "no_such_dtype")])})
-    for name in ("a.npz", "b.npz", "c.npz", "d.npz", "e.npz"):
+    for name in "abcd":
+        Path(f"{name}.safetensors").write_bytes(Path(f"{name}.npz").read_bytes())
+    for name in [*(f"{name}.npz" for name in "abcde"), *(f"{name}.safetensors" for name in "abcd")]:
         with pytest.raises(
             StateError, match=f"^{name} does not hold arrays as Treadle writes them: "
         ):
             read_arrays(name)
     assert not Path("exploded").exists()
+
+
+def tensor_file(record, numbers=bytes(8)):
+    text = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return len(text).to_bytes(8, "little") + text + numbers
+
+
+def one(dtype="F32", shape=(2,), offsets=(0, 8), **metadata):
+    array = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+    return {"a": array, "__metadata__": metadata}
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (tensor_file(one(dtype="C64", shape=[1])), "the dtype C64 is not supported"),
+        (tensor_file(one(dtype="O")), "unknown variant `O`"),
+        (tensor_file(one(shape=[3])), ""),
+        (tensor_file(one(shape=[1 << 62, 1 << 62])), ""),
+        (tensor_file(one(shape=[0, 1 << 62, 1 << 62], offsets=[0, 0]), b""), "array is too big"),
+        (tensor_file(one(offsets=[8, 16]), bytes(16)), ""),
+        (tensor_file(one(), bytes(16)), ""),
+        (tensor_file(one(), bytes(4)), ""),
+        (tensor_file(b"[" * 100_000), ""),
+        ((1 << 62).to_bytes(8, "little") + bytes(100), ""),
+        (tensor_file(one("U8", [8], **{"dtype of a": "|O"})), "'|O' is not a numeric dtype"),
+        (tensor_file(one("U8", [2, 4], **{"dtype of a": "<c16"})), "larger dtype"),
+        (tensor_file(one("U8", [8], **{"dtype of a": "<f8"})), None),
+    ],
+)
+def test_tensors_that_are_not_what_they_say(tmp_path, data, fault):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(data)
+    if fault is None:
+        assert read_arrays(path)["a"].shape == ()
+        return
+    with pytest.raises(StateError) as caught:
+        read_arrays(path)
+    start = f"{path} does not hold arrays as Treadle writes them: "
+    assert str(caught.value).startswith(start) and fault in str(caught.value)
+
+
+def test_a_missing_file_is_missing(tmp_path):
+    for name in ("a.npz", "a.safetensors"):
+        with pytest.raises(FileNotFoundError):
+            read_arrays(tmp_path / name)
 
 
 def bomb(path):
@@ -136,41 +212,45 @@ def test_a_file_takes_no_more_memory_than_it_is_large(tmp_path, make, fault):
         tracemalloc.stop()
 
 
-def test_a_write_that_fails_leaves_the_file(tmp_path, monkeypatch):
-    write_arrays(tmp_path / "a.npz", {"a": np.ones(2)})
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_a_write_that_fails_leaves_the_file(tmp_path, monkeypatch, name):
+    write_arrays(tmp_path / name, {"a": np.ones(2)})
 
-    def full(*_, **__):
+    def full(_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(zipfile.ZipFile, "open", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_arrays(tmp_path / "a.npz", {"a": np.zeros(2)})
+        write_arrays(tmp_path / name, {"a": np.zeros(2)})
     monkeypatch.undo()
-    assert read_arrays(tmp_path / "a.npz")["a"].tolist() == [1.0, 1.0]
+    assert read_arrays(tmp_path / name)["a"].tolist() == [1.0, 1.0]
 
 
 def test_the_same_arrays_give_the_same_bytes():
     def digest():
-        return hashlib.sha256(b"".join(Npz(arrays().items()).pieces())).hexdigest()
+        return hashlib.sha256(b"".join(pieces(arrays().items()))).hexdigest()
 
     assert digest() == digest()
 
 
-def test_checksums_are_those_of_the_file(tmp_path):
-    npz = Npz([("a/b", np.arange(1 << 19)), ("c", np.zeros(()))])
-    (tmp_path / "a.npz").write_bytes(b"".join(npz.pieces()))
-    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
-        found = {info.filename: info.CRC for info in archive.infolist()}
-        assert archive.testzip() is None
-    assert found == {f"{name}.npy": crc for name, crc in npz.checksums.items()}
-    assert sorted(npz.checksums) == ["a/b", "c"]
+def test_arrays_are_aligned_in_the_file():
+    kinds = [("a", (3,), np.dtype("u1")), ("b", (3,), np.dtype("f8")), ("c", (1,), np.dtype("f2"))]
+    data = b"".join(pieces((name, np.zeros(shape, dtype)) for name, shape, dtype in kinds))
+    length = int.from_bytes(data[:8], "little")
+    record = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0 and data[: 8 + length] == header([kinds[1], kinds[2], kinds[0]])
+    assert {name: part["data_offsets"] for name, part in record.items()} == {
+        "b": [0, 24],
+        "c": [24, 26],
+        "a": [26, 29],
+    }
 
 
 def test_pieces_are_small_views_of_the_array():
     array = np.zeros(1 << 20)  # 8 MiB
-    pieces = [piece for piece in Npz([("a", array)]).pieces() if len(piece) > 1000]
-    assert [len(piece) for piece in pieces] == [1 << 20] * 8
-    assert all(np.shares_memory(np.asarray(piece), array) for piece in pieces)
+    parts = [piece for piece in pieces([("a", array)]) if len(piece) > 1000]
+    assert [len(piece) for piece in parts] == [1 << 20] * 8
+    assert all(np.shares_memory(np.asarray(piece), array) for piece in parts)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (1, 2, 3)])

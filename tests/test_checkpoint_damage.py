@@ -16,8 +16,8 @@ from tests.forging import CASES
 from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
-FILES = ("manifest.json", "manifest.sha256", "arrays.npz", "fixed")
-NEWEST = "step-000000000012"
+FILES = ("manifest.json", "manifest.sha256", "arrays.safetensors", "fixed")
+OLDER, NEWEST = "step-000000000006", "step-000000000012"
 
 
 @pytest.fixture
@@ -126,12 +126,12 @@ def test_what_is_none_of_ours_is_left_alone(folder):
     strays = ["notes.txt", "step-12", "step-000000000099.bak", "step-000000000098"]
     for name in left:
         (folder / name).mkdir()
-        (folder / name / "arrays.npz").write_bytes(b"half")
+        (folder / name / "arrays.safetensors").write_bytes(b"half")
         (folder / name / "within").mkdir()
         (folder / name / "link").symlink_to(folder / NEWEST)
     (folder / ".partial-file").write_bytes(b"")
-    (folder / "fixed" / ".partial-0.npz-0c").write_bytes(b"half")
-    (folder / "fixed" / "0.npz").write_bytes(b"not in the manifest")
+    (folder / "fixed" / ".partial-0.safetensors-0c").write_bytes(b"half")
+    (folder / "fixed" / "0.safetensors").write_bytes(b"not in the manifest")
     for name in strays:
         (folder / name).write_bytes(b"")
     found = Checkpoints(folder, files=Quick())
@@ -150,7 +150,7 @@ def test_what_is_none_of_ours_is_left_alone(folder):
 @pytest.mark.faults
 def test_where_all_are_damaged_nothing_begins_anew(folder):
     for step in (6, 12):
-        (folder / f"step-{step:012d}" / "arrays.npz").write_bytes(b"")
+        (folder / f"step-{step:012d}" / "arrays.safetensors").write_bytes(b"")
     found = Checkpoints(folder)
     for ask, what in (
         (found.latest, "any checkpoint"),
@@ -159,10 +159,11 @@ def test_where_all_are_damaged_nothing_begins_anew(folder):
         with pytest.raises(CheckpointError) as caught:
             ask()
         message = str(caught.value)
+        newest, older = (f"{folder}/{name}/arrays.safetensors" for name in (NEWEST, OLDER))
         assert message.startswith(
-            f"cannot read {what} of {folder}: {folder}/{NEWEST}/arrays.npz is damaged: it has 0 "
+            f"cannot read {what} of {folder}: {newest} is damaged: it has 0 bytes"
         )
-        assert f"; {folder}/step-000000000006/arrays.npz is damaged: it has 0 bytes" in message
+        assert f"; {older} is damaged: it has 0 bytes" in message
         assert message.endswith(
             ". Nothing was changed: restore a copy of the files, or start from scratch in another "
             "run directory"
@@ -173,7 +174,7 @@ def test_where_all_are_damaged_nothing_begins_anew(folder):
 
 @pytest.mark.faults
 def test_what_is_damaged_makes_room(folder):
-    (folder / NEWEST / "arrays.npz").write_bytes(b"")
+    (folder / NEWEST / "arrays.safetensors").write_bytes(b"")
     files = Quick(folder)
     found = Checkpoints(folder, files=files)
     assert found.latest().progress.step == 6
@@ -199,7 +200,7 @@ def test_an_error_of_the_disk_while_reading_is_no_end(folder):
 
         read = readinto
 
-    for name in ("manifest.json", "manifest.sha256", "arrays.npz"):
+    for name in ("manifest.json", "manifest.sha256", "arrays.safetensors"):
         found = Checkpoints(folder, files=Torn())
         assert found.latest().progress.step == 6
         assert found.rejected == [

@@ -93,7 +93,7 @@ def test_the_best_is_found(tmp_path):
     assert checkpoints.best().progress.step == 1  # of equal ones the first
     assert Checkpoints(tmp_path, direction="max").best().progress.step == 0
     assert Checkpoints(tmp_path).latest().progress.step == 5
-    (tmp_path / "step-000000000001" / "arrays.npz").write_bytes(b"")
+    (tmp_path / "step-000000000001" / "arrays.safetensors").write_bytes(b"")
     found = Checkpoints(tmp_path)
     assert found.best().progress.step == 0
     assert [name for name, _ in found.rejected] == ["step-000000000001"]
@@ -153,9 +153,9 @@ def test_files_that_nothing_names_are_removed(tmp_path):
 def test_files_that_a_damaged_one_may_name_stay(tmp_path):
     checkpoints = saved(tmp_path, 0, 1)
     (tmp_path / "step-000000000000" / "manifest.json").write_bytes(b"")
-    (tmp_path / "fixed" / "0.npz").write_bytes(b"")
+    (tmp_path / "fixed" / "0.safetensors").write_bytes(b"")
     checkpoints = saved(tmp_path, 2)
-    assert "0.npz" in names(tmp_path / "fixed")
+    assert "0.safetensors" in names(tmp_path / "fixed")
     assert checkpoints.latest().progress.step == 2
 
 
@@ -342,10 +342,10 @@ def test_a_folder_that_was_renamed_is_not_another_step(tmp_path):
 def test_what_a_newer_version_wrote_is_not_passed_over(tmp_path):
     saved(tmp_path, 0, 6)
     newer = tmp_path / "step-000000000006" / "manifest.json"
-    newer.write_bytes(data := newer.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    newer.write_bytes(data := newer.read_bytes().replace(b'"format": 2', b'"format": 3'))
     newer.with_name("manifest.sha256").write_bytes(digest_line(data))
     found = Checkpoints(tmp_path)
-    with pytest.raises(CheckpointError, match=f"^{newer} is of format 2, and this version of "):
+    with pytest.raises(CheckpointError, match=f"^{newer} is of format 3, and this version of "):
         found.latest()
     assert found.before(5).progress.step == 0
 
@@ -369,7 +369,9 @@ def test_numbers_that_cannot_be_meant(tmp_path, options, message):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("file", ["arrays.npz", "manifest.json", "manifest.sha256", "fixed"])
+@pytest.mark.parametrize(
+    "file", ["arrays.safetensors", "manifest.json", "manifest.sha256", "fixed"]
+)
 def test_a_full_disk_is_named(tmp_path, file):
     saved(tmp_path, 0, 6)
     files = no_space(text=file)
@@ -381,7 +383,7 @@ def test_a_full_disk_is_named(tmp_path, file):
     message = str(caught.value)
     part = "fixed/.partial-" if file == "fixed" else ".partial-step-000000000012-"
     assert message.startswith(f"cannot write {tmp_path}/{part}")
-    sizes = {"arrays.npz": "162", "manifest.sha256": "80", "fixed": "480"}
+    sizes = {"arrays.safetensors": "162", "manifest.sha256": "80", "fixed": "248"}
     if file in sizes:
         needed = f": the disk is full: it needs about {sizes[file]} bytes, 1,234 are free"
         assert message.endswith(needed)
@@ -420,8 +422,8 @@ def _free_unknown(perform):
 @pytest.mark.parametrize(
     ("operation", "text", "doing"),
     [
-        ("append", "arrays.npz", "write"),
-        ("sync", "arrays.npz", "write"),
+        ("append", "arrays.safetensors", "write"),
+        ("sync", "arrays.safetensors", "write"),
         ("sync", "manifest.json", "write"),
         ("create", "manifest.sha256", "write"),
         ("mkdir", ".partial", "make the folder"),

@@ -170,7 +170,7 @@ def test_a_run_leaves_its_files_and_says_where():
     assert "runs/Tiny-1: " in result.stdout
     assert "epoch 1" not in result.stdout
     names = {path.name for path in Path("runs/Tiny-1").iterdir()}
-    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.npz"} <= names
+    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.safetensors"} <= names
     run_tiny("--quiet")
     assert Path("runs/Tiny-2/run.json").exists()
 
@@ -268,7 +268,7 @@ def test_a_run_may_begin_with_the_weights_of_another():
     how = ("--json", "--directory", "after", "--weights-from", "before", "--seed", 4, "--steps", 1)
     first = run_tiny(*how)
     begun = Checkpoints(Path("after/checkpoints")).before(0).state
-    learned = read_arrays("before/state.npz")
+    learned = read_arrays("before/state.safetensors")
     path = "model/layers/0/kernel"
     np.testing.assert_array_equal(begun[path], learned[path])
     assert begun["optimizer/iterations"] == 0 and learned["optimizer/iterations"] == 6
@@ -375,7 +375,7 @@ def test_evaluate_gives_the_run_s_last_values():
 def test_evaluate_says_what_is_missing():
     assert "holds no run" in treadle("evaluate", "nowhere", code=2).stderr
     run_tiny("--quiet")
-    state = Path("runs/Tiny-1/state.npz")
+    state = Path("runs/Tiny-1/state.safetensors")
     state.unlink()
     import keras
 

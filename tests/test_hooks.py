@@ -717,10 +717,11 @@ def test_final_model_writes_what_was_learnt(tmp_path):
     task = SimpleNamespace(model=dense(), critic=dense(), units=3, optimizer=keras.optimizers.SGD())
     loop = Loop(tmp_path, step=5, task=task)
     loop.weights = 7
+    (tmp_path / "state.npz").touch()  # as an older version called it
     hooks.FinalModel().end(loop, None)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["critic.keras", "model.keras", "state.npz"]
-    assert read_arrays(tmp_path / "state.npz") == {"weights": 7}
+    assert names == ["critic.keras", "model.keras", "state.safetensors"]
+    assert read_arrays(tmp_path / "state.safetensors") == {"weights": 7}
     loaded = keras.models.load_model(tmp_path / "critic.keras")
     np.testing.assert_array_equal(loaded.get_weights()[0], task.critic.get_weights()[0])
     assert loop.warnings == []
@@ -735,9 +736,9 @@ def test_final_model_tells_of_a_model_that_cannot_be_saved(tmp_path):
         "odd.keras was not written: Keras cannot save it. Object Twice was created by passing "
         "non-serializable argument values in `__init__()`, and therefore the object must override "
         "`get_config()` in order to be serializable. Please implement `get_config()`. Its weights "
-        "are in state.npz"
+        "are in state.safetensors"
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.safetensors"]
 
 
 def test_final_model_writes_nothing_where_nothing_was_learnt(tmp_path):
@@ -756,7 +757,7 @@ def test_what_is_to_go_on_leaves_no_final_model(tmp_path):
     assert list(tmp_path.iterdir()) == []
     loop.unfinished = False
     hooks.FinalModel().end(loop, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.safetensors"]
 
 
 # LearningCurve

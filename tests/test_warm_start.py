@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import treadle
+from treadle.checkpoint.arrays import read_arrays, write_arrays
 from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, StateError
 
 
@@ -85,6 +86,17 @@ def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: P
     assert float(task.scale.numpy()) == 1.0 + newest.progress.step
 
 
+def test_the_final_state_of_an_older_version_is_read(before: Any) -> None:
+    directory, theirs = before
+    write_arrays(directory / "state.npz", read_arrays(directory / "state.safetensors"))
+    (directory / "state.safetensors").unlink()
+    for file in directory.glob("checkpoints/*/*"):
+        file.unlink()
+    task = Body()
+    treadle.warm_start(task, directory)
+    np.testing.assert_array_equal(task.model.get_weights()[0], theirs["model/layers/0/kernel"])
+
+
 def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
     directory, theirs = before
 
@@ -159,8 +171,8 @@ def test_a_directory_without_anything_learned(before: Any, tmp_path: Path) -> No
     with pytest.raises(DirectoryError, match="holds no run"):
         treadle.warm_start(Body(), tmp_path / "nowhere")
     directory, _ = before
-    (directory / "state.npz").unlink()
-    for file in directory.glob("checkpoints/*/*.npz"):
+    (directory / "state.safetensors").unlink()
+    for file in directory.glob("checkpoints/*/*.safetensors"):
         file.write_bytes(b"")
     with pytest.raises(CheckpointError, match="cannot read any checkpoint of"):
         treadle.warm_start(Body(), directory)

@@ -74,7 +74,7 @@ def test_the_end_is_that_of_fit(tmp_path: Path) -> None:
     same(model.get_weights(), averages(loop.task.optimizer))
     # What was saved, what evaluates, and what a script that runs again finds, are the same.
     same(keras.models.load_model(tmp_path / "model.keras").get_weights(), model.get_weights())
-    saved = read_arrays(tmp_path / "state.npz")
+    saved = read_arrays(tmp_path / "state.safetensors")
     np.testing.assert_array_equal(saved["model/layers/0/kernel"], model.get_weights()[0])
     _, validation = sources()
     predictions = X[:16] @ model.get_weights()[0] + model.get_weights()[1]

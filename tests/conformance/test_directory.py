@@ -153,7 +153,7 @@ def test_what_was_learnt_survives_what_ends_a_run(
         run(tmp_path, hooks=[look, Failing(error, 4)])
     record = recorded(tmp_path)
     assert (record["finished"], record["error"], record["progress"]["step"]) == (None, text, 4)
-    assert not (tmp_path / "state.npz").exists() and not (tmp_path / "model.keras").exists()
+    assert not (tmp_path / "state.safetensors").exists() and not (tmp_path / "model.keras").exists()
     look = treadle.every("4 steps", lambda loop: None)
     again = run(tmp_path, hooks=[look])
     straight = run(tmp_path / "straight", hooks=[look])
@@ -272,7 +272,7 @@ def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
     (tmp_path / "run.json").write_text(
         (tmp_path / "run.json").read_text().replace('"finished": "', '"ended": "')
     )
-    for file in tmp_path.glob("checkpoints/step-00000000000[1-9]*/*.npz"):
+    for file in tmp_path.glob("checkpoints/step-00000000000[1-9]*/*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])
     run(tmp_path, console=True)
     told = said(capsys)

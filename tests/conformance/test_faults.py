@@ -140,7 +140,7 @@ class Sends:
         perform = Files.perform
 
         def watched(files: Files, operation: Any, *arguments: Any) -> Any:
-            if operation.__name__ == "append" and "arrays.npz" in str(arguments[0].name):
+            if operation.__name__ == "append" and "arrays.safetensors" in str(arguments[0].name):
                 self.at("save" if self.traced else "first save")
             return perform(files, operation, *arguments)
 

@@ -542,7 +542,7 @@ def test_a_run_leaves_its_directory_and_is_not_run_twice(tmp_path: Path) -> None
     with loop_of(directory=tmp_path, configuration=configuration) as loop:
         first = loop.fit(source(), validation=source(1), epochs=2)
     found = {path.name for path in tmp_path.iterdir()}
-    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.npz"} <= found
+    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.safetensors"} <= found
     with loop_of(directory=tmp_path, configuration=configuration) as again:
         history = again.fit(source(), validation=source(1), epochs=2)
     assert again.progress == loop.progress

@@ -61,7 +61,7 @@ def test_weights_ruined_by_the_data_end_the_run(tmp_path: Path) -> None:
     assert (told if hidden else "The batch held it already: the first array, row 3") in str(
         caught.value
     )
-    assert not (tmp_path / "state.npz").exists()
+    assert not (tmp_path / "state.safetensors").exists()
 
 
 def message_of(how: Any, task: Any, **kwargs: Any) -> str:
@@ -83,7 +83,7 @@ def test_weights_are_looked_at_when_an_epoch_ends(value: float, tmp_path: Path) 
         f"print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
         "bisect='not isfinite(model/layers/0/kernel)'))"
     )
-    assert not (tmp_path / "state.npz").exists()
+    assert not (tmp_path / "state.safetensors").exists()
     assert not (tmp_path / "model.keras").exists()
 
 
@@ -103,7 +103,7 @@ def test_weights_are_looked_at_when_the_run_is_left(tmp_path: Path) -> None:
 
     text = message_of(left, Ruined(2), directory=tmp_path)
     assert "since some step from 1 to 2" in text
-    assert not (tmp_path / "state.npz").exists()
+    assert not (tmp_path / "state.safetensors").exists()
 
 
 def test_the_run_may_stop_instead(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from keras import ops
 
 import treadle
+from tests.format_1 import to_format_1
 from treadle import data
 from treadle.errors import (
     ConfigurationError,
@@ -162,6 +163,20 @@ def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
     np.testing.assert_array_equal(a.history.steps("loss"), b.history.steps("loss"))
 
 
+@pytest.mark.every_backend
+def test_a_run_whose_checkpoints_an_older_version_wrote_is_the_same_run(tmp_path: Path) -> None:
+    straight = run(tmp_path / "straight")
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "cut", die_at=10)
+    to_format_1(tmp_path / "cut" / "checkpoints")
+    old = {path.suffix for path in (tmp_path / "cut" / "checkpoints").rglob("*.*")}
+    assert ".npz" in old and ".safetensors" not in old
+    same_run(run(tmp_path / "cut"), straight)
+    [first, *_, newest] = sorted((tmp_path / "cut" / "checkpoints").glob("step-*"))
+    assert (first / "arrays.npz").exists()  # that of step 0 stays
+    assert (newest / "arrays.safetensors").exists()
+
+
 @pytest.mark.long
 @pytest.mark.every_backend
 @pytest.mark.parametrize("body", LOOPS, ids=lambda body: body.__name__)
@@ -223,7 +238,7 @@ def test_a_signal_saves_at_the_next_boundary(
         )
     assert getattr(caught.value, "code", None) == code
     assert signal.getsignal(number) is before
-    assert not (tmp_path / "cut" / "state.npz").exists()
+    assert not (tmp_path / "cut" / "state.safetensors").exists()
     found = treadle.checkpoint.Checkpoints(tmp_path / "cut" / "checkpoints").latest()
     assert found is not None and found.progress.step == 7  # no step is lost
     record = json.loads((tmp_path / "cut" / "run.json").read_text())
@@ -268,7 +283,7 @@ def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
 
     first = run(tmp_path / "cut", body)
     assert first.unfinished and first.reason == "time limit reached"
-    assert not (tmp_path / "cut" / "state.npz").exists()
+    assert not (tmp_path / "cut" / "state.safetensors").exists()
 
     def forever(loop: treadle.Loop) -> None:
         loop.fit(source(), epochs=3, until="1 h")

@@ -60,8 +60,8 @@ def require_finished(cut: treadle.Loop, straight: treadle.Loop) -> None:
     same_run(cut, straight)
     assert cut.directory is not None and straight.directory is not None
     assert json.loads((cut.directory / "run.json").read_text())["finished"]
-    theirs = read_arrays(straight.directory / "state.npz")
-    for path, value in read_arrays(cut.directory / "state.npz").items():
+    theirs = read_arrays(straight.directory / "state.safetensors")
+    for path, value in read_arrays(cut.directory / "state.safetensors").items():
         assert value.tobytes() == theirs[path].tobytes(), path
 
 
@@ -72,7 +72,7 @@ def test_a_process_may_end_while_hooks_end(tmp_path: Path, body: Any) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="killed"):
             run(tmp_path / "cut", body, hooks=[*patient(body), DyingAtTheEnd()])
-        assert not (tmp_path / "cut" / "state.npz").exists()
+        assert not (tmp_path / "cut" / "state.safetensors").exists()
     require_finished(run(tmp_path / "cut", body, hooks=patient(body)), straight)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from ..errors import CheckpointError
-from .arrays import Piece
+from .tensor_file import Piece
 
 T = TypeVar("T")
 

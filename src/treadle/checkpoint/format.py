@@ -1,10 +1,13 @@
 """The files of a checkpoint, and how they are written atomically.
 
-    step-000000000012/manifest.json      everything except arrays; for each array its file, entry,
-                                         shape, dtype and CRC-32; for each file size and SHA-256
-    step-000000000012/manifest.sha256    checksum of manifest.json, in the format of `sha256sum`
-    step-000000000012/arrays.npz         variables, and the arrays of hooks and sources
-    fixed/<its SHA-256>.npz              variables that no step changes, shared by all checkpoints
+    step-000000000012/manifest.json       everything except arrays; for each array its file, shape
+                                          and dtype; for each file its size and SHA-256
+    step-000000000012/manifest.sha256     checksum of manifest.json, in the format of `sha256sum`
+    step-000000000012/arrays.safetensors  variables, and the arrays of hooks and sources
+    fixed/<its SHA-256>.safetensors       variables that no step changes, shared by all checkpoints
+
+In these files, a variable is called `state/<its path>`, and the arrays of hooks and sources are
+called `nested/0`, `nested/1` and so on. Format 1, which is only read, is in `format_1.py`.
 
 If a step is saved again, its folder is step-000000000012-1, then -2. The highest number is valid,
 and the previous folder is removed only when the new one is on disk.
@@ -21,18 +24,17 @@ from typing import Any, NamedTuple
 
 from ..core.progress import Progress
 from ..errors import CheckpointError
-from .arrays import Array, Npz, Piece, name_of
+from .dtypes import Array, name_of
 from .files import Files
 from .structure import encode, to_json
+from .tensor_file import PIECE, SUFFIX, Piece, pieces
 
 # The version of the format above. Every later version of Treadle can read it.
-FORMAT = 1
+FORMAT = 2
 
-MANIFEST, DIGEST, ARRAYS, FIXED = "manifest.json", "manifest.sha256", "arrays.npz", "fixed"
+MANIFEST, DIGEST, FIXED = "manifest.json", "manifest.sha256", "fixed"
 PARTIAL = ".partial-"
 SECTIONS = ("loop", "source", "hooks", "about")
-LONGEST_ENTRY = 200
-_PIECE = 1 << 20
 
 _FOLDER = re.compile(r"step-([0-9]{12,18})(?:-([1-9][0-9]{0,8}))?")
 
@@ -109,9 +111,9 @@ class Draft:
 
     Attributes:
         step: The step of the checkpoint.
-        changing: The archive of the arrays that are saved in each checkpoint.
+        changing: The arrays that are saved in each checkpoint, with their names in the file.
         size: The size of these arrays in bytes.
-        fixed: The archive of the arrays that no step changes, if any.
+        fixed: The arrays that no step changes.
         files: The size and hash of each written file, for the manifest.
 
     Args:
@@ -138,29 +140,23 @@ class Draft:
         unknown = checkpoint.fixed - checkpoint.state.keys()
         if unknown:
             raise CheckpointError(f"fixed has paths that the state lacks: {', '.join(unknown)}")
-        self._state: dict[str, dict[str, Any]] = {}
-        contents: dict[str, list[tuple[str, Array]]] = {"arrays": [], "fixed": []}
-        for number, (path, array) in enumerate(checkpoint.state.items()):
-            # A path is built from attribute names and keys, so it may not be a safe entry name.
-            entry = f"state/{path}" if is_entry(f"state/{path}") else f"unnamed/{number}"
-            file = "fixed" if path in checkpoint.fixed else "arrays"
-            self._state[path] = _described(path, array, file, entry)
-            contents[file].append((entry, array))
-        self._nested = [_described("", a, "arrays", f"nested/{i}") for i, a in enumerate(nested)]
-        contents["arrays"] += [(f"nested/{i}", array) for i, array in enumerate(nested)]
-        self.size = sum(array.nbytes for _, array in contents["arrays"])
-        self.changing = Npz(contents["arrays"])
-        self.fixed = Npz(contents["fixed"]) if contents["fixed"] else None
+        self.changing: list[tuple[str, Array]] = []
+        self.fixed: list[tuple[str, Array]] = []
+        state: dict[str, Any] = {}
+        for path, array in checkpoint.state.items():
+            shared = path in checkpoint.fixed
+            state[path] = _described(path, array, "fixed" if shared else "arrays")
+            (self.fixed if shared else self.changing).append((entry_of(path), array))
+        self.changing += [(nested_entry(i), array) for i, array in enumerate(nested)]
+        self.size = sum(array.nbytes for _, array in self.changing)
         self.files: dict[str, dict[str, Any]] = {}
+        self._record["files"] = self.files
+        self._record["state"] = state
+        self._record["nested"] = [_described("", array, "arrays") for array in nested]
 
     def manifest(self) -> bytes:
         """Return the manifest; call this after the arrays are written."""
-        for found in (*self._state.values(), *self._nested):
-            archive = self.fixed if found["file"] == "fixed" else self.changing
-            assert archive is not None
-            found["crc32"] = archive.checksums[found["entry"]]
-        arrays = {"files": self.files, "state": self._state, "nested": self._nested}
-        return to_json({**self._record, **arrays}, MANIFEST)
+        return to_json(self._record, MANIFEST)
 
 
 def write(
@@ -199,7 +195,8 @@ def write(
             )
         files.make_new_folder(new)
         digest = _Digest()
-        files.write(new / ARRAYS, digest.update_from(draft.changing.pieces()), draft.size)
+        numbers = digest.update_from(pieces(draft.changing))
+        files.write(new / f"arrays{SUFFIX}", numbers, draft.size)
         draft.files["arrays"] = digest.result()
         manifest = draft.manifest()
         files.write(new / MANIFEST, [manifest], len(manifest))
@@ -220,41 +217,42 @@ def digest_line(manifest: bytes) -> bytes:
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def is_entry(name: str) -> bool:
-    """Return whether a name is valid for an archive entry: a path that stays below its folder."""
-    return (
-        len(name) <= LONGEST_ENTRY
-        and name.isascii()
-        and name.isprintable()
-        and "\\" not in name
-        and not any(part in ("", ".", "..") for part in name.split("/"))
-    )
+def entry_of(path: str) -> str:
+    """Return the name of a variable in its file."""
+    return f"state/{path}"
 
 
-def _described(path: str, array: Array, file: str, entry: str) -> dict[str, Any]:
+def nested_entry(number: int) -> str:
+    """Return the name of an array of hooks and sources in its file."""
+    return f"nested/{number}"
+
+
+def _described(path: str, array: Array, file: str) -> dict[str, Any]:
     dtype = name_of(array.dtype)
     if dtype is None:
         raise CheckpointError(
             f"{path} of dtype {array.dtype} cannot be in a checkpoint: only arrays of numbers can"
         )
-    return {"file": file, "entry": entry, "shape": list(array.shape), "dtype": dtype}
+    return {"file": file, "shape": list(array.shape), "dtype": dtype}
 
 
-def _write_fixed(folder: Path, archive: Npz, files: Files, whole: set[str]) -> dict[str, Any]:
+def _write_fixed(
+    folder: Path, arrays: list[tuple[str, Array]], files: Files, whole: set[str]
+) -> dict[str, Any]:
     """Write the arrays that no step changes, unless the file exists; return its size and hash."""
     digest = _Digest()
-    for _ in digest.update_from(archive.pieces()):
+    for _ in digest.update_from(pieces(arrays)):
         pass
     found = digest.result()
     place = folder / FIXED
-    target = place / f"{found['sha256']}.npz"
+    target = place / f"{found['sha256']}{SUFFIX}"
     if not _is_valid_file(target, found, files, whole):
         if not files.is_folder(place):
             files.make_new_folder(place)
             files.sync_folder(folder)
         new = place / partial(target.name)
         try:
-            files.write(new, archive.pieces(), found["size"])
+            files.write(new, pieces(arrays), found["size"])
             files.rename(new, target)
         except CheckpointError:
             with suppress(CheckpointError):
@@ -273,7 +271,7 @@ def _is_valid_file(path: Path, expected: Mapping[str, Any], files: Files, whole:
         digest = _Digest()
         try:
             with files.opened(path) as (file, _):
-                for _ in digest.update_from(iter(lambda: file.read(_PIECE), b"")):
+                for _ in digest.update_from(iter(lambda: file.read(PIECE), b"")):
                     pass
         except CheckpointError:
             return False

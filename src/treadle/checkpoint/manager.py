@@ -10,7 +10,9 @@ from typing import Literal
 from ..errors import CheckpointError, ConfigurationError, whole_number
 from .files import Files
 from .format import FIXED, PARTIAL, Checkpoint, Draft, Name, partial, write
-from .reading import Manifest, UnknownFormatError, read, read_manifest
+from .manifest import Manifest, UnknownFormatError, read_manifest
+from .reading import read
+from .tensor_file import SUFFIX
 
 
 class LeftoverError(CheckpointError):
@@ -312,7 +314,7 @@ class Checkpoints:
     def _remove_unshared(self) -> None:
         """Remove shared files of constant arrays that no checkpoint references."""
         place = self._folder / FIXED
-        files = [name for name in self._files.names(place) if name.endswith(".npz")]
+        files = [name for name in self._files.names(place) if name.endswith((SUFFIX, ".npz"))]
         if not files:
             return
         names = self._names()

@@ -9,8 +9,15 @@ from ..errors import DirectoryError
 
 RUN = "run.json"
 LOG = "log.jsonl"
-STATE = "state.npz"
+STATE = "state.safetensors"
+OLD_STATE = "state.npz"  # of earlier versions, with the same content
 CHECKPOINTS = "checkpoints"
+
+
+def state_file(directory: Path) -> Path | None:
+    """Return the file with the final value of every variable; None if the run saved none."""
+    files = (directory / name for name in (STATE, OLD_STATE))
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..checkpoint.arrays import read_arrays as read_arrays
 from ..checkpoint.arrays import write_arrays
-from ..core.directory import STATE
+from ..core.directory import OLD_STATE, STATE
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
 
@@ -14,9 +14,10 @@ from ..core.options import without_tensorflow
 class FinalModel(Hook):
     """Saves the models and all variables in the run directory when training ends.
 
-    Each Keras model that is an attribute of the task is saved as `<attribute>.keras`; `state.npz`
-    contains every variable by path, see `read_arrays`. If Keras cannot save a model, for example
-    because its class has no `get_config`, a warning is logged; its weights are in `state.npz`.
+    Each Keras model that is an attribute of the task is saved as `<attribute>.keras`;
+    `state.safetensors` contains every variable by path, see `read_arrays`. If Keras cannot save a
+    model, for example because its class has no `get_config`, a warning is logged; its weights are
+    in `state.safetensors`.
 
     If an error or an interrupt ends the run, nothing is written: the run resumes from its last
     checkpoint.
@@ -36,12 +37,15 @@ class FinalModel(Hook):
 
         # Variables first: they are saved even if saving a model fails.
         write_arrays(loop.directory / STATE, loop.state.arrays())
+        (loop.directory / OLD_STATE).unlink(
+            missing_ok=True
+        )  # of an older version, and now outdated
         for name, value in vars(loop.task).items():
             if isinstance(value, keras.Model):
                 fault = _save(value, loop.directory / f"{name}.keras")
                 if fault:
                     warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
-                    loop.log({"warning": f"{warning}. Its weights are in state.npz"})
+                    loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
 
 
 def _save(model: Any, path: Path) -> str | None:

@@ -9,7 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.directory import CHECKPOINTS, LOG, RUN, STATE, differences, read_run
+from ..core.directory import (
+    CHECKPOINTS,
+    LOG,
+    OLD_STATE,
+    RUN,
+    STATE,
+    differences,
+    read_run,
+    state_file,
+)
 from ..core.hook import Hook, LoopView
 from ..core.identity import changed_code, code_of, identity, in_json_types, versions
 from ..core.lock import Lock
@@ -20,7 +29,7 @@ from ..errors import DirectoryError
 from .final import read_arrays
 from .images import remove as remove_images
 
-LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, "curves.png")
+LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png")
 
 
 class RunRecord(Hook):
@@ -103,9 +112,9 @@ class RunRecord(Hook):
         return Progress(**self.facts["progress"])
 
     def final_state(self) -> Mapping[str, Any]:
-        """Return the final value of every variable; empty if the run saved no `state.npz`."""
-        file = self.path / STATE
-        return read_arrays(file) if file.exists() else {}
+        """Return the final value of every variable; empty if the run saved no final state."""
+        file = state_file(self.path)
+        return read_arrays(file) if file else {}
 
     def passed_over(self) -> dict[tuple[int, int, int], str]:
         """Return the batches excluded by rollbacks; see `pass_over`."""

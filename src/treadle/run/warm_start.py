@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoints
 from ..checkpoint.arrays import read_arrays
-from ..core.directory import CHECKPOINTS, STATE, read_run, why_unfinished
+from ..core.directory import CHECKPOINTS, read_run, state_file, why_unfinished
 from ..errors import ConfigurationError, DirectoryError, StateError, did_you_mean
 from ..steps.state import State
 
@@ -23,8 +23,9 @@ def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
         CheckpointError: If none of its checkpoints can be read.
     """
     record = read_run(directory)
-    if record.get("finished") and (directory / STATE).is_file():
-        return read_arrays(directory / STATE), None
+    state = state_file(directory)
+    if record.get("finished") and state:
+        return read_arrays(state), None
     found = Checkpoints(directory / CHECKPOINTS).latest()
     if found is None:
         raise DirectoryError(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.arrays import dtype_named, name_of
+from ..checkpoint.dtypes import dtype_named, name_of
 
 
 def described(batch: Any) -> Any:

@@ -1,0 +1,232 @@
+"""Reading and validating the manifest of a checkpoint.
+
+A manifest may be corrupted or malicious. Names in it are never used as paths, and the sizes in it
+are compared with those of its files.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from math import inf, prod
+from pathlib import Path
+from typing import Any, cast
+
+from ..core.progress import Progress
+from ..errors import CheckpointError
+from .dtypes import DType, dtype_named
+from .files import Files
+from .format import DIGEST, FORMAT, MANIFEST, SECTIONS, digest_line, entry_of, nested_entry
+from .structure import MOST_BYTES, decode, parse_json
+from .tensor_file import SUFFIX
+
+LONGEST_ENTRY = 200
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class UnknownFormatError(CheckpointError):
+    """The checkpoint is valid, but this version of Treadle does not support its format."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array as a manifest declares it.
+
+    Attributes:
+        file: The file that holds it, `arrays` or `fixed`.
+        entry: The name of the array in its file.
+        shape: The shape.
+        dtype: The dtype.
+        crc32: The checksum in format 1; 0 in later formats, whose files have a hash alone.
+    """
+
+    file: str
+    entry: str
+    shape: tuple[int, ...]
+    dtype: DType
+    crc32: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of arrays as a manifest declares it."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The parsed manifest of a checkpoint.
+
+    Attributes:
+        format: The version of the format.
+        progress: The progress of the run.
+        sections: The encoded sections `loop`, `source`, `hooks` and `about`, without their arrays.
+        files: The files by name: `arrays`, and `fixed` if there is one.
+        state: The variables by path.
+        nested: The arrays of the sections.
+    """
+
+    format: int
+    progress: Progress
+    sections: dict[str, Any]
+    files: dict[str, StoredFile]
+    state: dict[str, StoredArray]
+    nested: list[StoredArray]
+
+    @property
+    def fixed(self) -> str | None:
+        """The name of the file shared with other checkpoints, or None if there is none."""
+        return self.files["fixed"].name if "fixed" in self.files else None
+
+    @property
+    def score(self) -> float | None:
+        """The score that ranks checkpoints; None if it is missing or not a finite number."""
+        score = self.sections["about"].get("score")
+        return score if isinstance(score, (int, float)) and -inf < score < inf else None
+
+
+def read_manifest(folder: Path, files: Files) -> Manifest:
+    """Read and validate the manifest of a checkpoint, without its arrays.
+
+    Raises:
+        CheckpointError: If the manifest is damaged or of another format.
+    """
+    path = folder / MANIFEST
+    if not files.is_folder(folder):
+        raise CheckpointError(f"{folder} is not a folder, so it holds no checkpoint")
+    data = files.read(path, MOST_BYTES)
+    if files.read(folder / DIGEST, 200) != digest_line(data):
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {DIGEST}")
+    try:
+        record = _dict(parse_json(data), "it")
+        version = record.get("format")
+        if type(version) is not int or not 1 <= version <= FORMAT:
+            raise UnknownFormatError(
+                f"{path} is of format {ascii(version)[:40]}, and this version of Treadle reads "
+                f"formats 1 to {FORMAT}: use the version that wrote it"
+            )
+        return _manifest(record, version)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint's: {error}") from error
+
+
+def _manifest(record: dict[str, Any], version: int) -> Manifest:
+    sections = {name: record.get(name) for name in SECTIONS}
+    check_sections(sections)
+    suffix = ".npz" if version == 1 else SUFFIX
+    stored: dict[str, StoredFile] = {}
+    for name, file in _dict(record.get("files"), "files").items():
+        sha256 = _sha256(_dict(file, name).get("sha256"), f"the SHA-256 of {name}")
+        size = _count(file.get("size"), f"the size of {name}")
+        stored[name] = StoredFile(f"{sha256 if name == 'fixed' else name}{suffix}", sha256, size)
+    if "arrays" not in stored or not stored.keys() <= {"arrays", "fixed"}:
+        raise ValueError(f"its files are {shown(', '.join(stored))}")
+    state = _dict(record.get("state"), "state")
+    nested = _list(record.get("nested"), "nested")
+    manifest = Manifest(
+        version,
+        _progress(_dict(record.get("progress"), "progress")),
+        sections,
+        stored,
+        {path: _array(array, stored, version, entry_of(path)) for path, array in state.items()},
+        [_array(array, stored, version, nested_entry(i)) for i, array in enumerate(nested)],
+    )
+    check_unique(array.entry for array in (*manifest.state.values(), *manifest.nested))
+    return manifest
+
+
+def check_sections(sections: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` if a section is not an object."""
+    for name, part in sections.items():
+        if not (part is None and name == "source"):
+            _dict(part, name)
+
+
+def _array(value: Any, stored: Mapping[str, StoredFile], version: int, entry: str) -> StoredArray:
+    record = _dict(value, "an array")
+    crc32 = 0
+    if version == 1:
+        entry = _entry_1(record.get("entry"))
+        crc32 = _count(record.get("crc32"), "a CRC-32")
+    file = record.get("file")
+    if not isinstance(file, str) or file not in stored:
+        raise ValueError(f"the file of {entry} is {shown(file)}")
+    shape = tuple(_count(n, f"the shape of {entry}") for n in _list(record.get("shape"), "a shape"))
+    dtype = record.get("dtype")
+    if not isinstance(dtype, str):
+        raise ValueError(f"the dtype of {entry} is {shown(dtype)}")
+    array = StoredArray(file, entry, shape, dtype_named(dtype), crc32)
+    if len(shape) > 64 or array.nbytes > stored[file].size:
+        raise ValueError(
+            f"{entry} of shape {shown(shape)} and dtype {array.dtype} does not fit into its file "
+            f"of {stored[file].size:,} bytes"
+        )
+    return array
+
+
+def _entry_1(name: Any) -> str:
+    """Check a name in an archive of format 1: a path that stays below its folder."""
+    if (
+        not isinstance(name, str)
+        or len(name) > LONGEST_ENTRY
+        or not (name.isascii() and name.isprintable())
+        or "\\" in name
+        or any(part in ("", ".", "..") for part in name.split("/"))
+    ):
+        raise ValueError(f"an entry is called {shown(name)}, which is not a valid name")
+    return name
+
+
+def _progress(record: dict[str, Any]) -> Progress:
+    record = decode(record, [])
+    known = {field.name: type(field.default) for field in fields(Progress)}
+    for name, value in record.items():
+        kinds = (int, float) if known.get(name) is float else (known.get(name),)
+        if type(value) not in kinds or value < 0:
+            raise ValueError(f"its progress has an invalid {shown(name)}: {shown(value)}")
+    return Progress(**record)
+
+
+def check_unique(entries: Iterable[str]) -> None:
+    """Raise a `ValueError` if a name occurs twice."""
+    for entry, times in Counter(entries).items():
+        if times > 1:
+            raise ValueError(f"it names the entry {shown(entry)} twice")
+
+
+def _dict(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is not an object")
+    return cast(dict[str, Any], value)
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is not a list")
+    return cast(list[Any], value)
+
+
+def _count(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{what} is {shown(value)}")
+    return value
+
+
+def _sha256(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{what} is {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Format a value for a message: shortened, and without terminal control characters."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
