@@ -14,12 +14,11 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import torch
-from keras.src.backend.torch.core import get_device
 
-from ....core.keras_internals import KerasVariable
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
+from ..patches import get_device, variables_made
 from .code import Code
 from .passes import has_poolings
 from .recording import recording
@@ -201,7 +200,7 @@ class Prover:
         """
         before = [tensor.detach().clone() for tensor in self._state]
         states = _RandomStates()
-        with _made() as made:
+        with variables_made() as made:
             try:
                 with torch.random.fork_rng():
                     yield made
@@ -209,24 +208,6 @@ class Prover:
                 states.put_back()
                 _set(self._state, before)
                 _set([variable._value for variable, _ in made], [value for _, value in made])
-
-
-@contextmanager
-def _made() -> Generator[list[tuple[Any, Any]]]:
-    """Collect the Keras variables that are created inside, with their initial values."""
-    made: list[tuple[Any, Any]] = []
-    original: Any = KerasVariable.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self._value is not None:
-            made.append((self, self._value.detach().clone()))
-
-    KerasVariable.__init__ = init
-    try:
-        yield made
-    finally:
-        KerasVariable.__init__ = original
 
 
 class _RandomStates:
