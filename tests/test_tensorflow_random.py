@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from treadle.backends.tensorflow.random import like_kernels
+from treadle.backends.tensorflow.patches import like_kernels
 
 SHAPES = [(7,), (64, 33), (3, 5, 1), (0,), ()]
 

@@ -13,6 +13,7 @@ from keras import ops
 from own_step import CAPTURED, Steps, learn
 
 import treadle
+from treadle.backends.step_context import context
 from treadle.errors import StepError
 from treadle.testing import Trace, run_steps
 from treadle.testing.trace import compare
@@ -443,6 +444,159 @@ def test_steps_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.backends.torch.capture.tape.LONGEST", 20)
     task = Steps(lambda task, x, y: {"loss": learn(task, x, y)})
     assert "it has more than 20 operations, at " in run_steps(task, BATCHES[:1]).plan
+
+
+# What only the proof's later steps can see: Python that reads a variable where nothing records it
+
+
+class Viewed:
+    """A step that reads a variable by a NumPy view of its memory.
+
+    Args:
+        value: The variable's value.
+        dtype: Its dtype.
+        use: A function of the task, the view and the batch's inputs that returns the inputs.
+        added: What each step adds to the variable.
+    """
+
+    def __init__(self, value: Any, dtype: str, use: Callable[..., Any], added: float = 1) -> None:
+        self.arguments = value, dtype, use, added
+
+    def __call__(self) -> Any:
+        value, dtype, use, added = self.arguments
+        held = keras.Variable(value, dtype=dtype, trainable=False)
+        view = held._value.detach().numpy()
+
+        def step(task: Any, x: Any, y: Any) -> Any:
+            x = use(task, view, x)
+            task.held.assign_add(added)
+            return {"loss": learn(task, x, y)}
+
+        return Steps(step, held=held)
+
+
+def larger(task: Any, view: Any, x: Any) -> Any:
+    return x * 2.0 if view > 500 else x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Viewed(0, "int32", larger),
+        Viewed(0, "int64", larger, 0),
+        Viewed(0.0, "float32", larger),
+        Viewed(0.0, "float32", larger, 2.5),
+        Viewed(0.8, "float32", lambda task, view, x: x * 2.0 if view < 0.5 else x, 0.0),
+        Viewed(0.0, "float32", lambda task, view, x: x * 2.0 if view > 0.5 else x, 0.0),
+    ],
+    ids=["count", "set-by-others", "float-count", "float-steps", "temperature", "weight"],
+)
+def test_a_schedule_of_any_scalar_of_the_state(make: Viewed) -> None:
+    why = refusal(make)
+    assert why.startswith("when replayed, it computes a different "), why
+    assert why.endswith(", in step 4 of the proof"), why
+
+
+def test_an_error_that_only_a_later_step_raises() -> None:
+    def use(task: Any, view: Any, x: Any) -> Any:
+        if view >= 1 and context().build is None:
+            raise ValueError("past the end")
+        return x
+
+    for execution in ("auto", "eager"):
+        with pytest.raises(ValueError, match="past the end"):
+            run_steps(
+                Viewed(0, "int32", use)(), BATCHES, treadle.Options(execution=execution), (6,)
+            )
+    with pytest.raises(StepError) as caught:
+        options = treadle.Options(execution="compiled")
+        run_steps(Viewed(0, "int32", use)(), BATCHES, options, (6,))
+    assert (
+        "the step could not be captured: it fails when it runs eagerly: ValueError: past the end, "
+        "in step 2 of the proof"
+    ) in str(caught.value)
+
+
+def test_an_error_that_only_a_far_step_raises() -> None:
+    def use(task: Any, view: Any, x: Any) -> Any:
+        if view >= 500:
+            raise ValueError("past the end")
+        return x
+
+    assert refusal(Viewed(0, "int32", use)) == (
+        "it fails when it runs eagerly: ValueError: past the end, in step 4 of the proof"
+    )
+
+
+def from_table(length: int, index: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a maker of a task that takes a number from a table, at an index of the state."""
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        scale = ops.take(task.table.value, index(task))
+        task.held.assign_add(1)
+        return {"loss": learn(task, x * scale, y)}
+
+    def make() -> Any:
+        table = keras.Variable(np.linspace(1, 2, length, dtype="float32"), trainable=False)
+        return Steps(step, table=table, held=keras.Variable(0, dtype="int32", trainable=False))
+
+    return make
+
+
+def test_a_table_that_ends_before_the_proof_does() -> None:
+    """Replays fail there too; but of the optimizer's count, some later step must be compared."""
+    iterations, own = (lambda task: task.optimizer.iterations), (lambda task: task.held.value)
+    assert run_steps(from_table(40, iterations)(), BATCHES[:3]).plan == CAPTURED
+    assert run_steps(from_table(40, own)(), BATCHES[:3]).plan == CAPTURED
+    assert run_steps(from_table(6, own)(), BATCHES[:3]).plan == CAPTURED
+    plan = run_steps(from_table(6, iterations)(), BATCHES[:3]).plan
+    assert "it fails when it runs eagerly: IndexError: " in plan
+    assert plan.endswith(", in step 3 of the proof)")
+
+
+# On another device: its kind is set here, and the steps run on a CPU
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.backends.torch.capture.trials.device", lambda: "cuda")
+
+
+def test_a_step_that_repeats_on_another_device_is_captured(on_gpu: None) -> None:
+    deterministic: list[bool] = []
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        deterministic.append(torch.are_deterministic_algorithms_enabled())
+        return {"loss": learn(task, x, y)}
+
+    assert run_steps(Steps(step, keras.layers.Dropout(0.5)), BATCHES).plan == CAPTURED
+    assert any(deterministic) and not deterministic[0]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_step_that_does_not_repeat_on_another_device(on_gpu: None) -> None:
+    """The order of a sum may change the last bits, as this does."""
+
+    def make() -> Any:
+        counter = Counter()
+
+        def step(task: Any, x: Any, y: Any) -> Any:
+            return {"loss": learn(task, x * (1 + 1e-6 * counter.next()), y)}
+
+        return Steps(step)
+
+    plan = run_steps(make(), BATCHES).plan
+    assert re.fullmatch(
+        r"eager \(the step could not be captured: when run twice on cuda, it computes a different "
+        r"\S+, in step 1 of the proof\)",
+        plan,
+    ), plan
+
+
+def test_last_bits_count_on_another_device(on_gpu: None) -> None:
+    make = Viewed(0, "int32", lambda task, view, x: x * (1 + 1e-6 * float(view)))
+    plan = run_steps(make(), BATCHES).plan
+    assert "the step could not be captured: when replayed, it computes a different " in plan
 
 
 # Errors of the step's own

@@ -1,61 +1,166 @@
-"""The private parts of Keras that Treadle uses, each with the reason.
+"""The register of the private parts of Keras that Treadle uses, each with the reason.
 
 Keras promises nothing about names below `keras.src`. Treadle reads them only through this module,
-and `tests/test_keras_internals.py` fails by name when one of them changes. The exceptions are parts
-of Keras' own backends, which the backend of that name imports itself: moments of TensorFlow, and
-the device, random numbers and Nadam of PyTorch.
+and `tests/test_keras_internals.py` fails by name when one of them changes. Parts of one of Keras'
+backends are in the register of that backend, `backends/<name>/patches.py`.
 
 Attributes of this module are imported when they are first used, since importing Keras fixes its
 backend: `keras_internals.global_state` is the module `keras.src.backend.common.global_state`.
 """
 
-import importlib
 import re
 import warnings
 from typing import Any
 
-from ..errors import BackendError, TreadleWarning
+from ..errors import TreadleWarning
+from . import internals
+from .internals import KERAS, Attribute, Internal
 
-TESTED = (3, 15)
-"""The newest version of Keras that the tests run with, as (major, minor)."""
-
-# Name here: where it is in Keras, and why no public name serves.
-INTERNALS: dict[str, tuple[str, str]] = {
-    "get_stateless_scope": (
+INTERNALS: dict[str, Internal] = {
+    "get_stateless_scope": Internal(
         "keras.src.backend.common.stateless_scope:get_stateless_scope",
         "scopes are nested: an inner one starts with the values of the outer one",
+        f"{KERAS}/backend/common/stateless_scope.py",
+        "()",
     ),
-    "in_stateless_scope": (
+    "in_stateless_scope": Internal(
         "keras.src.backend.common.stateless_scope:in_stateless_scope",
         "variables are read from a scope if there is one",
+        f"{KERAS}/backend/common/stateless_scope.py",
+        "()",
     ),
-    "global_state": (
+    "global_state": Internal(
         "keras.src.backend.common.global_state",
         "the call context and the automatic names of layers are kept there",
+        f"{KERAS}/backend/common/global_state.py",
+        members=("get_global_attribute", "set_global_attribute"),
     ),
-    "KerasVariable": (
+    "KerasVariable": Internal(
         "keras.src.backend.common:KerasVariable",
         "variables that a step creates while it is captured are recorded",
+        f"{KERAS}/backend/common/variables.py",
+        "(initializer, shape=None, dtype=None, trainable=True, autocast=True, "
+        "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)",
     ),
-    "seed_generator": (
+    "seed_generator": Internal(
         "keras.src.random.seed_generator",
         "the global seed generator is part of the state of a run",
+        f"{KERAS}/random/seed_generator.py",
+        members=("GLOBAL_SEED_GENERATOR", "draw_seed", "global_seed_generator"),
     ),
-    "rng_utils": (
+    "rng_utils": Internal(
         "keras.src.utils.rng_utils",
         "seeding without importing TensorFlow, which `keras.utils.set_random_seed` does",
+        f"{KERAS}/utils/rng_utils.py",
+        members=("GLOBAL_RANDOM_SEED", "get_random_seed"),
     ),
-    "module_utils": (
+    "module_utils": Internal(
         "keras.src.utils.module_utils",
         "keeps Keras from importing TensorFlow to serialize on another backend",
+        f"{KERAS}/utils/module_utils.py",
+        members=("tensorflow",),
     ),
-    "LossFunctionWrapper": (
+    "LossFunctionWrapper": Internal(
         "keras.src.losses.losses:LossFunctionWrapper",
         "plain loss functions get sample weights and reduction, as under `compile`",
+        f"{KERAS}/losses/losses.py",
+        "(fn, reduction='sum_over_batch_size', name=None, dtype=None, **kwargs)",
     ),
-    "SerializableDict": (
+    "SerializableDict": Internal(
         "keras.src.saving.serialization_lib:SerializableDict",
         "files saved by callbacks hold the configuration that `compile` would have stored",
+        f"{KERAS}/saving/serialization_lib.py",
+        "(**config)",
+    ),
+    "layer_call": Internal(
+        "keras.src.layers.layer:Layer.__call__",
+        "patched by `doctor/inspection.py`: a step inspection records the outputs of all layers",
+        f"{KERAS}/layers/layer.py",
+        "(self, *args, **kwargs)",
+    ),
+}
+
+_VARIABLE = f"{KERAS}/backend/common/variables.py"
+_LAYER = f"{KERAS}/layers/layer.py"
+_OPTIMIZER = f"{KERAS}/optimizers/base_optimizer.py"
+
+ATTRIBUTES: dict[str, Attribute] = {
+    "_value": Attribute(
+        "Variable", "`value` reads from a scope, and this the variable itself", _VARIABLE
+    ),
+    "_initializer": Attribute(
+        "Variable", "the value of a variable that is created inside a scope", _VARIABLE
+    ),
+    "_dtype": Attribute("Variable", "`dtype` depends on the autocast scope", _VARIABLE),
+    "_loss_ids": Attribute(
+        "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER
+    ),
+    "_losses": Attribute(
+        "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER
+    ),
+    "_layers": Attribute("Layer", "layers that no attribute holds", _LAYER),
+    "_metrics": Attribute("Layer", "metrics that no attribute holds", _LAYER),
+    "_seed_generators": Attribute("Layer", "seed generators that no attribute holds", _LAYER),
+    "_non_trainable_variables": Attribute(
+        "Layer", "the layer's own variables, without those of inner layers", _LAYER
+    ),
+    "_trainable_variables": Attribute(
+        "Layer and Optimizer",
+        "a layer's own variables, and the variables that an optimizer was built with",
+        _LAYER,
+    ),
+    "_operations": Attribute(
+        "Functional",
+        "tells functional models from other layers, without importing their class",
+        f"{KERAS}/ops/function.py",
+    ),
+    "_learning_rate": Attribute(
+        "Optimizer", "`learning_rate` gives the current value, and this the schedule", _OPTIMIZER
+    ),
+    "_iterations": Attribute(
+        "Optimizer", "`iterations` of a wrapping optimizer is that of the inner one", _OPTIMIZER
+    ),
+    "_model_variables_moving_average": Attribute(
+        "Optimizer", "averages of weights have no public name", _OPTIMIZER
+    ),
+    "_tracker": Attribute(
+        "Optimizer", "unlocked to set a learning rate that was a variable before", _OPTIMIZER
+    ),
+    "_track_variable": Attribute(
+        "Optimizer", "registers a learning rate that was a variable before", _OPTIMIZER
+    ),
+    "_get_variable_index": Attribute(
+        "Optimizer", "an optimizer of your own finds its slots by it, as Keras' own do", _OPTIMIZER
+    ),
+    "_compile_config": Attribute(
+        "Model",
+        "files saved by callbacks hold the configuration that `compile` would have stored",
+        f"{KERAS}/trainers/trainer.py",
+    ),
+    "_direction": Attribute(
+        "Metric",
+        "callbacks with mode='auto' get their mode from it, as under `compile`",
+        f"{KERAS}/metrics/metric.py",
+    ),
+    "_should_trace": Attribute(
+        "TensorBoard",
+        "a callback that profiles needs every batch",
+        f"{KERAS}/callbacks/tensorboard.py",
+    ),
+    "_is_default": Attribute(
+        "Callback method",
+        "Keras marks its own empty methods, which need not be called",
+        f"{KERAS}/utils/python_utils.py",
+    ),
+    "_ema_weights_in_model": Attribute(
+        "SwapEMAWeights",
+        "whether the callback has swapped averages into the weights",
+        f"{KERAS}/callbacks/swap_ema_weights.py",
+    ),
+    "_inner_optimizers": Attribute(
+        "MultiOptimizer",
+        "the optimizers of a `keras.optimizers.MultiOptimizer`",
+        f"{KERAS}/optimizers/multi_optimizer.py",
     ),
 }
 
@@ -63,45 +168,22 @@ INTERNALS: dict[str, tuple[str, str]] = {
 def __getattr__(name: str) -> Any:
     if name not in INTERNALS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = resolve(*INTERNALS[name])
+    found = INTERNALS[name].resolve()
     globals()[name] = found  # later reads do not come here
     return found
 
 
-def resolve(place: str, reason: str) -> Any:
-    """Import a private part of Keras.
-
-    Args:
-        place: A module, or `module:name`.
-        reason: What it is needed for.
-
-    Raises:
-        BackendError: This version of Keras does not have it.
-    """
-    module, _, name = place.partition(":")
-    try:
-        found = importlib.import_module(module)
-        return getattr(found, name) if name else found
-    except (ImportError, AttributeError) as error:
-        import keras
-
-        raise BackendError(
-            f"Keras {keras.__version__} has no {place.replace(':', '.')}, which Treadle needs "
-            f"({reason}): install a version that it was tested with, keras=={_newest()}.*"
-        ) from error
-
-
 def warn_if_untested(version: str) -> None:
     """Warn if this version of Keras is newer than the newest one that the tests run with."""
-    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))  # also of 3.16rc1
-    if numbers > TESTED:
+    tested = internals.TESTED["keras"]
+    if _numbers(version) > _numbers(tested):
         warnings.warn(
             f"Keras {version} is newer than the versions that Treadle was tested with (up to "
-            f"{_newest()}): it may work differently",
+            f"{tested}): it may work differently",
             TreadleWarning,
             stacklevel=3,
         )
 
 
-def _newest() -> str:
-    return ".".join(map(str, TESTED))
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))  # also of 3.16rc1

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Var, jaxpr_as_fun
 
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
@@ -25,8 +24,9 @@ from ..program import Program, scope_of_call
 from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable
+from .patches import Var, jaxpr_as_fun, keras_random
 from .trace import tracing
-from .windows import JaxExecutor, device_batch, keras_random
+from .windows import JaxExecutor, device_batch
 
 
 def _is_tensor(x: Any) -> bool:

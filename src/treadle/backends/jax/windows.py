@@ -1,16 +1,13 @@
 """Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
-from ...core.keras_internals import global_state, seed_generator
 from ..background import Results, Running
 from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
@@ -18,6 +15,7 @@ from ..program import Program
 from ..scope import Scope
 from ..types import Tensor
 from ..window import Rows, Window, capacity, padded
+from .patches import jaxpr_as_fun, keras_random
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device, by owner; each is copied there once."""
@@ -247,26 +245,3 @@ def _primitives(jaxpr: Any) -> set[str]:
             if hasattr(inner, "eqns"):
                 found |= _primitives(inner)
     return found
-
-
-@contextmanager
-def keras_random() -> Generator[None]:
-    """Allow unseeded `keras.random` calls while JAX traces.
-
-    Keras raises an error, since its global generator would become a constant. Here the generator's
-    state is part of the step's state, so it does not.
-    """
-    original = seed_generator.global_seed_generator
-    generator = _global_generator()
-    seed_generator.global_seed_generator = lambda: generator
-    try:
-        yield
-    finally:
-        seed_generator.global_seed_generator = original
-
-
-def _global_generator() -> Any:
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-    if generator is None:
-        generator = seed_generator.global_seed_generator()
-    return generator

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn as tensorflow_nn
 
 from ...core.cores import cores
 from ...core.keras_internals import in_stateless_scope
@@ -23,6 +22,7 @@ from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable
 from ..window import row
+from .patches import FuncGraph, true_moments
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
 
@@ -65,7 +65,7 @@ class TensorFlowBackend:
             inputs = [tf.identity(x) for x in inputs]
             for source in [*sources, *inputs]:
                 tape.watch(source)
-            with leaves or nullcontext(), _true_moments() if nested else nullcontext():
+            with leaves or nullcontext(), true_moments() if nested else nullcontext():
                 losses, result = function(inputs)
         if leaves is not None:
             hand_outward(leaves.changed())
@@ -120,7 +120,7 @@ class TensorFlowBackend:
             count = tf.nest.flatten(inputs)[0].shape[0]
             rows = [function(row(inputs, i)) for i in range(count)]
             return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)
-        with tf.__internal__.FuncGraph("shapes").as_default():  # a trace that only gives the shapes
+        with FuncGraph("shapes").as_default():  # a trace that only gives the shapes
             first = tf.nest.map_structure(lambda x: x[0], inputs)
             shapes = tf.nest.map_structure(
                 lambda x: tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)), function(first)
@@ -271,7 +271,7 @@ def _kind(strategy: Any) -> str:
 
 def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
     """Return the variables that a branch assigns, by tracing it in a separate graph."""
-    with tf.__internal__.FuncGraph("branch").as_default(), Scope() as scope:
+    with FuncGraph("branch").as_default(), Scope() as scope:
         branch()
     return dict(scope.assigned)
 
@@ -284,7 +284,7 @@ def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> No
     """
     if tf.executing_eagerly():
         return  # constants are tensors too then, so captured tensors cannot be told apart
-    with tf.__internal__.FuncGraph("remat") as graph, graph.as_default(), Scope():
+    with FuncGraph("remat") as graph, graph.as_default(), Scope():
         function(*inputs)
     passed = {id(x) for x in inputs}
     for tensor in graph.external_captures:
@@ -311,28 +311,6 @@ def _sentence(message: str) -> str:
     head = message.partition("\n\t [[")[0].rstrip()
     last = head.rpartition("\n")[2].strip()
     return f"TensorFlow reports: {last}" if last != message.strip() else ""
-
-
-@contextmanager
-def _true_moments() -> Generator[None]:
-    """Make Keras compute a variance whose gradient can be differentiated again.
-
-    `tf.nn.moments` stops the gradient at the mean. The first derivative of the variance is still
-    correct, but the second is not, so that gradient penalties and meta-learning through
-    BatchNormalization or LayerNormalization would be wrong.
-    """
-    original = tensorflow_nn._compute_moments
-
-    def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
-        mean = tf.reduce_mean(x, axes, keepdims=True)
-        variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
-        return (mean if keepdims else tf.squeeze(mean, axes)), variance
-
-    tensorflow_nn._compute_moments = moments
-    try:
-        yield
-    finally:
-        tensorflow_nn._compute_moments = original
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ..traces import TraceEvent, newest, write_trace
+from .patches import xplane_pb2
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def tracing(directory: Path) -> Generator[None]:
     write_trace(_spans(space), directory)
 
 
-def _spans(space: xplane_pb2.XSpace) -> Iterator[TraceEvent]:
+def _spans(space: Any) -> Iterator[TraceEvent]:
     for plane in space.planes:
         for line in plane.lines:
             thread = line.display_name or line.name or str(line.id)

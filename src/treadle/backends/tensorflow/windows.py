@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from ...errors import StateError
 from ..background import Results, Running
@@ -16,7 +15,7 @@ from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
 from ..window import CAPACITIES, Rows, Window, capacity, padded
-from .random import like_kernels
+from .patches import is_op_determinism_enabled, like_kernels
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")

@@ -21,8 +21,8 @@ from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable
 from ..window import row
-from .capture.proof import device
 from .capture.recording import current
+from .capture.trials import device
 from .capture.windows import CaptureExecutor
 from .trace import tracing
 

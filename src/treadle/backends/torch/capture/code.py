@@ -10,6 +10,7 @@ from weakref import finalize
 
 import torch
 
+from ..patches import C
 from .nodes import (
     Block,
     Branch,
@@ -18,7 +19,6 @@ from .nodes import (
     Operation,
     Ref,
     aten,
-    internals,
     is_operator,
     refs_in,
     used_by,
@@ -78,7 +78,7 @@ class Code:
     def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> tuple[Any, ...]:
         """Run the step below automatic differentiation, the level at which it was recorded."""
         try:
-            with internals._AutoDispatchBelowAutograd():
+            with C._AutoDispatchBelowAutograd():
                 return self._step(state, batch, number)
         except Exception as error:
             for frame, line in walk_tb(error.__traceback__):
@@ -199,7 +199,7 @@ def _callable(function: Any) -> Any:
         return function
     space, name = function._schema.name.split("::")
     if space == "aten" and name in _BY_NAME:
-        for place in (internals._VariableFunctions, internals.TensorBase):
+        for place in (C._VariableFunctions, C.TensorBase):
             if hasattr(place, name):
                 return getattr(place, name)
     return function._op

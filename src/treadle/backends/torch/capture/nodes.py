@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 aten: Any = torch.ops.aten
-internals: Any = torch._C  # type: ignore[attr-defined]  # PyTorch has no public equivalent
 # These change their statistics in place, although their schemas do not declare it.
 BATCH_NORMS = frozenset(
     {

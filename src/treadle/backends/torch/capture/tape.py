@@ -14,10 +14,10 @@ from typing import Any
 
 import keras
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...plans import RefusedError
-from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten, internals
+from ..patches import C, TorchDispatchMode
+from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten
 from .place import place
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
@@ -426,7 +426,7 @@ def _storage(value: Any) -> int:
     """Return a key that is equal for tensors that share memory."""
     if not isinstance(value, torch.Tensor):
         return 0
-    with internals.DisableTorchFunction():
+    with C.DisableTorchFunction():
         storage: Any = value.untyped_storage()
         return storage._cdata
 

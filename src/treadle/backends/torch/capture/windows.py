@@ -1,8 +1,8 @@
 """Windows on PyTorch: a step is captured, proven, and then replayed for each batch.
 
 The step is recorded on a tape (`recording`, `tape`), simplified (`passes`), compiled to a Python
-function (`code`) and proven (`proof`); this module runs it. Steps that cannot be captured run
-eagerly, and the plan gives the reason.
+function (`code`) and proven (`proof`, `trials`); this module runs it. Steps that cannot be captured
+run eagerly, and the plan gives the reason.
 """
 
 import time
@@ -21,7 +21,8 @@ from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
 from ...window import Rows, Window, row
-from .proof import Captured, Prover, device, step_number, tensors_of
+from .proof import Captured, Prover
+from .trials import device, step_number, tensors_of
 
 CAPTURED = "captured"
 MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs memory and a proof

@@ -1,0 +1,57 @@
+"""The private parts of JAX that Treadle uses, and its patch of Keras on JAX.
+
+`tests/conformance/test_patches.py` fails by name when one of the entries changes.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from ...core.internals import KERAS, Attribute, Internal
+from ...core.keras_internals import global_state, seed_generator
+
+INTERNALS: dict[str, Internal] = {
+    "global_seed_generator": Internal(
+        "keras.src.random.seed_generator:global_seed_generator",
+        "patched: Keras rejects unseeded random numbers while JAX traces, as the state of its "
+        "generator would become a constant",
+        "https://github.com/keras-team/keras/issues/18426",
+        "()",
+    ),
+    "jaxpr_as_fun": Internal(
+        "jax.extend.core:jaxpr_as_fun",
+        "a step is traced once, and its jaxpr is run in every program that is compiled of it",
+        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
+        "(closed_jaxpr, *args)",
+    ),
+    "Var": Internal(
+        "jax.extend.core:Var",
+        "tells variables of a jaxpr from its literals, to find what a loss depends on",
+        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
+    ),
+}
+
+ATTRIBUTES: dict[str, Attribute] = {
+    "_direct_assign": Attribute(
+        "Variable",
+        "sets a value without the checks and casts of `assign`, which take longer than a step",
+        f"{KERAS}/backend/jax/core.py",
+    ),
+}
+
+jaxpr_as_fun: Any = INTERNALS["jaxpr_as_fun"].resolve()
+Var: Any = INTERNALS["Var"].resolve()
+
+
+@contextmanager
+def keras_random() -> Generator[None]:
+    """Allow unseeded `keras.random` calls while JAX traces.
+
+    Keras raises an error, since its global generator would become a constant. Here the generator's
+    state is part of the step's state, so it does not.
+    """
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        generator = seed_generator.global_seed_generator()
+    with INTERNALS["global_seed_generator"].replaced(lambda: generator):
+        yield

@@ -1,0 +1,212 @@
+"""The private parts of TensorFlow that Treadle uses, and its patches of TensorFlow and Keras.
+
+**Moments.** `tf.nn.moments` stops the gradient at the mean. The first derivative of the variance is
+still correct, but the second is not, so that gradient penalties and meta-learning through
+BatchNormalization or LayerNormalization would be wrong.
+
+**Random numbers under XLA** equal those of TensorFlow's own kernels. Both run Philox (Salmon et
+al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) on the same keys and counters and get
+the same bits, but convert them differently. For a uniform number, a kernel uses the low 23 bits and
+XLA the high ones. For normal numbers, a kernel uses Box and Muller's method ("A Note on the
+Generation of Random Normal Deviates", Ann. Math. Stat. 29, 1958) and XLA the inverse distribution
+function. Steps for XLA are therefore traced with the kernels' conversion, written in TensorFlow
+operations: a Dropout drops the same units as without XLA.
+
+`tests/conformance/test_patches.py` fails by name when one of the entries changes.
+"""
+
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ...core.internals import KERAS, Attribute, Internal
+
+_TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
+_ISSUES = "https://github.com/tensorflow/tensorflow/issues"
+
+INTERNALS: dict[str, Internal] = {
+    "moments": Internal(
+        "keras.src.backend.tensorflow.nn:_compute_moments",
+        "patched: second derivatives of the variance, see https://github.com/tensorflow/tensorflow/"
+        "pull/19609",
+        f"{KERAS}/backend/tensorflow/nn.py",
+        "(x, axes, keepdims)",
+    ),
+    "uniform": Internal(
+        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_uniform_v2",
+        "patched: XLA draws other numbers than the kernels",
+        f"{_ISSUES}/121243",
+        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
+    ),
+    "normal": Internal(
+        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_normal_v2",
+        "patched: XLA draws other numbers than the kernels",
+        f"{_ISSUES}/121243",
+        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
+    ),
+    "full_int": Internal(
+        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_uniform_full_int_v2",
+        "the bits that both conversions start from, for a given key and counter",
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
+        "(shape, key, counter, alg, dtype=tf.uint64, name=None)",
+    ),
+    "key_counter": Internal(
+        "tensorflow.python.ops.random_ops_util:get_key_counter_alg",
+        "patched: an algorithm selected at run time makes XLA compile all of them",
+        f"{_TENSORFLOW}/python/ops/random_ops_util.py",
+        "(seed, alg)",
+    ),
+    "FuncGraph": Internal(
+        "tensorflow:__internal__.FuncGraph",
+        "a graph that is traced for shapes, assignments or captured tensors, and then dropped",
+        f"{_TENSORFLOW}/python/framework/func_graph.py",
+        members=("as_default", "external_captures"),
+    ),
+    "is_op_determinism_enabled": Internal(
+        "tensorflow.python.framework.config:is_op_determinism_enabled",
+        "XLA is not used under op determinism, which has no public reader",
+        f"{_TENSORFLOW}/python/framework/config.py",
+        "()",
+    ),
+    "xplane_pb2": Internal(
+        "tensorflow.tsl.profiler.protobuf.xplane_pb2",
+        "reads the profiler's files without the package xprof",
+        "https://github.com/tensorflow/tensorflow/blob/master/third_party/xla/third_party/tsl/tsl/"
+        "profiler/protobuf/xplane.proto",
+        members=("XSpace",),
+    ),
+}
+
+_DATASET = f"{_TENSORFLOW}/python/data/ops"
+
+ATTRIBUTES: dict[str, Attribute] = {
+    "_self_": Attribute(
+        "tf.Module (prefix)",
+        "TensorFlow's own attributes, which list all other attributes again",
+        f"{_TENSORFLOW}/python/trackable/base.py",
+    ),
+    "_inputs": Attribute(
+        "tf.data.Dataset", "the parts of a pipeline", f"{_DATASET}/dataset_ops.py"
+    ),
+    "_functions": Attribute(
+        "tf.data.Dataset", "finds functions that draw random numbers", f"{_DATASET}/dataset_ops.py"
+    ),
+    "_seed": Attribute(
+        "shuffled tf.data.Dataset",
+        "the seeds are part of the identity of the data, and must be set to resume exactly",
+        f"{_DATASET}/shuffle_op.py",
+    ),
+    "_seed2": Attribute(
+        "shuffled tf.data.Dataset",
+        "the seeds are part of the identity of the data, and must be set to resume exactly",
+        f"{_DATASET}/shuffle_op.py",
+    ),
+    "_reshuffle_each_iteration": Attribute(
+        "shuffled tf.data.Dataset",
+        "whether each epoch has a new order",
+        f"{_DATASET}/shuffle_op.py",
+    ),
+    "_rerandomize": Attribute(
+        "random tf.data.Dataset",
+        "whether each epoch has new numbers",
+        f"{_DATASET}/random_op.py",
+    ),
+    "_deterministic": Attribute(
+        "parallel tf.data.Dataset",
+        "elements of a pipeline in any order cannot be resumed",
+        f"{_DATASET}/map_op.py",
+    ),
+    "_num_parallel_calls": Attribute(
+        "parallel tf.data.Dataset",
+        "functions that draw random numbers in parallel cannot be resumed",
+        f"{_DATASET}/map_op.py",
+    ),
+}
+
+FuncGraph: Any = INTERNALS["FuncGraph"].resolve()
+is_op_determinism_enabled: Any = INTERNALS["is_op_determinism_enabled"].resolve()
+xplane_pb2: Any = INTERNALS["xplane_pb2"].resolve()
+
+
+@contextmanager
+def true_moments() -> Generator[None]:
+    """Make Keras compute a variance whose gradient can be differentiated again."""
+
+    def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
+        mean = tf.reduce_mean(x, axes, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
+        return (mean if keepdims else tf.squeeze(mean, axes)), variance
+
+    with INTERNALS["moments"].replaced(moments):
+        yield
+
+
+PHILOX = 1
+# The mask of the mantissa, the bits of the number 1, and an integer type of that size. For float16
+# the two conversions already agree.
+UNIFORM = {
+    tf.float32: (0x007FFFFF, 0x3F800000, tf.uint32),
+    tf.bfloat16: (0x007F, 0x3F80, tf.uint16),
+}
+NORMAL = (tf.float32, tf.bfloat16, tf.float16)
+SMALLEST = 1e-7  # the kernels' lower bound for the argument of the logarithm
+
+_uniform_kernel: Any = INTERNALS["uniform"].resolve()
+_normal_kernel: Any = INTERNALS["normal"].resolve()
+_full_int: Any = INTERNALS["full_int"].resolve()
+_key_counter: Any = INTERNALS["key_counter"].resolve()
+
+
+@contextmanager
+def like_kernels() -> Generator[None]:
+    """Trace random operations in this context with the kernels' conversion.
+
+    The algorithm is also fixed to Philox. Otherwise TensorFlow selects it at run time, for which
+    XLA compiles all algorithms: 28 times as slow.
+    """
+    with (
+        INTERNALS["uniform"].replaced(_uniform),
+        INTERNALS["normal"].replaced(_normal),
+        INTERNALS["key_counter"].replaced(_named),
+    ):
+        yield
+
+
+def _named(seed: Any, alg: Any) -> Any:
+    return _key_counter(seed, "philox" if alg in (None, "auto_select") else alg)
+
+
+def _uniform(
+    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
+) -> Any:
+    if tf.as_dtype(dtype) not in UNIFORM or alg != PHILOX:
+        return _uniform_kernel(shape, key, counter, alg, dtype, name)
+    return _to_unit(_bits(shape, key, counter), tf.as_dtype(dtype))
+
+
+def _normal(
+    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
+) -> Any:
+    static = tf.get_static_value(shape)
+    if tf.as_dtype(dtype) not in NORMAL or alg != PHILOX or static is None:
+        return _normal_kernel(shape, key, counter, alg, dtype, name)
+    count = math.prod(static.tolist())
+    pairs = _to_unit(_bits([(count + 1) // 2, 2], key, counter), tf.float32)
+    radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(pairs[:, 0], SMALLEST)))
+    angle = (2.0 * math.pi) * pairs[:, 1]
+    both = tf.stack([tf.sin(angle) * radius, tf.cos(angle) * radius], axis=1)
+    return tf.cast(tf.reshape(tf.reshape(both, [-1])[:count], static), dtype)
+
+
+def _bits(shape: Any, key: Any, counter: Any) -> Any:
+    return _full_int(shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32)
+
+
+def _to_unit(bits: Any, dtype: Any) -> Any:
+    """Convert bits to numbers in [0, 1): the mantissa of a number in [1, 2), minus 1."""
+    mantissa, one, integer = UNIFORM[dtype]
+    number = tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)) | one
+    return tf.bitcast(tf.cast(number, integer), dtype) - tf.constant(1.0, dtype)

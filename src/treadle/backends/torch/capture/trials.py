@@ -1,0 +1,371 @@
+"""Trials of a captured PyTorch step: one step both ways from the same state.
+
+The state is restored afterwards. The comparison is bit for bit, since a learning rate that became
+a constant would change only the last bits. Of some scalars a step may read the value in a way that
+recording cannot see, such as a NumPy view of a counter. They are therefore advanced, so that a
+dependence on them becomes visible.
+
+| trial | batch | step number | state |
+| --- | --- | --- | --- |
+| 1 | first | 0 | as it is |
+| 2 | second | 1 | after trial 1 |
+| 3 | second | far | after trial 2, with the counters of optimizers advanced |
+| 4 | second | far | the same, with all other scalars advanced that are not trained |
+
+A step that fails eagerly in a trial is not captured: in training it then fails as it would
+uncompiled. Only in trial 4, whose state training may never reach, may it fail both ways.
+
+Equal operations give equal bits on a CPU. On another device, trials use PyTorch's deterministic
+algorithms, and each eager step runs twice: if the two runs differ, nothing can be proven, and the
+step is not captured. There, trial 4 leaves integers as they are, since an index out of range ends
+the process. Tests set the kind of the device on a CPU; these rules were not run on a device.
+"""
+
+import math
+import random
+import re
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import torch
+
+from ...eager import StepResult, run_step
+from ...plans import RefusedError
+from ...program import Program
+from ..patches import get_device, variables_made
+
+FAR, NEAR = 1000, 10  # by how much trials 3 and 4 advance; near, if the step fails far away
+# With another memory layout, the order of summation may vary: this many units in the last place of
+# the largest number may differ.
+ROUNDING = 64
+
+Around = Callable[[Program], AbstractContextManager[Any]]
+Replay = Callable[[Sequence[Any], Sequence[Any], Any], StepResult]
+
+
+class SomeBatches(Protocol):
+    """The batches that trials run on."""
+
+    count: int
+
+    def batch(self, index: int) -> Any:
+        """Return a batch in its original structure."""
+        ...
+
+    def tensors(self, index: int) -> list[Any]:
+        """Return a batch's tensors as a flat list."""
+        ...
+
+
+class _DifferentError(Exception):
+    """A step and its replay differ; the message is a clause."""
+
+
+class _FailedError(_DifferentError):
+    """A step fails eagerly, and its replay fails too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The effects of a step.
+
+    Attributes:
+        result: What it returned.
+        state: The variables' values after it.
+        generators: The states of PyTorch's generators after it.
+        drawn: Another generator from which it drew, or an empty string.
+    """
+
+    result: StepResult
+    state: list[Any]
+    generators: list[Any]
+    drawn: str
+
+
+class Trials:
+    """Compares eager steps with their replays.
+
+    Args:
+        program: The step.
+        around: A function that returns the context manager for each eager step.
+    """
+
+    def __init__(self, program: Program, around: Around) -> None:
+        self._program, self._around = program, around
+        self._state = [variable._value for variable in program.variables]
+        self._paths = list(program.new_context(0).variables)
+        self._device = device()
+
+    def difference(self, replay: Replay, batches: SomeBatches, exact: bool = True) -> str:
+        """Return the first difference, as a clause, or an empty string; the state is restored.
+
+        Args:
+            replay: The captured step.
+            batches: The batches.
+            exact: Whether all bits must be equal, or numbers within the rounding of sums.
+        """
+        trial, before = 0, self._state
+        with undone(self._program), _deterministic(self._device):
+            try:
+                for trial in (1, 2):
+                    before = _copies(self._state)
+                    index = (trial - 1) % batches.count
+                    outcome = self._compare(replay, batches, index, trial - 1, exact)
+                    _set(self._state, outcome.state)
+                trial, counters = 3, self._counters()
+                self._compare_far(replay, batches, exact, counters)
+                others = self._other_scalars(before)
+                if others:
+                    trial = 4
+                    self._compare_far(replay, batches, exact, {**others, **counters})
+            except RefusedError as refused:
+                return str(refused)
+            except _FailedError as failed:
+                return "" if trial == 4 else f"{failed}, in step {trial} of the proof"
+            except _DifferentError as different:
+                return f"{different}, in step {trial} of the proof"
+        return ""
+
+    def _counters(self) -> dict[int, float]:
+        """Return the positions of the counters of optimizers, and what a step adds to each."""
+        return {i: 1 for i, v in enumerate(self._program.variables) if v.name == "iteration"}
+
+    def _other_scalars(self, before: Sequence[Any]) -> dict[int, float]:
+        """Return the positions of other scalars that are not trained, and what a step adds to each.
+
+        Args:
+            before: The state before the last step.
+        """
+        found: dict[int, float] = {}
+        for i, variable in enumerate(self._program.variables):
+            new, old = self._state[i], before[i]
+            if new.numel() != 1 or variable.trainable or new.dtype == torch.bool:
+                continue
+            if new.dtype.is_floating_point:
+                found[i] = new.item() - old.item()
+            elif self._device == "cpu":  # elsewhere, an index out of range ends the process
+                found[i] = 1
+        return {i: added for i, added in found.items() if i not in self._counters()}
+
+    def _compare_far(
+        self, replay: Replay, batches: SomeBatches, exact: bool, added: Mapping[int, float]
+    ) -> None:
+        """Compare a step far from here, or nearer if it fails there.
+
+        Raises:
+            _DifferentError: They differ, or the step fails wherever it was tried.
+        """
+        for distance in (FAR, NEAR):
+            with undone(self._program):
+                for i, step in added.items():
+                    self._state[i].data.fill_(_advanced(self._state[i], step, distance))
+                try:
+                    self._compare(replay, batches, 1 % batches.count, distance, exact)
+                    return
+                except _FailedError:
+                    if distance == NEAR:
+                        raise
+
+    def _compare(
+        self, replay: Replay, batches: SomeBatches, index: int, number: int, exact: bool
+    ) -> _Outcome:
+        """Run a step both ways, compare all its effects, and return those of the eager one.
+
+        Raises:
+            _DifferentError: They differ, or the eager step fails.
+        """
+
+        def replayed() -> StepResult:
+            return replay(self._state, batches.tensors(index), step_number(number))
+
+        try:
+            eager = self._outcome(lambda: self._run(batches.batch(index), number))
+        except Exception as error:
+            failed = f"it fails when it runs eagerly: {in_one_line(error)}"
+            try:
+                self._outcome(replayed)
+            except Exception:
+                raise _FailedError(failed) from error
+            raise _DifferentError(failed) from error
+        if eager.drawn:
+            raise RefusedError(
+                f"it draws from {eager.drawn}, which a captured step would do only once"
+            )
+        if self._device != "cpu":
+            again = self._outcome(lambda: self._run(batches.batch(index), number))
+            self._check_equal(f"run twice on {self._device}", eager, again, exact=True)
+        try:
+            found = self._outcome(replayed)
+        except Exception as error:
+            raise _DifferentError(in_one_line(error)) from error
+        self._check_equal("replayed", eager, found, exact)
+        return eager
+
+    def _run(self, batch: Any, number: int) -> StepResult:
+        with self._around(self._program):
+            return run_step(self._program, batch, number)
+
+    def _outcome(self, run: Callable[[], StepResult]) -> _Outcome:
+        """Run a step, and restore the state."""
+        with undone(self._program):
+            drawn = _RandomStates()
+            found = run()
+            parts = (found.values, found.weights, found.broken)
+            copies = ({name: x.detach().clone() for name, x in part.items()} for part in parts)
+            return _Outcome(StepResult(*copies), _copies(self._state), _generators(), drawn.moved())
+
+    def _check_equal(self, how: str, old: _Outcome, new: _Outcome, exact: bool) -> None:
+        """Raise an error for the first difference.
+
+        Raises:
+            _DifferentError: They differ.
+        """
+        for path, x, y in zip(self._paths, old.state, new.state, strict=True):
+            if not _agree(y, x, exact):
+                raise _DifferentError(f"when {how}, it computes a different {path}")
+        pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
+            (old.result.values, new.result.values),
+            (old.result.weights, new.result.weights),
+            (old.result.broken, new.result.broken),
+        ]
+        for olds, news in pairs:
+            if list(olds) != list(news):
+                raise _DifferentError(f"it returns {list(news)} first and then {list(olds)}")
+            for name in olds:
+                if not _agree(news[name], olds[name], exact):
+                    raise _DifferentError(f"when {how}, it returns a different {name!r}")
+        if not all(map(torch.equal, old.generators, new.generators)):
+            raise _DifferentError(f"when {how}, it draws different random numbers")
+
+
+@contextmanager
+def undone(program: Program) -> Generator[list[tuple[Any, Any]]]:
+    """Restore every variable of a program and every random state afterwards.
+
+    Variables that are created inside are reset to their initial values: Python code that depends
+    on values may take a branch that the dry run did not, and build an optimizer in it.
+
+    The context gets the created variables, with their initial values.
+    """
+    state = [variable._value for variable in program.variables]
+    before = _copies(state)
+    states = _RandomStates()
+    with variables_made() as made:
+        try:
+            with torch.random.fork_rng():
+                yield made
+        finally:
+            states.put_back()
+            _set(state, before)
+            _set([variable._value for variable, _ in made], [value for _, value in made])
+
+
+@contextmanager
+def _deterministic(kind: str) -> Generator[None]:
+    """Use deterministic algorithms on a device other than the CPU, where PyTorch has them.
+
+    Operations without one run as usual: runs that differ are found by comparing them.
+    """
+    if kind == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    torch.use_deterministic_algorithms(True, warn_only=not before or only_warns)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def _advanced(tensor: Any, added: float, distance: int) -> float:
+    """Return a scalar's value after many steps.
+
+    Args:
+        tensor: The scalar.
+        added: What one step adds. A float that no step changes is halved instead, or set to 1 if
+            it is 0.
+        distance: The number of steps.
+    """
+    value = tensor.item()
+    if not tensor.dtype.is_floating_point:
+        return min(value + int(added * distance), torch.iinfo(tensor.dtype).max)
+    far = value + added * distance if added else value / 2 or 1.0
+    return far if math.isfinite(far) else value
+
+
+class _RandomStates:
+    """The random states of Python and NumPy."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def moved(self) -> str:
+        """Return the generator whose state has changed, or an empty string."""
+        if random.getstate() != self._python:
+            return "Python's random"
+        if repr(np.random.get_state()) != repr(self._numpy):
+            return "numpy.random"
+        return ""
+
+    def put_back(self) -> None:
+        """Restore both states."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def _generators() -> list[Any]:
+    """Return the states of PyTorch's generators."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpus]
+
+
+def _copies(tensors: Sequence[Any]) -> list[Any]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def device() -> str:
+    """Return the type of the device of Keras' variables, such as `"cpu"` or `"cuda"`."""
+    return str(get_device()).partition(":")[0]
+
+
+def step_number(step: int) -> Any:
+    """Return a step's number as a tensor."""
+    return torch.tensor(step, dtype=torch.int32, device=get_device())
+
+
+def tensors_of(batch: Any) -> list[Any]:
+    """Return the tensors of a batch as a flat list, without None."""
+    return [x for x in keras.tree.flatten(batch) if x is not None]
+
+
+def _set(tensors: Sequence[Any], values: Sequence[Any]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+
+def _agree(a: Any, b: Any, exact: bool) -> bool:
+    """Return whether two tensors are equal, bit for bit or within the rounding of sums."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    equal = (a == b) | (a.isnan() & b.isnan())
+    if exact or not a.dtype.is_floating_point or not a.numel():
+        return bool(equal.all())
+    x, y = a.double(), b.double()
+    limit = ROUNDING * torch.finfo(a.dtype).eps * y.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return bool((((x - y).abs() <= limit) | equal).all())
+
+
+def in_one_line(error: Exception) -> str:
+    """Format an exception as one line, without the color codes that Keras' layers add."""
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return f"{type(error).__name__}: {text[:200]}"

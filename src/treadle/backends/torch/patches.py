@@ -1,0 +1,223 @@
+"""The private parts of PyTorch that Treadle uses, and its patches of Keras on PyTorch.
+
+A step is captured by recording its operators. A few functions of Keras read tensors as Python
+values, which no operator shows; they are patched while a step is recorded (`capturable_keras`).
+
+`tests/conformance/test_patches.py` fails by name when one of the entries changes.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import torch
+
+from ...core.internals import KERAS, Attribute, Internal
+from ...core.keras_internals import seed_generator
+
+_PYTORCH = "https://github.com/pytorch/pytorch/blob/main"
+_RANDOM = f"{KERAS}/backend/torch/random.py"
+
+INTERNALS: dict[str, Internal] = {
+    "get_device": Internal(
+        "keras.src.backend.torch.core:get_device",
+        "the device of new variables, which has no public name",
+        f"{KERAS}/backend/torch/core.py",
+        "()",
+    ),
+    "cond": Internal(
+        "keras.src.backend.torch.core:cond",
+        "patched while recording: it reads its predicate, so only one branch would be recorded",
+        f"{KERAS}/backend/torch/core.py",
+        "(pred, true_fn, false_fn)",
+    ),
+    "torch_seed_generator": Internal(
+        "keras.src.backend.torch.random:torch_seed_generator",
+        "patched while recording: it reads the state of a seed generator",
+        _RANDOM,
+        "(seed)",
+    ),
+    "gamma": Internal(
+        "keras.src.backend.torch.random:gamma",
+        "patched while recording: it reads the state of a seed generator",
+        _RANDOM,
+        "(shape, alpha, dtype=None, seed=None)",
+    ),
+    "beta": Internal(
+        "keras.src.backend.torch.random:beta",
+        "patched while recording: it reads the state of a seed generator",
+        _RANDOM,
+        "(shape, alpha, beta, dtype=None, seed=None)",
+    ),
+    "binomial": Internal(
+        "keras.src.backend.torch.random:binomial",
+        "patched while recording: it reads the state of a seed generator",
+        _RANDOM,
+        "(shape, counts, probabilities, dtype=None, seed=None)",
+    ),
+    "nadam_core": Internal(
+        "keras.src.backend.torch.optimizers.torch_nadam:core",
+        "patched while recording: Nadam divides by NumPy numbers",
+        f"{KERAS}/backend/torch/optimizers/torch_nadam.py",
+        members=("convert_to_numpy",),
+    ),
+    "variable_init": Internal(
+        "keras.src.backend.common:KerasVariable.__init__",
+        "patched while proving: variables that a trial creates are reset",
+        f"{KERAS}/backend/common/variables.py",
+        "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
+        "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)",
+    ),
+    "TorchDispatchMode": Internal(
+        "torch.utils._python_dispatch:TorchDispatchMode",
+        "records operators below autograd; documented, but in a private module",
+        f"{_PYTORCH}/torch/utils/_python_dispatch.py",
+        "(_dispatch_key=None)",
+        ("__torch_dispatch__",),
+    ),
+    "C": Internal(
+        "torch:_C",
+        "replays call operators below autograd by their C functions, which takes less time",
+        f"{_PYTORCH}/torch/_C/__init__.pyi.in",
+        members=(
+            "_AutoDispatchBelowAutograd",
+            "_VariableFunctions",
+            "TensorBase",
+            "DisableTorchFunction",
+        ),
+    ),
+}
+
+ATTRIBUTES: dict[str, Attribute] = {
+    "_schema": Attribute(
+        "OpOverload", "which arguments an operator changes or returns", f"{_PYTORCH}/torch/_ops.py"
+    ),
+    "_op": Attribute(
+        "OpOverload", "calls an operator without its Python wrapper", f"{_PYTORCH}/torch/_ops.py"
+    ),
+    "_unsafe_view": Attribute(
+        "torch.ops.aten",
+        "the operator that a matrix product of more dimensions records",
+        f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
+    ),
+    "_cdata": Attribute(
+        "UntypedStorage and Generator",
+        "the address of the C++ object: PyTorch creates a new Python object for each access",
+        f"{_PYTORCH}/torch/_C/__init__.pyi.in",
+    ),
+    "_torch_params": Attribute(
+        "Layer",
+        "the parameters that Keras collected while variables had the values of a scope",
+        f"{KERAS}/backend/torch/layer.py",
+    ),
+    "_modules": Attribute(
+        "Layer",
+        "layers that are attributes are held there, as Keras layers are PyTorch modules",
+        f"{_PYTORCH}/torch/nn/modules/module.py",
+    ),
+}
+
+get_device: Any = INTERNALS["get_device"].resolve()
+TorchDispatchMode: Any = INTERNALS["TorchDispatchMode"].resolve()
+C: Any = INTERNALS["C"].resolve()
+
+Call = Callable[..., Any]
+
+
+@contextmanager
+def capturable_keras(cond: Call, call: Call) -> Generator[None]:
+    """Make functions of Keras record their reads of tensors in this context, in this thread.
+
+    Args:
+        cond: Records both branches of a condition.
+        call: Calls a function of tensors, and records it as one operation.
+    """
+    replaced: Mapping[str, Any] = {
+        "cond": cond,
+        "torch_seed_generator": lambda seed: call(_Seeded(), _sum_of_seed(seed)),
+        "gamma": _drawn(call, INTERNALS["gamma"].resolve()),
+        "beta": _drawn(call, INTERNALS["beta"].resolve()),
+        "binomial": _drawn(call, INTERNALS["binomial"].resolve()),
+        # Dividing by tensors gives the same as dividing by NumPy numbers.
+        "nadam_core": SimpleNamespace(convert_to_numpy=lambda x: x),
+    }
+    with ExitStack() as stack:
+        for name, replacement in replaced.items():
+            internal = INTERNALS[name]
+            stack.enter_context(internal.replaced(_in_this_thread(replacement, internal.resolve())))
+        yield
+
+
+@contextmanager
+def variables_made() -> Generator[list[tuple[Any, Any]]]:
+    """Collect the Keras variables that are created in this context, with their initial values."""
+    made: list[tuple[Any, Any]] = []
+    original = INTERNALS["variable_init"].resolve()
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self._value is not None:
+            made.append((self, self._value.detach().clone()))
+
+    with INTERNALS["variable_init"].replaced(init):
+        yield made
+
+
+def _in_this_thread(function: Any, original: Any) -> Any:
+    """Return `function` in this thread, and `original` in others, which may be reading data."""
+    if not callable(function):
+        return function
+    thread = threading.get_ident()
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        chosen = function if threading.get_ident() == thread else original
+        return chosen(*args, **kwargs)
+
+    return choose
+
+
+def _sum_of_seed(seed: Any) -> Any:
+    """Return the number that Keras seeds a generator with, as a tensor; advances the seed."""
+    first, second = seed_generator.draw_seed(seed)
+    return first + second
+
+
+class _Seeded:
+    """Seeds a generator as `keras.random` does, from the sum of a seed's two parts.
+
+    The generator is created once, since creating one takes longer than seeding it.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator(device=get_device())
+
+    def __call__(self, total: Any) -> torch.Generator:
+        return self._generator.manual_seed(int(total) & 0xFFFFFFFF)
+
+
+class _Drawn:
+    """A Keras function that temporarily seeds PyTorch's global generator, as one operation."""
+
+    draws = True
+
+    def __init__(self, original: Call, shape: Any, dtype: Any, names: Any) -> None:
+        self._original, self._shape, self._dtype, self._names = original, shape, dtype, names
+
+    def __call__(self, total: Any, *parameters: Any) -> Any:
+        named = dict(zip(self._names, parameters, strict=True))
+        seed = int(total) & 0xFFFFFFFF
+        return self._original(self._shape, dtype=self._dtype, seed=seed, **named)
+
+
+def _drawn(call: Call, original: Call) -> Call:
+    """Return a replacement for such a function that records it."""
+
+    def draw(shape: Any, dtype: Any = None, seed: Any = None, **parameters: Any) -> Any:
+        function = _Drawn(original, shape, dtype, list(parameters))
+        tensors = [keras.ops.convert_to_tensor(x) for x in parameters.values()]
+        return call(function, _sum_of_seed(seed), *tensors)
+
+    return draw

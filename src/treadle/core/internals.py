@@ -1,0 +1,99 @@
+"""Entries of the registers of private names: parts of other libraries that may change any time.
+
+Each package has one register: `core/keras_internals.py` for Keras, `backends/<name>/patches.py` for
+a framework and for Keras' backend of that name. `tests/test_keras_internals.py` and
+`tests/conformance/test_patches.py` compare each entry with the installed version.
+"""
+
+import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BackendError
+
+TESTED = {"keras": "3.15", "tensorflow": "2.21", "jax": "0.10", "torch": "2.13"}
+"""The newest version of each package that the tests run with, as major.minor."""
+
+KERAS = "https://github.com/keras-team/keras/blob/master/keras/src"
+_TITLES = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A private part of a library, or a public one that is patched.
+
+    Attributes:
+        place: A module, `module:name` or `module:name.attribute`.
+        reason: Why Treadle uses or patches it.
+        upstream: A link to its source, or to an issue about it.
+        signature: Its parameters, which the use or the patch was written for; empty if it is not
+            called, or if its signature cannot be read.
+        members: The names that are used of it.
+    """
+
+    place: str
+    reason: str
+    upstream: str
+    signature: str = ""
+    members: tuple[str, ...] = ()
+
+    def resolve(self) -> Any:
+        """Import it.
+
+        Raises:
+            BackendError: The installed version of the library does not have it.
+        """
+        holder, name = self._holder()
+        return getattr(holder, name) if name else holder
+
+    @contextmanager
+    def replaced(self, replacement: Any) -> Generator[Any]:
+        """Patch it in this context, which gets the original.
+
+        Raises:
+            BackendError: The installed version of the library does not have it.
+        """
+        holder, name = self._holder()
+        original = getattr(holder, name)
+        setattr(holder, name, replacement)
+        try:
+            yield original
+        finally:
+            setattr(holder, name, original)
+
+    def _holder(self) -> tuple[Any, str]:
+        """Return the module or class that holds it, and its name there."""
+        module, _, path = self.place.partition(":")
+        *classes, name = path.split(".")
+        try:
+            holder: Any = importlib.import_module(module)
+            for each in classes:
+                holder = getattr(holder, each)
+            if name:
+                getattr(holder, name)
+        except (ImportError, AttributeError) as error:
+            package = module.partition(".")[0]
+            version = importlib.import_module(package).__version__
+            raise BackendError(
+                f"{_TITLES[package]} {version} has no {self.place.replace(':', '.')}, "
+                f"which Treadle needs ({self.reason}): install a version that it was tested with, "
+                f"{package}=={TESTED[package]}.*"
+            ) from error
+        return holder, name
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A private attribute of a library's objects, which Treadle reads where it needs it.
+
+    Attributes:
+        owner: The objects that have it.
+        reason: Why Treadle uses it.
+        upstream: A link to the source that sets it.
+    """
+
+    owner: str
+    reason: str
+    upstream: str
