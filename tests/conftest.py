@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(config, items):
         left_out.add("faults_long")
     if not config.option.all:
         left_out.add("long")
-    once = os.environ.get("KERAS_BACKEND") != "torch" and not config.option.every_backend
+    backend = os.environ.get("KERAS_BACKEND")
+    if backend != "torch" and not config.option.all:
+        left_out.add("long_to_compile")
+    once = backend != "torch" and not config.option.every_backend
 
     def is_left_out(item):
         if any(item.get_closest_marker(name) for name in left_out):

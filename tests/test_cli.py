@@ -1,5 +1,6 @@
 """The commands: what they print, and the codes that they exit with."""
 
+import contextlib
 import json
 import os
 import re
@@ -620,37 +621,67 @@ def test_the_module_is_the_command():
     assert done.stdout == f"treadle {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["replay", "here", "--step", "99"], "there is no step 99 in here: its steps are 1 to 4"),
-        (["replay", "here"], "specify the step: either --step N"),
-        (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
-        (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
-        (["replay", "here", "--bisect", "loss > 1e9"], "holds for none of the 4 steps in"),
-        (
-            ["schedule", "cyclick(1, 2, 3)"],
-            "there is no schedule 'cyclick'. Did you mean 'Cyclic'?",
-        ),
-        (["schedule", "cyclic(1, 2)"], "Cyclic needs step_size; its arguments are low, high"),
-        (["schedule", "cyclic(1, 2, size=3)"], "Cyclic has no argument 'size'. Did you mean"),
-        (["schedule", "warm_up(cosine_decay(1), 5)"], "CosineDecay needs decay_steps"),
-        (["schedule", "one_cycle(1, 2, 3, 4, 5, 6)"], "OneCycle takes 5 arguments (peak, steps"),
-        (["schedule", "cyclic(a, 2, 3)"], "cannot read the schedule 'cyclic(a, 2, 3)'"),
-    ],
-)
-def test_wrong_arguments_are_refused_without_importing_keras(arguments, message):
-    if arguments[0] == "replay":
+WRONG = [
+    (["replay", "here", "--step", "99"], "there is no step 99 in here: its steps are 1 to 4"),
+    (["replay", "here"], "specify the step: either --step N"),
+    (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
+    (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
+    (["replay", "here", "--bisect", "loss > 1e9"], "holds for none of the 4 steps in"),
+    (
+        ["schedule", "cyclick(1, 2, 3)"],
+        "there is no schedule 'cyclick'. Did you mean 'Cyclic'?",
+    ),
+    (["schedule", "cyclic(1, 2)"], "Cyclic needs step_size; its arguments are low, high"),
+    (["schedule", "cyclic(1, 2, size=3)"], "Cyclic has no argument 'size'. Did you mean"),
+    (["schedule", "warm_up(cosine_decay(1), 5)"], "CosineDecay needs decay_steps"),
+    (["schedule", "one_cycle(1, 2, 3, 4, 5, 6)"], "OneCycle takes 5 arguments (peak, steps"),
+    (["schedule", "cyclic(a, 2, 3)"], "cannot read the schedule 'cyclic(a, 2, 3)'"),
+]
+REFUSE = """
+import contextlib, io, json, sys
+from treadle.cli import main
+
+answers = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["treadle", *arguments]
+    printed, code = io.StringIO(), None
+    with contextlib.redirect_stderr(printed):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    answers.append([code, "keras" in sys.modules, printed.getvalue()])
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Exit code, whether Keras was imported, and what was printed, of each of `WRONG`.
+
+    All of them in one process: a second one would take most of its time to import.
+    """
+    folder = tmp_path_factory.mktemp("wrong")
+    (folder / "mine.py").write_text(textwrap.dedent(TASK))
+    with contextlib.chdir(folder):
         run_tiny("--quiet", "--directory", "here")
-    code = (
-        "import sys\nfrom treadle.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'keras' in sys.modules)\n"
-    )
+    arguments = json.dumps([arguments for arguments, _ in WRONG])
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", REFUSE, arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        check=True,
     )
-    assert message in done.stderr
-    assert done.stdout.split() == ["2", "False"]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=[" ".join(each) for each, _ in WRONG])
+def test_wrong_arguments_are_refused_without_importing_keras(number, refused):
+    code, imported, printed = refused[number]
+    assert WRONG[number][1] in printed
+    assert (code, imported) == (2, False)
 
 
 @pytest.mark.long

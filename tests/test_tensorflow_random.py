@@ -13,36 +13,38 @@ from treadle.backends.tensorflow.patches import like_kernels
 SHAPES = [(7,), (64, 33), (3, 5, 1), (0,), ()]
 
 
-def both(draw: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return what is drawn by TensorFlow's kernels, and what XLA draws."""
+def both(*draws: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """Return what each draws by TensorFlow's kernels and by XLA, which compiles them together."""
     seed = tf.constant([3, 5], tf.int32)
     with like_kernels():
-        compiled = tf.function(draw, jit_compile=True, autograph=False)
+        compiled = tf.function(
+            lambda seed: [draw(seed) for draw in draws], jit_compile=True, autograph=False
+        )
         function = compiled.get_concrete_function(tf.TensorSpec([2], tf.int32))
-    return draw(seed).numpy(), function(seed).numpy()
+    kernels = [draw(seed).numpy() for draw in draws]
+    return list(zip(kernels, [drawn.numpy() for drawn in function(seed)], strict=True))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_uniform_numbers_dropout_and_integers_are_equal_in_every_bit(shape: Any) -> None:
-    for draw in (
+    for kernels, xla in both(
         lambda seed: tf.random.stateless_uniform(shape, seed),
         lambda seed: tf.random.stateless_uniform(shape, seed, 0, 1000, tf.int32),
         lambda seed: tf.nn.experimental.stateless_dropout(tf.ones(shape), 0.3, seed),
     ):
-        kernels, xla = both(draw)
         assert kernels.tobytes() == xla.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_narrow_floats_too(shape: Any, dtype: Any) -> None:
-    for draw in (
+    *equal, (kernels, xla) = both(
         lambda seed: tf.random.stateless_uniform(shape, seed, dtype=dtype),
         lambda seed: tf.nn.experimental.stateless_dropout(tf.ones(shape, dtype), 0.3, seed),
-    ):
-        kernels, xla = both(draw)
-        assert kernels.tobytes() == xla.tobytes()
-    kernels, xla = both(lambda seed: tf.random.stateless_normal(shape, seed, dtype=dtype))
+        lambda seed: tf.random.stateless_normal(shape, seed, dtype=dtype),
+    )
+    for ours, theirs in equal:
+        assert ours.tobytes() == theirs.tobytes()
     assert kernels.dtype == xla.dtype == dtype.as_numpy_dtype
     np.testing.assert_allclose(
         kernels.astype("float32"), xla.astype("float32"), rtol=1e-2, atol=1e-2
@@ -51,11 +53,10 @@ def test_narrow_floats_too(shape: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_normal_and_scaled_numbers_are_equal_within_rounding(shape: Any) -> None:
-    for draw in (
+    for kernels, xla in both(
         lambda seed: tf.random.stateless_normal(shape, seed, 1.0, 2.0),
         lambda seed: tf.random.stateless_uniform(shape, seed, -2.0, 3.0),  # scaled in one rounding
     ):
-        kernels, xla = both(draw)
         assert kernels.shape == xla.shape == shape
         np.testing.assert_allclose(kernels, xla, rtol=1e-4, atol=1e-5)
 

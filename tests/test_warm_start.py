@@ -1,5 +1,6 @@
 """Beginning with the weights of another run, and with nothing else of it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ def source() -> Any:
     return treadle.data.from_arrays(x, x[:, :1], batch_size=8)
 
 
-@pytest.fixture(name="before")
-def _before(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    with treadle.Loop(Body(), tmp_path / "before", console=False) as loop:
+@pytest.fixture(name="before", scope="module")
+def _before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A finished run, which tests only read."""
+    directory = tmp_path_factory.mktemp("before")
+    with treadle.Loop(Body(), directory, console=False) as loop:
         loop.fit(source(), epochs=2)
-    return tmp_path / "before", loop.state.arrays()
+    return directory, loop.state.arrays()
 
 
 WEIGHTS = [
@@ -170,7 +173,8 @@ def test_what_does_not_fit_changes_nothing(
 def test_a_directory_without_anything_learned(before: Any, tmp_path: Path) -> None:
     with pytest.raises(DirectoryError, match="holds no run"):
         treadle.warm_start(Body(), tmp_path / "nowhere")
-    directory, _ = before
+    directory = tmp_path / "damaged"
+    shutil.copytree(before[0], directory)
     (directory / "state.safetensors").unlink()
     for file in directory.glob("checkpoints/*/*.safetensors"):
         file.write_bytes(b"")

@@ -102,7 +102,13 @@ def refuse_difference(found: Any, expected: Any, atol: float) -> None:
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "sgd" else pytest.mark.long) for k in OPTIMIZERS]
 )
-@pytest.mark.parametrize("sizes", [(16,), (20, 20, 20, 4)], ids=["equal", "weighted by examples"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param((16,), id="equal", marks=pytest.mark.long_to_compile),
+        pytest.param((20, 20, 20, 4), id="weighted by examples"),
+    ],
+)
 def test_four_batches_equal_one_of_64(kind: str, sizes: tuple[int, ...]) -> None:
     x, y = rows(8 * 64)
     large = end(kind, None, cut(x, y, (64,)))
@@ -280,6 +286,7 @@ def test_a_half_filled_window_is_part_of_the_state(tmp_path: Path) -> None:
     assert {"accumulator/filled", "accumulator/weight", "accumulator/sums/0"} <= set(theirs)
 
 
+@pytest.mark.long_to_compile
 def test_what_waits_is_neither_weight_nor_needed_to_evaluate(tmp_path: Path) -> None:
     class Built(Classifier):
         def __init__(self) -> None:
@@ -307,6 +314,7 @@ def test_what_waits_is_neither_weight_nor_needed_to_evaluate(tmp_path: Path) -> 
     assert [path for path in treadle.warm_start(first, tmp_path) if "accumulator" in path] == []
 
 
+@pytest.mark.long_to_compile
 def test_a_skipped_batch_is_not_part_of_the_window() -> None:
     x, y = rows(40)
     bad = x.copy()
@@ -361,6 +369,7 @@ class Spoiled(Classifier):
         return logs
 
 
+@pytest.mark.long_to_compile
 def test_the_kit_finds_what_is_no_large_batch() -> None:
     batches = cut(*rows(64), (16,))
     accumulated_equals_large_batch(

@@ -366,6 +366,7 @@ def test_another_precision_is_refused(killed: Path) -> None:
         run(killed)
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_where_nothing_changed_nothing_is_said(killed: Path, capsys: Any) -> None:
     run(killed, console=True)

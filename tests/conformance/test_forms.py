@@ -217,7 +217,7 @@ def inputs(order: str, rows: int = 4) -> list[Any]:
 
 
 @EXECUTIONS
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long_to_compile)])
 def test_layers_that_a_later_form_builds_are_trained(execution: Any, shared: bool) -> None:
     def run(order: Sequence[Any], **how: Any) -> treadle.Loop:
         keras.utils.set_random_seed(0)
@@ -282,6 +282,7 @@ def test_a_finished_run_has_the_variables_of_all_forms_again(tmp_path: Path) -> 
         np.testing.assert_array_equal(value, first[path], err_msg=path)
 
 
+@pytest.mark.long_to_compile
 @EXECUTIONS
 def test_a_skipped_step_of_a_later_form_is_undone(execution: Any) -> None:
     options = treadle.Options(execution=execution)

@@ -129,7 +129,9 @@ def test_every_moment_is_that_of_fit(stop: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("monitor", ["val_loss", "val_accuracy"])
+@pytest.mark.parametrize(
+    "monitor", ["val_loss", pytest.param("val_accuracy", marks=pytest.mark.long_to_compile)]
+)
 def test_early_stopping(monitor: str) -> None:
     def new() -> Any:
         return keras.callbacks.EarlyStopping(monitor, patience=2, restore_best_weights=True)
@@ -228,6 +230,7 @@ def test_tensorboard_of_keras(tmp_path: Path) -> None:
         assert ours == theirs
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_weights_are_swapped_for_validation() -> None:
     swap = keras.callbacks.SwapEMAWeights()

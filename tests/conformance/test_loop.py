@@ -204,6 +204,7 @@ def test_a_call_goes_on_where_the_last_one_stopped() -> None:
     same(whole.state.arrays(), pieces.state.arrays())
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_single_steps_by_hand_and_windows_agree_bit_for_bit() -> None:
     x, y = arrays()
@@ -572,6 +573,7 @@ def test_a_bad_directory_is_refused(tmp_path: Path) -> None:
         loop_of(directory=tmp_path)
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_the_eager_reference_agrees_within_rounding() -> None:
     with loop_of() as compiled:

@@ -1,5 +1,7 @@
 """Every case on this backend: compiled as eager, and the same bits in windows of any size."""
 
+from typing import Any
+
 import pytest
 import runs
 from cases import CASES, batches_of
@@ -15,8 +17,24 @@ def test_compiled_is_close_to_eager(name: str) -> None:
     assert compiled.changed == eager.changed
 
 
-@pytest.mark.parametrize("sizes", runs.PARTITIONS[1:], ids=str)
-@pytest.mark.parametrize("name", CASES)
+def windows() -> list[Any]:
+    """Each case in mixed windows, and each tenth in 2s and in 7s; the others with `--all`.
+
+    A case compiles a program for each size of window.
+    """
+    return [
+        pytest.param(
+            name,
+            sizes,
+            id=f"{name}-{sizes}",
+            marks=() if sizes == runs.MIXED or number % 10 == size else pytest.mark.long_to_compile,
+        )
+        for number, name in enumerate(CASES)
+        for size, sizes in enumerate(runs.PARTITIONS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "sizes"), windows())
 def test_windows_agree_bit_for_bit(name: str, sizes: tuple[int, ...]) -> None:
     compare(
         runs.compiled(name, sizes),

@@ -133,6 +133,13 @@ class InBranches(Gradients):
         return treadle.cond(treadle.step() < 5, rows, nothing)
 
 
+EXECUTIONS = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(None, id="compiled"),
+        pytest.param(EAGER, id="eager", marks=pytest.mark.long_to_compile),
+    ],
+)
 DIFFERENTIATED = pytest.mark.parametrize(
     "kind",
     [Gradients, SecondDerivatives, Penalty, InBranches],
@@ -156,7 +163,7 @@ def found_by(trace: Any) -> list[Any]:
 
 
 @DIFFERENTIATED
-@pytest.mark.parametrize("options", [None, EAGER], ids=["compiled", "eager"])
+@EXECUTIONS
 def test_gradients_are_true_where_float16_has_none(kind: Any, options: Any) -> None:
     narrow, wide = (run_steps(make(kind), BATCHES[:1], options) for make in (half, full))
     assert narrow.values["undone"].tolist() == [0.0]
@@ -306,7 +313,7 @@ def poisoned_batches(*factors: tuple[float, float]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("options", [None, EAGER], ids=["compiled", "eager"])
+@EXECUTIONS
 def test_one_overflow_of_several_gradients_undoes_them_all(options: Any) -> None:
     good, first, second, infinite = (1.0, 1.0), (1e15, 1.0), (1.0, 1e15), (1e30, 1.0)
     sequence = poisoned_batches(good, first, second, infinite, good)
@@ -353,6 +360,7 @@ def loop_of(task: Any, **kwargs: Any) -> treadle.Loop:
     return treadle.Loop(task, console=False, **kwargs)
 
 
+@pytest.mark.long_to_compile
 def test_an_undone_step_counts_in_no_mean_and_ends_no_run() -> None:
     good, infinite = (1.0, 1.0), (1e30, 1.0)
     with loop_of(half(Poisoned)) as loop:
@@ -367,6 +375,7 @@ def test_an_undone_step_counts_in_no_mean_and_ends_no_run() -> None:
     assert int(loop.state.arrays()["optimizers/critic/iterations"]) == 3
 
 
+@pytest.mark.long_to_compile
 def test_a_batch_that_holds_nan_still_ends_the_run() -> None:
     batch = poisoned_batches((1.0, np.nan))[0]
     with (
@@ -394,6 +403,7 @@ class Root(Classifier):
         return {"loss": treadle.minimize(objective, variables, self.optimizer)}
 
 
+@pytest.mark.long_to_compile
 def test_a_scale_that_falls_for_ever_ends_the_run() -> None:
     why = (
         r"gradients are not finite at step 4, .*not even with a loss scale of 2\*\*-14.*division by"
@@ -409,6 +419,7 @@ def test_a_scale_that_falls_for_ever_ends_the_run() -> None:
     assert "not even with a loss scale" in str(loop.reason)
 
 
+@pytest.mark.long_to_compile
 def test_validation_knows_nothing_of_the_scale() -> None:
     def make() -> Any:
         return Classifier([dense(), keras.layers.BatchNormalization(), head()])
@@ -424,6 +435,7 @@ def test_validation_knows_nothing_of_the_scale() -> None:
     assert history.steps("loss").dtype == np.float32
 
 
+@pytest.mark.long_to_compile
 def test_gradients_in_an_evaluation_leave_the_scale_alone() -> None:
     class Attacked(Classifier):
         def eval_step(self, batch: Any) -> Any:
@@ -439,7 +451,10 @@ def test_gradients_in_an_evaluation_leave_the_scale_alone() -> None:
     assert before["loss_scale/finite_steps"] == 2
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy",
+    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long_to_compile)],
+)
 def test_narrow_layers_learn_as_well(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
@@ -481,6 +496,7 @@ def test_some_layers_in_float16_are_enough() -> None:
     )
 
 
+@pytest.mark.long_to_compile
 def test_the_precision_is_part_of_what_a_run_is(tmp_path: Any) -> None:
     def make() -> Any:
         return Classifier([dense(), head()])

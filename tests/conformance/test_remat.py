@@ -64,7 +64,9 @@ def trained(task: treadle.Task, execution: Any = "auto") -> tuple[Any, dict[str,
         return losses, loop.state.arrays()
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@pytest.mark.parametrize(
+    "execution", ["auto", pytest.param("eager", marks=pytest.mark.long_to_compile)]
+)
 @pytest.mark.parametrize("middle", MIDDLES.values(), ids=MIDDLES)
 def test_training_is_the_same(middle: Callable[[], Any], execution: str) -> None:
     results: list[tuple[Any, dict[str, Any]]] = []

@@ -96,7 +96,16 @@ def noisy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("step", [1, 3, 6, 8, STEPS])  # of the epochs' five: first, midst, last
+@pytest.mark.parametrize(
+    "step",  # of the epochs' five: first, midst, last
+    [
+        1,
+        pytest.param(3, marks=pytest.mark.long_to_compile),
+        6,
+        pytest.param(8, marks=pytest.mark.long_to_compile),
+        STEPS,
+    ],
+)
 def test_a_step_visited_again_equals_the_log_bit_for_bit(noisy_run: Path, step: int) -> None:
     before = hashes(noisy_run)
     found = visit(noisy, source(), noisy_run, step)

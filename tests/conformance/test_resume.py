@@ -349,6 +349,7 @@ def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_p
     assert loop.evaluate(source())["loss"] > 0
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_saving_by_hand_and_its_place(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:

@@ -76,6 +76,7 @@ def test_a_process_may_end_while_hooks_end(tmp_path: Path, body: Any) -> None:
     require_finished(run(tmp_path / "cut", body, hooks=patient(body)), straight)
 
 
+@pytest.mark.long_to_compile
 @pytest.mark.every_backend
 def test_epochs_of_ones_own_that_were_done_have_their_weights(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", own_epochs)

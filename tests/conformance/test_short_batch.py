@@ -41,6 +41,7 @@ def test_each_form_is_compiled_once() -> None:
     assert runner.programs <= 2
 
 
+@pytest.mark.long_to_compile
 def test_rows_are_counted_as_what_they_are() -> None:
     trace = run_steps(make(), two_epochs(), windows=(6,))
     assert trace.values["loss"].shape == (6,)

@@ -240,6 +240,7 @@ def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatc
     assert "eager" in loop.plan or "data streamed" in loop.plan
 
 
+@pytest.mark.long_to_compile
 def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
     measured, loop = trained(drawing, source(), epochs=1, execution="measure")
     assert "measured, per step: " in loop.plan

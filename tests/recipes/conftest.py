@@ -1,7 +1,21 @@
+import keras
 import numpy as np
 import pytest
 
 SHAPES = {"mnist": (28, 28), "cifar10": (32, 32, 3)}
+
+
+@pytest.fixture(autouse=True)
+def quick_compiling():
+    """Let XLA optimize less: these steps run three times (measured: half the time on JAX)."""
+    if keras.config.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

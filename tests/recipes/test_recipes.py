@@ -51,7 +51,9 @@ def test_a_native_recipe_says_what_it_runs_on(name):
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("name", ["linear", "linear-native"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("linear", marks=pytest.mark.long_to_compile), "linear-native"]
+)
 def test_linear(name):
     _, loop = run(name)
     loss = loop.history.steps("loss")
@@ -125,7 +127,9 @@ def test_mnist_functional():
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("name", ["mnist-mlp", "mnist-mlp-native"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mnist-mlp", marks=pytest.mark.long_to_compile), "mnist-mlp-native"]
+)
 def test_mnist_mlp(name):
     _, loop = run(name, "batch_size=16", epochs=4)
     losses = loop.history["loss"]
@@ -135,6 +139,7 @@ def test_mnist_mlp(name):
     assert loss[0] > 5  # the start is wide
 
 
+@pytest.mark.long
 @pytest.mark.every_backend
 def test_both_forms_of_mnist_mlp_give_the_same_curve():
     curves = [
