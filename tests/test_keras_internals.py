@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 # Private names of packages other than Keras and the frameworks, or public in spite of their name.
 OTHERS = {
     "_exit",  # os: documented
+    "_getframe",  # sys: documented
     "_trial_id",  # Optuna
     "_make",  # named tuples: documented
     "_made_with",  # of a task: set by object.__setattr__
