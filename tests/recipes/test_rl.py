@@ -73,7 +73,7 @@ def test_episodes_are_filled_up_and_gains_discounted():
     task.environments = of_lengths(2, 4)
     batch, _ = played(task)
     assert {name: len(array) for name, array in batch.items()} == dict.fromkeys(batch, 2 * 500)
-    counts, gains = batch["mask"].reshape(2, 500), batch["returns"].reshape(2, 500)
+    counts, gains = batch["played"].reshape(2, 500), batch["gains"].reshape(2, 500)
     assert counts.sum(axis=1).tolist() == [2, 4]
     seen = batch["observations"].reshape(2, 500, 4)
     actions = batch["actions"].reshape(2, 500)
@@ -93,14 +93,14 @@ def test_what_is_filled_up_does_not_count_and_good_moves_become_more_probable():
     task.environments = of_lengths(2, 4, 3)
     task.optimizer = keras.optimizers.SGD(0.1)
     batch, loop = played(task)
-    counts = batch["mask"] > 0
+    counts = batch["played"] > 0
     before = task.policy.get_weights()
 
     def wished():
         """The mean of log-probabilities, weighted by how much better than usual a move was."""
         logits = ops.convert_to_numpy(task.policy(batch["observations"]))[counts]
         log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        gains = batch["returns"][counts]
+        gains = batch["gains"][counts]
         advantages = (gains - gains.mean()) / (gains.std() + 1e-6)
         return np.mean(advantages * log[np.arange(len(log)), batch["actions"][counts]])
 
@@ -112,7 +112,7 @@ def test_what_is_filled_up_does_not_count_and_good_moves_become_more_probable():
     after = task.policy.get_weights()
     task.policy.set_weights(before)
     garbage = {name: np.where(counts, array.T, 7).T for name, array in batch.items()}
-    garbage["mask"], garbage["actions"] = batch["mask"], garbage["actions"] % 2
+    garbage["played"], garbage["actions"] = batch["played"], garbage["actions"] % 2
     loop.step({name: garbage[name].astype(batch[name].dtype) for name in batch})
     for one, other in zip(after, task.policy.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

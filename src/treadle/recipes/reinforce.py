@@ -2,8 +2,8 @@
 
 REINFORCE is due to Williams 1992 (https://doi.org/10.1007/BF00992696); CartPole comes with
 Gymnasium (`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. Episodes have unequal
-lengths, but the step is compiled for one shape, so they are padded to the maximum length; `mask`
-is 1 for the steps that were played. The advantage of each action is the discounted return from
+lengths, but the step is compiled for one shape, so they are padded to the maximum length;
+`played` is the mask of the steps that count. The advantage of each action is the discounted return from
 there on, normalized over the batch (mean subtracted, divided by the standard deviation).
 
 An epoch is five batches, so that its `return` is the mean over 100 consecutive episodes.
@@ -50,7 +50,7 @@ class Reinforce(treadle.Task):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the policy with normalized returns as advantages."""
-        mask, returns = batch["mask"], batch["returns"]
+        mask, returns = batch["played"], batch["gains"]
         steps = ops.sum(mask)
         mean = ops.sum(mask * returns) / steps
         deviation = ops.sqrt(ops.sum(mask * (returns - mean) ** 2) / steps)
@@ -88,8 +88,8 @@ class Reinforce(treadle.Task):
         return {
             "observations": observations.reshape(-1, 4),
             "actions": actions.ravel(),
-            "mask": mask.ravel(),
-            "returns": returns[:, :-1].ravel(),
+            "played": mask.ravel(),
+            "gains": returns[:, :-1].ravel(),
         }
 
     def datasets(self) -> treadle.Datasets:
