@@ -138,11 +138,13 @@ def gan(runs: Mapping[str, Run]) -> Verdict:
 
 def wasserstein(runs: Mapping[str, Run]) -> Verdict:
     run = runs[PLAIN]
-    distance, slope, penalty = (run.each(name) for name in ("wasserstein", "slope", "penalty"))
-    shown = distance[-1] < 0.5 * max(distance) and abs(slope[-1] - 1) < 0.1 and penalty[-1] < 0.1
+    distance, norm, penalty = (
+        run.each(name) for name in ("wasserstein", "gradient_norm", "gradient_penalty")
+    )
+    shown = distance[-1] < 0.5 * max(distance) and abs(norm[-1] - 1) < 0.1 and penalty[-1] < 0.1
     return shown, (
-        f"estimate {max(distance):.2f} → {distance[-1]:.2f}, mean slope {slope[-1]:.3f} (target "
-        f"1), penalty {penalty[-1]:.4f} (target 0)"
+        f"estimate {max(distance):.2f} → {distance[-1]:.2f}, mean gradient norm {norm[-1]:.3f} "
+        f"(target 1), penalty {penalty[-1]:.4f} (target 0)"
     )
 
 
@@ -167,7 +169,7 @@ def robust(runs: Mapping[str, Run]) -> Verdict:
 
 
 def translated(runs: Mapping[str, Run]) -> Verdict:
-    exact = {name: run.each("val_exact")[-1] for name, run in runs.items()}
+    exact = {name: run.each("val_exact_match")[-1] for name, run in runs.items()}
     ours = exact.pop(PLAIN)
     others = "; ".join(f"{name} {value:.1%}" for name, value in exact.items())
     return ours > 0.95 and ours > exact["no forcing"], f"exact match {ours:.1%}; {others}"
@@ -196,7 +198,8 @@ def rare(runs: Mapping[str, Run]) -> Verdict:
 
 def probes(runs: Mapping[str, Run]) -> Verdict:
     pixels, untrained, probe = (
-        runs[PLAIN].each(name)[-1] for name in ("pixels", "untrained", "probe")
+        runs[PLAIN].each(name)[-1]
+        for name in ("pixels_accuracy", "untrained_accuracy", "probe_accuracy")
     )
     return probe > pixels + 0.03 and probe > untrained + 0.03, (
         f"1,000 labels: features {probe:.1%}, raw pixels {pixels:.1%}, features of the untrained "
@@ -278,8 +281,8 @@ PROGRAMS: dict[str, Program] = {
         "free-running exact match above 95 %, more than without teacher forcing at equal steps",
         translated,
         others={
-            "no forcing": ("truth_begins=0", "truth_ends=0"),
-            "forcing to the end": ("truth_begins=1", "truth_ends=1"),
+            "no forcing": ("teacher_forcing_start=0", "teacher_forcing_end=0"),
+            "forcing to the end": ("teacher_forcing_start=1", "teacher_forcing_end=1"),
         },
         backend="jax",
     ),

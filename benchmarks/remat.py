@@ -43,7 +43,7 @@ def measured(execution: str, remat: str) -> None:
     import treadle
     from treadle.recipes.char_lm import CharacterModel
 
-    task = CharacterModel(depth=6, batch_size=128, accumulate=1, remat=bool(remat))
+    task = CharacterModel(depth=6, batch_size=128, accumulation_steps=1, remat=bool(remat))
     options = treadle.Options(execution="eager" if execution == "eager" else "auto")
     with treadle.Loop(task, console=False, options=options) as loop:
         train = task.datasets().train

@@ -242,7 +242,7 @@ def test_nothing_is_imported_before_a_command_is_understood():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("module", ["", "._settings"])
+@pytest.mark.parametrize("module", ["", "._settings", "._signature"])
 def test_examples_in_docstrings_hold(module):
     results = doctest.testmod(importlib.import_module(f"treadle.recipes{module}"))
     assert results.attempted > 0

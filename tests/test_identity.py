@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import treadle
+from treadle.core import functions
 from treadle.core import identity as module
 from treadle.core.identity import changed_code, code_of, described, identity, source_facts
 
@@ -303,6 +304,7 @@ def test_installed_code_is_not_the_user_s() -> None:
     assert code_of(supervised) == {}
 
 
-def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(module)
+@pytest.mark.parametrize("part", [module, functions])
+def test_examples_in_docstrings(part: Any) -> None:
+    failed, tried = doctest.testmod(part)
     assert tried and not failed

@@ -27,14 +27,14 @@ def run_of(folder: Path, epochs: list[dict], steps: list[dict] | None = None) ->
 
 
 STARTS = {
-    "wgan-gp": {"wasserstein": 8.0, "slope": 1.3, "penalty": 0.3},
+    "wgan-gp": {"wasserstein": 8.0, "gradient_norm": 1.3, "gradient_penalty": 0.3},
     "vae": {"val_elbo": -130.0},
     "activity-regularization": {"regularization": 4.0},
     "mnist-mlp": {"loss": 17.1, "val_accuracy": 0.8},
     "mnist-gan": {"d_loss": 1.3, "g_loss": 0.8, "samples": "images/samples-10.png"},
     "cifar10-cnn": {"loss": 1.6, "accuracy": 0.4, "val_accuracy": 0.5},
     "char-lm": {"bits_per_character": 4.0, "val_bits_per_character": 3.5},
-    "self-supervised": {"pixels": 0.86, "untrained": 0.8, "probe": 0.8},
+    "self-supervised": {"pixels_accuracy": 0.86, "untrained_accuracy": 0.8, "probe_accuracy": 0.8},
     **{name: {"return": 20.0} for name in ("reinforce", "actor-critic", "dqn")},
 }
 ENDS = [
@@ -66,9 +66,9 @@ ENDS = [
     ),
     (
         "wgan-gp",
-        {"wasserstein": 2.0, "slope": 1.01, "penalty": 0.02},
-        {"wasserstein": 2.0, "slope": 1.3, "penalty": 0.02},
-        "estimate 8.00 → 2.00, mean slope 1.010",
+        {"wasserstein": 2.0, "gradient_norm": 1.01, "gradient_penalty": 0.02},
+        {"wasserstein": 2.0, "gradient_norm": 1.3, "gradient_penalty": 0.02},
+        "estimate 8.00 → 2.00, mean gradient norm 1.010",
     ),
     ("vae", {"val_elbo": -105.0}, {"val_elbo": -140.0}, "-130.0 → -105.0 nats"),
     (
@@ -101,8 +101,8 @@ ENDS = [
     ),
     (
         "self-supervised",
-        {"probe": 0.91},
-        {"probe": 0.87},
+        {"probe_accuracy": 0.91},
+        {"probe_accuracy": 0.87},
         "features 91.0%, raw pixels 86.0%, features of the untrained encoder 80.0%",
     ),
     *(
@@ -125,7 +125,7 @@ def test_teacher_forcing_is_compared_with_its_absence(tmp_path):
     def runs(**exact):
         names = {PLAIN: "plain", "no forcing": "none", "forcing to the end": "all"}
         return {
-            name: run_of(tmp_path / short, [{"val_exact": exact[short]}])
+            name: run_of(tmp_path / short, [{"val_exact_match": exact[short]}])
             for name, short in names.items()
         }
 

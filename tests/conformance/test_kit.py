@@ -22,6 +22,7 @@ from treadle.testing import (
     same_start,
     save_trace,
 )
+from treadle.testing.trace import compare
 
 pytestmark = pytest.mark.any_backend
 
@@ -82,6 +83,14 @@ def test_a_python_counter_is_refused() -> None:
 
     with pytest.raises(StepError, match="train_step changes Python values"):
         run_steps(Counts(), BATCHES)
+
+
+def test_a_scalar_that_differs_in_one_bit_is_named() -> None:
+    a, b = trace((1.0,), scale=0.0), trace((1.0,), scale=-0.0)
+    with pytest.raises(
+        AssertionError, match=r"^after 1 steps: scale is 0\.0 one, but -0\.0 other$"
+    ):
+        compare(a, b, "one", "other", None)
 
 
 def test_the_first_difference_is_named_with_both_numbers() -> None:

@@ -8,11 +8,19 @@ import pytest
 from recipe_runs import make, run
 
 import treadle
-from treadle.recipes.char_lm import CHARACTERS, decoded, encoded, pairs
+from treadle.recipes.char_lm import CHARACTERS, decode, encode, inputs_and_targets
 
 pytestmark = pytest.mark.any_backend
 
-SMALL = ("width=16", "depth=2", "heads=2", "length=16", "batch_size=4", "updates=40", "warm_up=4")
+SMALL = (
+    "width=16",
+    "depth=2",
+    "heads=2",
+    "context_length=16",
+    "batch_size=4",
+    "decay_updates=40",
+    "warmup_updates=4",
+)
 
 
 def test_it_learns_and_writes():
@@ -26,7 +34,7 @@ def test_it_learns_and_writes():
     rates = loop.history.steps("learning_rate")
     np.testing.assert_allclose(rates[:8], 0.01 * np.array([0, 1, 1, 2, 2, 3, 3, 4]) / 4, rtol=1e-5)
     assert rates[-1] == pytest.approx(0, abs=1e-9)
-    norms = loop.history.steps("norm")
+    norms = loop.history.steps("gradient_norm")
     assert norms[0] == 0
     assert (norms[1:] > 0).all()
     assert len(set(norms[1::2])) == 100
@@ -42,7 +50,7 @@ def test_an_update_is_that_of_the_larger_batch():
     batches = [reader.take(1).batches for _ in range(4)]
     batches = [tuple(part[0] for part in batch) for batch in batches]
     treadle.testing.accumulated_equals_large_batch(
-        lambda accumulate: make("char-lm", *SMALL, f"accumulate={accumulate}").task,
+        lambda accumulate: make("char-lm", *SMALL, f"accumulation_steps={accumulate}").task,
         batches,
         steps=2,
     )
@@ -54,12 +62,12 @@ def test_an_update_is_that_of_the_larger_batch():
 def test_activations_that_are_computed_again_give_equal_gradients(execution):
     found = {}
     for remat in ("true", "false"):
-        made = make("char-lm", *SMALL, f"remat={remat}", "accumulate=1")
+        made = make("char-lm", *SMALL, f"remat={remat}", "accumulation_steps=1")
         options = treadle.Options(execution=execution)
         with treadle.Loop(made.task, options=options, console=False) as loop:
             loop.fit(made.datasets().train, steps=4)
         found[remat] = loop
-    for name in ("bits_per_character", "norm"):
+    for name in ("bits_per_character", "gradient_norm"):
         ours, theirs = (found[remat].history.steps(name) for remat in ("true", "false"))
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     theirs = found["false"].state.arrays()
@@ -86,7 +94,7 @@ def test_what_is_written_follows_from_what_was_written():
     task = make("char-lm", *SMALL).task
     task.model = Next()
     with treadle.Loop(task, console=False) as loop:
-        numbers = loop.call(task.write, encoded("ab")[None])[0]
+        numbers = loop.call(task.generate, encode("ab")[None])[0]
     begin = CHARACTERS.index("b")
     assert numbers.tolist()[1:] == [(begin + i) % len(CHARACTERS) for i in range(15)]
 
@@ -103,19 +111,19 @@ def test_the_end_of_the_book_is_not_trained_on():
     made = make("char-lm", *SMALL)
     datasets = made.datasets()
     book = treadle.datasets.alice()
-    seen, following = datasets.validation.arrays
-    held_out = decoded(np.concatenate([seen[:, :1], following], axis=1)[0])
+    inputs, targets = datasets.validation.arrays
+    held_out = decode(np.concatenate([inputs[:, :1], targets], axis=1)[0])
     end = book.index(held_out)
     assert end == int(0.9 * len(book))
-    last = decoded(seen[-1])
+    last = decode(inputs[-1])
     assert book.endswith(book[book.index(last) :])
     reader = datasets.train.read(0, seed=0)
     for _ in range(50):
         window = reader.take(1)
         for row in window.batches[0][0]:
-            assert decoded(row) in book[:end]
+            assert decode(row) in book[:end]
 
 
 def test_what_follows_is_the_next_character():
-    seen, following = pairs(encoded("Alice was")[None])
-    assert (decoded(seen[0]), decoded(following[0])) == ("Alice wa", "lice was")
+    inputs, targets = inputs_and_targets(encode("Alice was")[None])
+    assert (decode(inputs[0]), decode(targets[0])) == ("Alice wa", "lice was")

@@ -94,23 +94,23 @@ def test_wgan_gp():
     assert int(task.c_optimizer.iterations) == 2 * int(task.g_optimizer.iterations) == 2 * steps
     samples_of(loop, 4)
     kind = type(task)
-    assert lines_of(kind.train_step, kind.criticize) <= 45
-    slope = loop.history.steps("slope")
+    assert lines_of(kind.train_step, kind.update_critic) <= 45
+    slope = loop.history.steps("gradient_norm")
     assert np.abs(slope[-5:] - 1).max() < 0.5
-    _, free = run("wgan-gp", *settings, "penalty=0", epochs=4)
-    assert free.history.steps("slope")[-1] > slope[-1] + 0.2
+    _, free = run("wgan-gp", *settings, "penalty_weight=0", epochs=4)
+    assert free.history.steps("gradient_norm")[-1] > slope[-1] + 0.2
 
 
 def test_the_penalty_is_that_of_the_paper():
     """Of a critic that is linear, the slope is the norm of its weights, wherever one looks."""
-    made = make("wgan-gp", "batch_size=20", "critic_steps=1", "penalty=3")
+    made = make("wgan-gp", "batch_size=20", "critic_steps=1", "penalty_weight=3")
     task = made.task
     task.critic = keras.Sequential([keras.Input((784,)), keras.layers.Dense(1, use_bias=False)])
     norm = float(np.linalg.norm(task.critic.get_weights()[0]))
     with treadle.Loop(task, options=EAGER, console=False) as loop:
         logs = loop.step((np.zeros((20, 784), "float32"),))
-    assert logs["slope"] == pytest.approx(norm, rel=1e-4)
-    assert logs["penalty"] == pytest.approx((norm - 1) ** 2, rel=1e-3)
+    assert logs["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    assert logs["gradient_penalty"] == pytest.approx((norm - 1) ** 2, rel=1e-3)
 
 
 def test_vae():

@@ -8,11 +8,11 @@ import pytest
 from recipe_runs import make, run
 
 import treadle
-from treadle.recipes.maml import COLORS, LOOKS, MAML, picture, squared
+from treadle.recipes.maml import COLORS, MAML, MEASURED_STEPS, draw, mean_squared_error
 
 pytestmark = pytest.mark.any_backend
 
-ERRORS = [f"val_error_{step}" for step in LOOKS]
+ERRORS = [f"val_error_{step}" for step in MEASURED_STEPS]
 SMALL = ("tasks=10", "learning_rate=0.005")
 
 
@@ -26,13 +26,13 @@ def test_maml():
     before, one, five, ten = errors[1]
     assert ten < five < one < 0.5 * before
     assert one < 0.7 * errors[0][1] and ten < 0.7 * errors[0][3]
-    own = (MAML.train_step, MAML.adapted, MAML.error, squared)
+    own = (MAML.train_step, MAML.adapt, MAML.error, mean_squared_error)
     assert sum(len(inspect.getsource(function).splitlines()) for function in own) <= 45
 
 
 def test_the_curves_are_those_of_the_paper():
     task = make("maml", "tasks=1000").task
-    (known_x, known_y), (asked_x, asked_y) = task.drawn(np.random.default_rng(0), 10)
+    (known_x, known_y), (asked_x, asked_y) = task.curves(np.random.default_rng(0), 10)
     assert known_x.shape == known_y.shape == asked_x.shape == asked_y.shape == (1000, 10, 1)
     x, y = np.concatenate([known_x, asked_x], 1)[..., 0], np.concatenate([known_y, asked_y], 1)
     assert -5 <= x.min() < -4.99 and 4.99 < x.max() <= 5
@@ -59,7 +59,7 @@ def test_held_out_curves_are_always_the_same_and_never_trained_on():
 
 def test_a_curve_is_drawn_without_gaps_over_those_before_it():
     x = np.linspace(-5, 5, 400)[:, None]
-    pixels = picture([4 * np.sin(x), x, *[np.full_like(x, 9.0)] * 3]).pixels
+    pixels = draw([4 * np.sin(x), x, *[np.full_like(x, 9.0)] * 3]).pixels
     assert pixels.shape == (240, 400, 3)
     grey, yellow = (tuple(bytes.fromhex(color[1:])) for color in COLORS[:2])
     assert (pixels == yellow).all(-1)[:, 1:-1].any(axis=0).all()  # x = y, in each column
@@ -130,7 +130,7 @@ def differences(function, weights, width=1e-6):
 
 
 def small_task(*settings):
-    task = make("maml", "inner_rate=0.1", "tasks=2", *settings).task
+    task = make("maml", "inner_learning_rate=0.1", "tasks=2", *settings).task
     units = [keras.layers.Dense(6, activation="relu") for _ in range(2)]
     task.model = keras.Sequential([keras.Input((1,)), *units, keras.layers.Dense(1)])
     random = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def test_the_gradient_is_that_of_finite_differences(steps, first_order):
     """
     task, weights = small_task(f"inner_steps={steps}", f"first_order={str(first_order).lower()}")
     task.optimizer = keras.optimizers.SGD(1.0)  # the step is minus the gradient
-    batch = task.drawn(np.random.default_rng(1), 10)
+    batch = task.curves(np.random.default_rng(1), 10)
     batch = keras.tree.map_structure(lambda x: x.astype("float32"), batch)
     with treadle.Loop(task, console=False) as loop:
         logs = loop.step(batch)

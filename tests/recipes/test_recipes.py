@@ -13,14 +13,21 @@ pytestmark = pytest.mark.any_backend
 
 # Settings that make each recipe small: three steps are to take about as long as compiling them.
 SMALL = {
-    "actor-critic": ("environments=4", "moves=8"),
+    "actor-critic": ("environments=4", "rollout_steps=8"),
     "adversarial-training": ("units=8", "attack_steps=2"),
-    "char-lm": ("width=16", "depth=1", "heads=2", "length=16", "batch_size=4", "updates=60"),
+    "char-lm": (
+        "width=16",
+        "depth=1",
+        "heads=2",
+        "context_length=16",
+        "batch_size=4",
+        "decay_updates=60",
+    ),
     "distillation": ("teacher_steps=2", "units=8", "batch_size=50"),
-    "dqn": ("trying_steps=10", "environments=2"),
+    "dqn": ("epsilon_decay_steps=10", "environments=2"),
     "maml": ("tasks=4",),
     "reinforce": ("episodes=2",),
-    "self-supervised": ("features=16", "projected=8", "batch_size=20"),
+    "self-supervised": ("features=16", "projection_size=8", "batch_size=20"),
     "tabular": ("units=8",),
     "teacher-forcing": ("units=8", "batch_size=8"),
     "vae": ("units=16", "batch_size=50"),
@@ -232,7 +239,7 @@ def test_sam_follows_its_paper():
     logs = task.train_step((x, x))
     # Gradient (3, 4), norm 5; uphill (0.5 + 0.5 * 3/5, 1 + 0.5 * 4/5) = (0.8, 1.4), where the
     # gradient is (4.8, 4) and the loss 1.92 + 5.6 = 7.52, 2.77 above that of the start.
-    assert float(logs["norm"]) == pytest.approx(5)
+    assert float(logs["gradient_norm"]) == pytest.approx(5)
     assert float(logs["loss"]) == pytest.approx(4.75)
     assert float(logs["sharpness"]) == pytest.approx(2.77)
     assert float(task.model.a.numpy()) == pytest.approx(0.5 - 0.1 * 4.8, rel=1e-5)

@@ -11,8 +11,8 @@ from treadle.data import Environments
 from treadle.errors import ConfigurationError
 from treadle.recipes import actor_critic, dqn
 from treadle.recipes.actor_critic import ActorCritic
-from treadle.recipes.dqn import DQN, Buffer
-from treadle.recipes.reinforce import Reinforce, drawn
+from treadle.recipes.dqn import DQN, ReplayBuffer
+from treadle.recipes.reinforce import Reinforce, sample_actions
 from treadle.testing import resumed_equals_uninterrupted
 
 pytestmark = pytest.mark.any_backend
@@ -121,14 +121,14 @@ def test_what_is_filled_up_does_not_count_and_good_moves_become_more_probable():
 def test_actions_are_drawn_as_probable_as_the_logits_say():
     state = np.random.get_state()
     np.random.seed(0)
-    share = drawn(np.log(np.tile([[0.2, 0.8]], (20_000, 1)))).mean()
+    share = sample_actions(np.log(np.tile([[0.2, 0.8]], (20_000, 1)))).mean()
     np.random.set_state(state)
     assert share == pytest.approx(0.8, abs=0.01)
 
 
 @pytest.mark.long
 def test_actor_critic():
-    made, loop = run("actor-critic", "environments=8", "moves=32", steps=60)
+    made, loop = run("actor-critic", "environments=8", "rollout_steps=32", steps=60)
     returns = [record.values["return"] for record in loop.history.records if record.kind == "log"]
     assert len(returns) == 6
     assert returns[-1] > 2 * returns[0] > 0
@@ -148,7 +148,7 @@ def test_a_run_stops_when_it_is_solved(module, monkeypatch):
 
 @pytest.mark.parametrize("truncating", [False, True])
 def test_advantages_look_on_to_the_end_of_an_episode(truncating):
-    settings = ("moves=7", "discount=0.9", "trace=0.8")
+    settings = ("rollout_steps=7", "discount=0.9", "gae_lambda=0.8")
     task = make("actor-critic", *settings).task
     task.environments = of_lengths(3, 100, truncating=truncating)
     batch, _ = played(task)
@@ -179,7 +179,7 @@ def test_advantages_look_on_to_the_end_of_an_episode(truncating):
 
 @pytest.mark.parametrize("still", ["actor", "critic"])
 def test_each_network_follows_its_own_loss_alone(still):
-    task = make("actor-critic", "moves=4").task
+    task = make("actor-critic", "rollout_steps=4").task
     task.environments = of_lengths(3, 5)
     task.optimizers[still] = keras.optimizers.SGD(0.0)
     before = {name: getattr(task, name).get_weights() for name in ("actor", "critic")}
@@ -192,7 +192,7 @@ def test_each_network_follows_its_own_loss_alone(still):
 
 
 def test_dqn_learns_which_action_pays():
-    made = make("dqn", "discount=0", "trying_steps=100")
+    made = make("dqn", "discount=0", "epsilon_decay_steps=100")
     task = made.task
     task.environments = of_lengths(*[10] * 8)
     with treadle.Loop(task, console=False) as loop:
@@ -206,7 +206,7 @@ def test_dqn_learns_which_action_pays():
 
 
 def test_the_double_estimate_and_the_target_that_follows():
-    task = make("dqn", "discount=0.9", "follow=0.25").task
+    task = make("dqn", "discount=0.9", "target_update_rate=0.25").task
     random = np.random.default_rng(0)
     task.target.set_weights([w + random.normal(0, 0.3, w.shape) for w in task.target.get_weights()])
     batch = {
@@ -219,9 +219,9 @@ def test_the_double_estimate_and_the_target_that_follows():
     rows = np.arange(6)
     best = np.argmax(ops.convert_to_numpy(task.online(batch["next_observations"])), axis=-1)
     after = ops.convert_to_numpy(task.target(batch["next_observations"]))[rows, best]
-    worth = batch["rewards"] + 0.9 * (1 - batch["terminations"]) * after
+    td_target = batch["rewards"] + 0.9 * (1 - batch["terminations"]) * after
     chosen = ops.convert_to_numpy(task.online(batch["observations"]))[rows, batch["actions"]]
-    gap = np.abs(worth - chosen)
+    gap = np.abs(td_target - chosen)
     huber = np.where(gap < 1, gap**2 / 2, gap - 0.5).mean()
     slow = task.target.get_weights()
     with treadle.Loop(task, console=False) as loop:
@@ -233,28 +233,28 @@ def test_the_double_estimate_and_the_target_that_follows():
 
 
 def test_a_buffer_holds_the_newest_moves_and_comes_back():
-    environments, buffer = of_lengths(4, 5, 6), Buffer(8)
+    environments, buffer = of_lengths(4, 5, 6), ReplayBuffer(8)
     seen = []
     for _ in range(5):
         moves = environments.step([0, 1, 0])
         seen += list(moves.observations)
         buffer.add(moves)
-        assert buffer.filled == min(len(seen), 8)
-        kept = {tuple(row) for row in buffer.columns["observations"][: buffer.filled]}
+        assert len(buffer) == min(len(seen), 8)
+        kept = {tuple(row) for row in buffer.columns["observations"][: len(buffer)]}
         assert kept == {tuple(row) for row in seen[-8:]}
-        other = Buffer(8)
+        other = ReplayBuffer(8)
         other.restore(buffer.state())
         assert other.added == buffer.added
         for name, column in buffer.columns.items():
             np.testing.assert_array_equal(column, other.columns[name])
-    old, other = buffer.state(), Buffer(8)
+    old, other = buffer.state(), ReplayBuffer(8)
     old["following"] = old.pop("next_observations")  # the names in older checkpoints
     old["terminated"] = old.pop("terminations")
     other.restore(old)
     for name, column in buffer.columns.items():
         np.testing.assert_array_equal(column, other.columns[name])
     state = np.random.get_state()
-    drawn = buffer.draw(200)["observations"]
+    drawn = buffer.sample(200)["observations"]
     np.random.set_state(state)
     assert {tuple(row) for row in drawn} == kept
 
@@ -264,7 +264,7 @@ def small_reinforce():
 
 
 def small_actor_critic():
-    return ActorCritic(environments=2, moves=9)
+    return ActorCritic(environments=2, rollout_steps=9)
 
 
 def test_dqn_refuses_a_buffer_that_never_holds_a_batch():

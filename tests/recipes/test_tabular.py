@@ -10,7 +10,7 @@ from recipe_runs import make
 
 import treadle
 from treadle.errors import Terminated
-from treadle.recipes.tabular import BalancedAccuracy, balanced, split
+from treadle.recipes.tabular import BalancedAccuracy, balanced_weights, split
 
 pytestmark = pytest.mark.any_backend
 
@@ -95,7 +95,7 @@ def test_rare_wines_are_found_only_where_they_have_their_weight():
 def test_both_kinds_weigh_the_same():
     for name in ("train", "validation", "test"):
         _, y = split(name)
-        weights = balanced(y)
+        weights = balanced_weights(y)
         assert 0.02 < y.mean() < 0.05
         assert weights.mean() == pytest.approx(1, rel=1e-5)
         assert weights[y[:, 0] == 1].sum() == pytest.approx(weights[y[:, 0] == 0].sum(), rel=1e-4)

@@ -5,7 +5,7 @@ import pytest
 from recipe_runs import make, run
 
 import treadle
-from treadle.recipes.teacher_forcing import WORDS, spelling, translations
+from treadle.recipes.teacher_forcing import WORDS, examples, spelling
 
 pytestmark = pytest.mark.any_backend
 
@@ -26,7 +26,7 @@ def test_distillation():
 
 
 def test_students_differ_by_what_they_learn_from_alone():
-    settings = ["teacher_steps=0", "units=8", "batch_size=50", "trust=0.0"]
+    settings = ["teacher_steps=0", "units=8", "batch_size=50", "distillation_weight=0.0"]
     made = make("distillation", *settings)
     task = made.task
     teacher = task.teacher.get_weights()
@@ -59,7 +59,7 @@ def test_an_attack_stays_within_epsilon_and_raises_the_loss():
     x, y = random.random((32, 784)).astype("float32"), random.integers(0, 10, 32)
 
     def attack(x, y):
-        attacked = task.attacked(task.plain, x, y)
+        attacked = task.attack(task.plain, x, y)
         losses = [task.cross_entropy(y, task.plain(image)) for image in (x, attacked)]
         return attacked, losses
 
@@ -74,25 +74,25 @@ def test_an_attack_stays_within_epsilon_and_raises_the_loss():
 def test_teacher_forcing():
     settings = ("units=16", "batch_size=32", "decay_steps=20", "learning_rate=0.002")
     _, loop = run("teacher-forcing", *settings, steps=30)
-    truth = loop.history.steps("truth")
-    np.testing.assert_allclose(truth, np.maximum(1 - np.arange(30) / 20, 0), atol=1e-6)
+    probability = loop.history.steps("teacher_forcing")
+    np.testing.assert_allclose(probability, np.maximum(1 - np.arange(30) / 20, 0), atol=1e-6)
     loss = loop.history.steps("loss")
     assert loss[0] == pytest.approx(np.log(len(WORDS)), abs=0.3)
     assert loss[-1] < 0.8 * loss[0]
-    assert 0 <= loop.history["val_exact"][-1] <= 1
+    assert 0 <= loop.history["val_exact_match"][-1] <= 1
 
 
 def test_a_told_word_is_where_the_next_one_begins():
     task = make("teacher-forcing", "units=16").task
-    digits, words = translations(np.array([4207, 777777]))
+    digits, words = examples(np.array([4207, 777777]))
     others = words.copy()
     others[:, 3] = (others[:, 3] + 1) % len(WORDS)
     with treadle.Loop(task, options=EAGER, console=False) as loop:
         loop.prepare([(digits, words)])
-        told = loop.call(task.spelled, digits, words, np.float32(1))
-        told_otherwise = loop.call(task.spelled, digits, others, np.float32(1))
-        untold = loop.call(task.spelled, digits, words, np.float32(0))
-        alone = loop.call(task.spelled, digits)
+        told = loop.call(task.decode, digits, words, np.float32(1))
+        told_otherwise = loop.call(task.decode, digits, others, np.float32(1))
+        untold = loop.call(task.decode, digits, words, np.float32(0))
+        alone = loop.call(task.decode, digits)
     assert told.shape == (2, 10, len(WORDS))
     np.testing.assert_array_equal(told[:, :4], told_otherwise[:, :4])
     assert np.abs(told[:, 4:] - told_otherwise[:, 4:]).max(axis=(1, 2)).min() > 1e-6
@@ -114,7 +114,7 @@ def test_a_told_word_is_where_the_next_one_begins():
 )
 def test_spelling(number, words):
     assert " ".join(spelling(number)) == words
-    digits, found = translations(np.array([number]))
+    digits, found = examples(np.array([number]))
     assert int("".join(map(str, digits[0]))) == number
     assert " ".join(WORDS[word] for word in found[0]).strip() == words
 

@@ -14,6 +14,7 @@ from ..core.backend_choice import choose_backend
 from ..core.directory import RUN, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, overriding, precision_name, run_seed
+from ..core.renamed import with_current_names
 from ..core.triggers import Span
 from ..errors import BackendError, ConfigurationError, DataError, DirectoryError
 from ..recipes import Recipe, make, resolve
@@ -132,10 +133,11 @@ def resume(
     configuration = _opened(directory, "run the script again, which resumes the run")
     changes = {name: value for name, value in lasts.items() if value is not None}
     how_long = {name: configuration.get(name) for name in LASTS} | changes
+    recipe = _recipe(directory, configuration)
     return train(
         Request(
-            recipe=_recipe(directory, configuration),
-            settings=configuration["settings"],
+            recipe=recipe,
+            settings=with_current_names(configuration, recipe.module)["settings"],
             **how_long,
             backend=configuration["backend"],
             precision=configuration["precision"],
@@ -243,7 +245,7 @@ def _made_again(
         ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
     )
     with environment.showing("making the task", quiet), overriding(**ran):
-        return make(recipe, configuration["settings"])
+        return make(recipe, with_current_names(configuration, recipe.module)["settings"])
 
 
 def _opened(directory: Path, otherwise: str) -> dict[str, Any]:

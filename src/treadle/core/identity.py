@@ -10,15 +10,14 @@ import json
 import math
 import platform
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from inspect import getattr_static
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from .functions import closure_of, code_in, function_of
 from .options import backend_name, precision_name, run_seed, without_tensorflow
 from .ownership import Project, namespace_of, namespace_of_class
 
@@ -69,7 +68,7 @@ def made_with(init: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str
             found |= value
         elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
             found[name] = value
-    functions = tuple(value for value in found.values() if _function_of(value) is not None)
+    functions = tuple(value for value in found.values() if function_of(value) is not None)
     return MadeWith({name: described(value) for name, value in found.items()}, functions)
 
 
@@ -204,7 +203,7 @@ def code_of(task: Any) -> dict[str, str]:
         Hashes by qualified name: `{"Digits.train_step": "1b4f0e9851971998"}`.
     """
     functions = getattr(task, "_made_with", MadeWith({})).functions
-    code = _Code(Project([type(task), *map(_function_of, functions)]))
+    code = _Code(Project([type(task), *map(function_of, functions)]))
     code.take_class(type(task))
     for function in functions:
         code.take(function)
@@ -254,7 +253,7 @@ class _Code:
 
     def take(self, thing: Any) -> None:
         """Add a function, unwrapped if needed, and everything that it refers to by name."""
-        function = _function_of(thing)
+        function = function_of(thing)
         if function is None or not self._first(function):
             return
         if not self._project.owns(function.__globals__):
@@ -264,15 +263,9 @@ class _Code:
         except (OSError, TypeError):
             return
         self._found(function.__qualname__, _without_comments(source))
-        names = set(_names(function.__code__))
+        names = {name for code in code_in(function.__code__) for name in code.co_names}
         used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            try:
-                used[name] = cell.cell_contents
-            except ValueError:  # not yet filled
-                continue
-        for name, value in used.items():
+        for name, value in {**used, **closure_of(function)}.items():
             if issubclass(type(value), ModuleType):
                 parts = namespace_of(value)
                 if self._project.owns(parts):
@@ -301,38 +294,6 @@ class _Code:
         new = id(thing) not in self._seen
         self._seen.add(id(thing))
         return new
-
-
-def _function_of(thing: Any) -> FunctionType | None:
-    """Return the Python function inside a method, a decorated function, a property or a partial.
-
-    Attributes are looked up statically, because accessing one would import a lazy object.
-    """
-    for _ in range(10):
-        kind = type(thing)
-        if issubclass(kind, type | ModuleType):
-            return None
-        if issubclass(kind, partial):
-            thing = thing.func
-            continue
-        if issubclass(kind, property):
-            thing = thing.fget
-            continue
-        for name in ("__wrapped__", "__func__", "python_function"):  # the last: tf.function
-            if getattr_static(thing, name, None) is not None:
-                thing = getattr(thing, name)
-                break
-        else:
-            return thing if issubclass(kind, FunctionType) else None
-    return None
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names and the attributes that code uses, inner functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _without_comments(source: str) -> str:

@@ -25,6 +25,7 @@ from ..core.lock import Lock
 from ..core.logs import StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.progress import Progress
+from ..core.renamed import with_current_names
 from ..errors import DirectoryError
 from .final import read_arrays
 from .images import remove as remove_images
@@ -95,7 +96,7 @@ class RunRecord(Hook):
         if self.facts:
             self._compare(
                 f"{path} holds a run of another configuration",
-                self.facts.get("configuration", {}),
+                with_current_names(self.facts["configuration"], type(task).__module__),
                 wanted,
             )
         self.changed = changed_code(self.facts.get("code", {}), code)

@@ -17,6 +17,7 @@ Instead of a class, the file may define a function that returns a task, or a tas
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, did_you_mean
 from ._reading import Recipe, choose, read_file
 from ._settings import Parameter, known_parameters
+from ._signature import parameters_of
 
 if TYPE_CHECKING:  # importing it would import Keras
     from ._loading import Made
 
-__all__ = ["Parameter", "Recipe", "find", "known_parameters", "make", "resolve"]
+__all__ = ["Parameter", "Recipe", "find", "known_parameters", "make", "parameters_of", "resolve"]
 
 FOLDER = Path(__file__).parent
 
@@ -43,7 +45,9 @@ def find() -> dict[str, Recipe]:
     """
     paths = [path for path in sorted(FOLDER.glob("*.py")) if path.stem[0] != "_"]
     return {
-        name: choose(read_file(path), path, None).renamed(name, f"{__name__}.{path.stem}")
+        name: replace(
+            choose(read_file(path), path, None), name=name, module=f"{__name__}.{path.stem}"
+        )
         for path in paths
         for name in [path.stem.replace("_", "-")]
     }

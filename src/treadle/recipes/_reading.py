@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
-from ._settings import Parameter, parameters_of, read_given, read_settings
+from ._settings import Parameter, read_given, read_settings
+from ._signature import parameters_in
 
 BASES = ("Task", "Supervised")
 MAKERS = ("task", *BASES)
@@ -45,10 +46,6 @@ class Recipe:
     def source(self) -> str:
         """The argument for `treadle run`: the recipe's name, or `file.py:Task` with full path."""
         return self.name if self.module else f"{self.path}:{self.target}"
-
-    def renamed(self, name: str, module: str) -> "Recipe":
-        """Return a copy with the name and module of a recipe that comes with Treadle."""
-        return replace(self, name=name, module=module)
 
     def settings(self, given: Sequence[str]) -> dict[str, Any]:
         """Return all settings of the task: those given as `name=value`, and the known defaults.
@@ -130,7 +127,7 @@ def read_file(path: Path) -> dict[str, Recipe]:
                 description=_first_line(node) or _first_line(tree),
                 path=path,
                 target=node.name,
-                parameters=parameters_of(node, method=False),
+                parameters=parameters_in(node, method=False),
                 backend=_text(tree.body, "backend"),
                 offered=False,
             )
@@ -175,7 +172,7 @@ class _Module:
         """Return the parameters of `__init__`, own or inherited; None if it cannot be found."""
         for part in node.body:
             if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                return parameters_of(part, method=True)
+                return parameters_in(part, method=True)
         for base in map(_last, node.bases):
             if base == "Task":
                 return ()

@@ -1,18 +1,16 @@
 """Parse a task's settings from command-line texts, by the types in its signature."""
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.ranges import Choice, Range, Space, fitted
+from ..core.ranges import Choice, Space
 from ..errors import ConfigurationError, did_you_mean
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NONE = ("none", "null")
-SPACES: dict[str, Any] = {"Range": Range, "Choice": Choice}
-UNKNOWN = object()
+UNKNOWN: Any = object()
 """Marks a default that is computed, and so is not known without running the file."""
 
 
@@ -166,101 +164,3 @@ def read_given(
         if name not in known:
             raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
     return {name: known[name].read(texts[name]) for name in known if name in texts}
-
-
-def parameters_of(function: ast.FunctionDef, method: bool) -> tuple[Parameter, ...]:
-    """Return the parameters of a function definition that can be passed by name."""
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    blanks: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
-    pairs = list(zip(positional, [*blanks, *arguments.defaults], strict=True))
-    pairs = pairs[1:] if method else pairs
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return tuple(_parameter(argument, default) for argument, default in pairs)
-
-
-def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
-    value: Any = UNKNOWN
-    if default is not None:
-        try:
-            value = ast.literal_eval(default)
-        except ValueError:
-            value = UNKNOWN
-    annotation = argument.annotation
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        annotation = ast.parse(annotation.value, mode="eval").body
-    annotation, metadata = _without_metadata(annotation)
-    if annotation is None:
-        kind = type(value).__name__ if type(value) in PLAIN.values() else ""
-        accepts: tuple[Any, ...] | None = (PLAIN[kind],) if kind else ()
-    else:
-        kind, accepts = ast.unparse(annotation), _accepts(annotation)
-    space = next((found for part in metadata if (found := _space(argument.arg, part))), None)
-    if space is not None:
-        space = fitted(argument.arg, space, accepts or (), kind)
-    return Parameter(argument.arg, kind, accepts or (), value, default is None, space)
-
-
-def _without_metadata(annotation: ast.expr | None) -> tuple[ast.expr | None, Sequence[ast.expr]]:
-    """Split `Annotated[type, …]` into the type and the metadata."""
-    match annotation:
-        case ast.Subscript(
-            value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
-            slice=ast.Tuple(elts=[inner, *metadata]),
-        ):
-            return inner, metadata
-        case _:
-            return annotation, ()
-
-
-def _space(name: str, node: ast.expr) -> Space | None:
-    """Return the search space of a `Range(…)` or `Choice(…)` expression; None for others.
-
-    Raises:
-        ConfigurationError: If its arguments are computed or invalid.
-    """
-    match node:
-        case ast.Call(func=ast.Name(id=kind) | ast.Attribute(attr=kind)) if kind in SPACES:
-            try:
-                arguments = [ast.literal_eval(argument) for argument in node.args]
-                named = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
-                return SPACES[kind](*arguments, **named)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{name}: {error}") from error
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"{name}: cannot read {ast.unparse(node)}, since its file is read without "
-                    "running it: use literal values, as Range(64, 512, log=True) or "
-                    "Choice('relu', 'gelu')"
-                ) from error
-        case _:
-            return None
-
-
-def _accepts(annotation: ast.expr) -> tuple[Any, ...] | None:
-    """Return the types and values that an annotation accepts; None if a part is not supported."""
-    match annotation:
-        case ast.Constant(value=None):
-            return (None,)
-        case ast.Name(id=name) if name in PLAIN:
-            return (PLAIN[name],)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _joined([left, right])
-        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
-            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            if name == "Optional":
-                return _joined([*parts, ast.Constant(None)])
-            if name == "Union":
-                return _joined(parts)
-            if name == "Literal":
-                return tuple(part.value for part in parts if isinstance(part, ast.Constant)) or None
-            return None
-        case _:
-            return None
-
-
-def _joined(parts: Sequence[ast.expr]) -> tuple[Any, ...] | None:
-    accepted = [_accepts(part) for part in parts]
-    if any(part is None for part in accepted):
-        return None
-    return tuple(value for part in accepted for value in part or ())

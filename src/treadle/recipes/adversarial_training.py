@@ -53,10 +53,10 @@ class AdversarialTraining(treadle.Task):
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Train one network on adversarial examples, and the other on the clean images."""
         x, y = batch
-        attacked = self.attacked(self.robust, x, y)
+        adversarial = self.attack(self.robust, x, y)
         return {
             "robust_loss": treadle.minimize(
-                lambda: self.cross_entropy(y, self.robust(attacked, training=True)),
+                lambda: self.cross_entropy(y, self.robust(adversarial, training=True)),
                 self.robust,
                 self.robust_optimizer,
             ),
@@ -67,17 +67,18 @@ class AdversarialTraining(treadle.Task):
             ),
         }
 
-    def attacked(self, model: Any, x: Any, y: Any) -> Any:
+    def attack(self, model: Any, x: Any, y: Any) -> Any:
         """Return adversarial images within epsilon of the originals, by PGD on the model's loss."""
         low, high = ops.maximum(x - self.epsilon, 0.0), ops.minimum(x + self.epsilon, 1.0)
         # Large enough to reach the border of the epsilon ball from any random start.
-        size = 2.5 * self.epsilon / self.attack_steps
+        step_size = 2.5 * self.epsilon / self.attack_steps
         image = low + (high - low) * keras.random.uniform(x.shape, seed=self.seeds)
         for _ in range(self.attack_steps):
-            _, (slope,) = treadle.input_gradients(
+            _, (gradient,) = treadle.input_gradients(
                 lambda image: self.cross_entropy(y, model(image, training=False)), image
             )
-            image = ops.minimum(ops.maximum(image + size * ops.sign(slope), low), high)
+            image = image + step_size * ops.sign(gradient)
+            image = ops.minimum(ops.maximum(image, low), high)  # project onto the epsilon ball
         return image
 
     def eval_step(self, batch: Any) -> None:
@@ -85,8 +86,8 @@ class AdversarialTraining(treadle.Task):
         x, y = batch
         for name, model in (("robust", self.robust), ("plain", self.plain)):
             self.metrics[f"{name}_clean"].update_state(y, model(x, training=False))
-            attacked = self.attacked(model, x, y)
-            self.metrics[f"{name}_attacked"].update_state(y, model(attacked, training=False))
+            adversarial = self.attack(model, x, y)
+            self.metrics[f"{name}_attacked"].update_state(y, model(adversarial, training=False))
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST as rows of 784 numbers from 0 to 1."""

@@ -33,13 +33,14 @@ class CharacterModel(treadle.Task):
         width: Embedding size of the transformer.
         depth: Number of transformer blocks.
         heads: Attention heads per block.
-        length: Context length in characters.
+        context_length: Characters per training example.
         learning_rate: Peak learning rate of AdamW, at the end of the warm-up.
-        updates: Number of updates after which the learning rate has decayed to zero.
-        warm_up: Number of warm-up updates among them.
-        clip: Maximum global norm of an update's gradient.
-        accumulate: Batches per update.
-        batch_size: Texts of `length` characters in a batch.
+        decay_updates: Updates after which the learning rate has decayed to zero, including the
+            warm-up.
+        warmup_updates: Updates of the linear warm-up.
+        clip_norm: Maximum global norm of an update's gradient.
+        accumulation_steps: Batches per update.
+        batch_size: Examples per batch.
         remat: Recompute the activations of blocks in the backward pass instead of storing them.
     """
 
@@ -50,35 +51,37 @@ class CharacterModel(treadle.Task):
         width: int = 128,
         depth: int = 2,
         heads: int = 4,
-        length: int = 96,
+        context_length: int = 96,
         learning_rate: float = 3e-3,
-        updates: int = 1000,
-        warm_up: int = 50,
-        clip: float = 1.0,
-        accumulate: int = 2,
+        decay_updates: int = 1000,
+        warmup_updates: int = 50,
+        clip_norm: float = 1.0,
+        accumulation_steps: int = 2,
         batch_size: int = 16,
         remat: bool = False,
     ) -> None:
-        self.model = transformer(len(CHARACTERS), length, width, depth, heads, remat)
-        falling = keras.optimizers.schedules.CosineDecay(learning_rate, updates - warm_up)
-        self.rate = treadle.schedules.WarmUp(falling, warm_up)
-        self.optimizer = keras.optimizers.AdamW(self.rate, weight_decay=0.01)
-        self.accumulator = treadle.Accumulator(accumulate)
+        self.model = transformer(len(CHARACTERS), context_length, width, depth, heads, remat)
+        decay_steps = decay_updates - warmup_updates
+        decay = keras.optimizers.schedules.CosineDecay(learning_rate, decay_steps)
+        self.schedule = treadle.schedules.WarmUp(decay, warmup_updates)
+        self.optimizer = keras.optimizers.AdamW(self.schedule, weight_decay=0.01)
+        self.accumulator = treadle.Accumulator(accumulation_steps)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.norm = keras.Variable(0.0, trainable=False, name="norm")
         self.seeds = keras.random.SeedGenerator()
-        self.length, self.batch_size, self.clip = length, batch_size, clip
+        self.context_length, self.batch_size = context_length, batch_size
+        self.clip_norm = clip_norm
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Accumulate a batch's gradient, and update the weights after the last batch of a group."""
-        seen, following = batch
+        inputs, targets = batch
         variables = self.model.trainable_variables
 
         def objective() -> Any:
-            return self.loss(following, self.model(seen, training=True))
+            return self.loss(targets, self.model(inputs, training=True))
 
         def update(grads: Any) -> None:
-            clipped, norm = treadle.clip_by_global_norm(grads, self.clip)
+            clipped, norm = treadle.clip_by_global_norm(grads, self.clip_norm)
             self.norm.assign(norm)  # stored in a variable, since the return value is not used
             self.optimizer.apply(clipped, variables)
 
@@ -86,35 +89,35 @@ class CharacterModel(treadle.Task):
         self.accumulator.add(grads, update)
         return {
             "bits_per_character": loss / log(2),
-            "norm": self.norm.value,
-            "learning_rate": self.rate(self.optimizer.iterations),
+            "gradient_norm": self.norm.value,
+            "learning_rate": self.schedule(self.optimizer.iterations),
         }
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Evaluate a batch of the validation part of the book."""
-        seen, following = batch
-        loss = self.loss(following, self.model(seen, training=False))
+        inputs, targets = batch
+        loss = self.loss(targets, self.model(inputs, training=False))
         return {"bits_per_character": loss / log(2)}
 
-    def write(self, text: Any) -> Any:
-        """Sample continuations of texts; return character indices of shape (n, length).
+    def generate(self, prompts: Any) -> Any:
+        """Sample continuations of texts; return character indices of shape (n, context_length).
 
         Args:
-            text: The beginnings of the texts: character indices of shape (n, begun).
+            prompts: Character indices of shape (n, characters).
         """
-        count, begun = text.shape
+        count, prompt_length = prompts.shape
         # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample from their softmax.
-        shape = (self.length, count, len(CHARACTERS))
+        shape = (self.context_length, count, len(CHARACTERS))
         noise = -ops.log(-ops.log(keras.random.uniform(shape, 1e-9, seed=self.seeds)))
 
-        def written(place: Any, texts: Any) -> Any:
-            scores = ops.take(self.model(texts, training=False), place - 1, axis=1)
-            drawn = ops.argmax(scores + ops.take(noise, place, axis=0), axis=-1)
-            here = ops.equal(ops.arange(self.length), place)
-            return ops.where(here, ops.cast(drawn[:, None], texts.dtype), texts)
+        def sample_next(position: Any, texts: Any) -> Any:
+            logits = ops.take(self.model(texts, training=False), position - 1, axis=1)
+            sampled = ops.argmax(logits + ops.take(noise, position, axis=0), axis=-1)
+            is_next = ops.equal(ops.arange(self.context_length), position)
+            return ops.where(is_next, ops.cast(sampled[:, None], texts.dtype), texts)
 
-        texts = ops.pad(text, ((0, 0), (0, self.length - begun)))
-        return ops.fori_loop(begun, self.length, written, texts)
+        texts = ops.pad(prompts, ((0, 0), (0, self.context_length - prompt_length)))
+        return ops.fori_loop(prompt_length, self.context_length, sample_next, texts)
 
     def hooks(self) -> list[Any]:
         """Log a sample after each epoch."""
@@ -122,23 +125,23 @@ class CharacterModel(treadle.Task):
 
     def sample(self, loop: LoopView) -> dict[str, str]:
         """Return a text sampled from the model."""
-        return {"sample": decoded(loop.call(self.write, encoded(PROMPT)[None])[0])}
+        return {"sample": decode(loop.call(self.generate, encode(PROMPT)[None])[0])}
 
     def datasets(self) -> treadle.Datasets:
         """Return random excerpts for training, and the last part of the book for validation."""
-        book = encoded(datasets.alice())
+        book = encode(datasets.alice())
         end = int(len(book) * (1 - HELD_OUT))
-        reach = np.arange(self.length + 1)
+        offsets = np.arange(self.context_length + 1)
 
-        def drawn(random: np.random.Generator) -> Any:
-            begins = random.integers(0, end - self.length, self.batch_size)
-            return pairs(book[begins[:, None] + reach])
+        def random_excerpts(random: np.random.Generator) -> Any:
+            starts = random.integers(0, end - self.context_length, self.batch_size)
+            return inputs_and_targets(book[starts[:, None] + offsets])
 
-        held_out = np.arange(end, len(book) - self.length, self.length)
+        held_out = np.arange(end, len(book) - self.context_length, self.context_length)
         return treadle.Datasets(
-            train=data.from_function(drawn, length=200),
+            train=data.from_function(random_excerpts, length=200),
             validation=data.from_arrays(
-                *pairs(book[held_out[:, None] + reach]), batch_size=64, shuffle=False
+                *inputs_and_targets(book[held_out[:, None] + offsets]), batch_size=64, shuffle=False
             ),
         )
 
@@ -161,19 +164,19 @@ class Block(layers.Layer):
 
     def call(self, x: Any) -> Any:
         """Return the output of the block, (n, length, width)."""
-        return treadle.remat(self.inner)(x) if self.remat else self.inner(x)
+        return treadle.remat(self.forward)(x) if self.remat else self.forward(x)
 
-    def inner(self, x: Any) -> Any:
+    def forward(self, x: Any) -> Any:
         """Compute the block, without rematerialization."""
-        normal = self.normalizations[0](x)
-        x = x + self.attention(normal, normal, use_causal_mask=True)
-        normal = self.normalizations[1](x)
+        normalized = self.normalizations[0](x)
+        x = x + self.attention(normalized, normalized, use_causal_mask=True)
+        hidden = self.normalizations[1](x)
         for layer in self.network:
-            normal = layer(normal)
-        return x + normal
+            hidden = layer(hidden)
+        return x + hidden
 
 
-class Places(layers.Layer):
+class PositionEmbedding(layers.Layer):
     """Learned position embeddings, added to the inputs."""
 
     def build(self, shape: Any) -> None:
@@ -190,24 +193,24 @@ def transformer(
 ) -> Any:
     """Return a model from character indices, (n, length), to logits of each next character."""
     texts = keras.Input((length,), dtype="int32")
-    x = Places()(layers.Embedding(characters, width)(texts))
+    x = PositionEmbedding()(layers.Embedding(characters, width)(texts))
     for _ in range(depth):
         x = Block(width, heads, remat)(x)
     # Logits are computed in float32 also with mixed precision, for an accurate softmax.
-    scores = layers.Dense(characters, dtype="float32")(layers.LayerNormalization()(x))
-    return keras.Model(texts, scores)
+    logits = layers.Dense(characters, dtype="float32")(layers.LayerNormalization()(x))
+    return keras.Model(texts, logits)
 
 
-def encoded(text: str) -> Any:
+def encode(text: str) -> Any:
     """Return the character indices of a text, int32."""
     return np.array([CHARACTERS.index(character) for character in text], "int32")
 
 
-def decoded(numbers: Any) -> str:
+def decode(indices: Any) -> str:
     """Return the text for character indices."""
-    return "".join(CHARACTERS[number] for number in numbers)
+    return "".join(CHARACTERS[index] for index in indices)
 
 
-def pairs(texts: Any) -> tuple[Any, Any]:
-    """Return inputs (without the last character) and targets (without the first) of texts."""
+def inputs_and_targets(texts: Any) -> tuple[Any, Any]:
+    """Return texts without the last character, and without the first: the next characters."""
     return texts[:, :-1], texts[:, 1:]

@@ -42,7 +42,7 @@ class CustomGradients(treadle.Task):
         learning_rate: Learning rate of SGD with momentum.
         clip_norm: Maximum norm of each gradient.
         clip_value: Maximum absolute value of each element of a gradient.
-        noise: Variance of the gradient noise in the first step.
+        noise_variance: Variance of the gradient noise in the first step; it decreases.
         batch_size: Examples per step.
     """
 
@@ -53,7 +53,7 @@ class CustomGradients(treadle.Task):
         learning_rate: float = 0.1,
         clip_norm: float = 1.0,
         clip_value: float = 0.2,
-        noise: float = 1e-4,
+        noise_variance: float = 1e-4,
         batch_size: int = 32,
     ) -> None:
         regularizer = GroupLasso(1e-3)
@@ -70,8 +70,8 @@ class CustomGradients(treadle.Task):
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.accuracy = keras.metrics.SparseCategoricalAccuracy()
         self.seed = keras.random.SeedGenerator(1)
-        self.clip_norm, self.clip_value, self.noise = clip_norm, clip_value, noise
-        self.batch_size = batch_size
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.noise_variance, self.batch_size = noise_variance, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Compute gradients, log their norms, scale, clip, add noise and apply them."""
@@ -88,7 +88,7 @@ class CustomGradients(treadle.Task):
         grads = treadle.scaled_by(grads, variables, {"*/head/*": 0.5})
         grads = treadle.clip_by_norm(grads, self.clip_norm)
         grads = treadle.clip_by_value(grads, self.clip_value)
-        grads = treadle.with_noise(grads, eta=self.noise, seed=self.seed)
+        grads = treadle.with_noise(grads, eta=self.noise_variance, seed=self.seed)
         self.optimizer.apply(grads, variables)
         self.accuracy.update_state(y, logits)
         return {"loss": loss, "penalty": penalty, **norms}

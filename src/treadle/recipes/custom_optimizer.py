@@ -94,13 +94,13 @@ class CustomOptimizer(treadle.Task):
 
         (loss, logits), grads = treadle.gradients(objective, variables)
         norm = treadle.global_norm(grads)
-        climb = self.rho / (norm + 1e-12)
-        uphill = [v + climb * g for v, g in zip(variables, grads, strict=True)]
-        with treadle.substituted(variables, uphill):
-            (worst, _), grads = treadle.gradients(objective, variables)
+        scale = self.rho / (norm + 1e-12)
+        perturbed = [v + scale * g for v, g in zip(variables, grads, strict=True)]
+        with treadle.substituted(variables, perturbed):
+            (perturbed_loss, _), grads = treadle.gradients(objective, variables)
         self.optimizer.apply(grads, variables)
         self.accuracy.update_state(y, logits)
-        return {"loss": loss, "sharpness": worst - loss, "norm": norm}
+        return {"loss": loss, "sharpness": perturbed_loss - loss, "gradient_norm": norm}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Evaluate one batch in inference mode."""

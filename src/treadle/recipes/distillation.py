@@ -23,7 +23,8 @@ class Distillation(treadle.Task):
     Args:
         units: Width of the students' hidden layer.
         temperature: Softmax temperature of the distillation loss.
-        trust: Weight of the distillation loss, from 0 (labels only) to 1 (teacher only).
+        distillation_weight: Weight of the distillation loss, from 0 (labels only) to 1 (teacher
+            only).
         examples: Number of training digits of the students.
         teacher_steps: Steps in which the teacher is trained, before the students.
         learning_rate: Learning rate of Adam, for all three networks.
@@ -36,7 +37,7 @@ class Distillation(treadle.Task):
         self,
         units: int = 32,
         temperature: float = 4.0,
-        trust: float = 0.9,
+        distillation_weight: float = 0.9,
         examples: int = 600,
         teacher_steps: int = 2345,
         learning_rate: float = 1e-3,
@@ -53,7 +54,7 @@ class Distillation(treadle.Task):
                 layers.Dense(10),
             ]
         )
-        self.student, self.alone = small(units), small(units)
+        self.student, self.alone = student(units), student(units)
         self.alone.set_weights(self.student.get_weights())
         self.optimizers = {
             name: keras.optimizers.Adam(learning_rate) for name in ("teacher", "student", "alone")
@@ -63,21 +64,26 @@ class Distillation(treadle.Task):
             f"{name}_accuracy": keras.metrics.SparseCategoricalAccuracy()
             for name in ("teacher", "student", "alone")
         }
-        self.temperature, self.trust = temperature, trust
+        self.temperature, self.distillation_weight = temperature, distillation_weight
         self.examples, self.teacher_steps, self.batch_size = examples, teacher_steps, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Train the teacher in the first `teacher_steps` steps, and the students afterwards."""
-        all_digits, few = batch
-        taught = treadle.step() >= self.teacher_steps
-        loss = treadle.cond(taught, lambda: self.distil(*few), lambda: self.teach(*all_digits))
-        counts = ops.cast(taught, "float32")
+        teacher_batch, student_batch = batch
+        distilling = treadle.step() >= self.teacher_steps
+        loss = treadle.cond(
+            distilling,
+            lambda: self.train_students(*student_batch),
+            lambda: self.train_teacher(*teacher_batch),
+        )
+        # Each loss is averaged only over the steps that minimized it.
+        weight = ops.cast(distilling, "float32")
         return {
-            "teacher_loss": treadle.weighted(loss, 1 - counts),
-            "student_loss": treadle.weighted(loss, counts),
+            "teacher_loss": treadle.weighted(loss, 1 - weight),
+            "student_loss": treadle.weighted(loss, weight),
         }
 
-    def teach(self, x: Any, y: Any) -> Any:
+    def train_teacher(self, x: Any, y: Any) -> Any:
         """Train the teacher on labels."""
         return treadle.minimize(
             lambda: self.cross_entropy(y, self.teacher(x, training=True)),
@@ -85,17 +91,18 @@ class Distillation(treadle.Task):
             self.optimizers["teacher"],
         )
 
-    def distil(self, x: Any, y: Any) -> Any:
+    def train_students(self, x: Any, y: Any) -> Any:
         """Train one student on teacher and labels, and the other on labels only."""
-        soft = ops.softmax(self.teacher(x, training=False) / self.temperature)
+        soft_targets = ops.softmax(self.teacher(x, training=False) / self.temperature)
 
         def objective() -> Any:
             logits = self.student(x, training=True)
-            likeness = ops.sum(soft * ops.log_softmax(logits / self.temperature), axis=-1)
+            log_probabilities = ops.log_softmax(logits / self.temperature)
+            soft_loss = -ops.mean(ops.sum(soft_targets * log_probabilities, axis=-1))
             # Gradients scale with 1 / temperature²; this keeps the balance with the label loss.
-            from_teacher = -ops.mean(likeness) * self.temperature**2
-            from_labels = self.cross_entropy(y, logits)
-            return self.trust * from_teacher + (1 - self.trust) * from_labels
+            soft_loss = soft_loss * self.temperature**2
+            hard_loss, weight = self.cross_entropy(y, logits), self.distillation_weight
+            return weight * soft_loss + (1 - weight) * hard_loss
 
         treadle.minimize(
             lambda: self.cross_entropy(y, self.alone(x, training=True)),
@@ -116,12 +123,13 @@ class Distillation(treadle.Task):
         train, test = (
             x.reshape(-1, 784).astype("float32") / 255 for x in (mnist.x_train, mnist.x_test)
         )
-        batches, part = -(-len(train) // self.batch_size), max(1, self.batch_size // 4)
-        few = np.arange(batches * part) % self.examples
+        batches = -(-len(train) // self.batch_size)
+        student_batch_size = max(1, self.batch_size // 4)
+        rows = np.arange(batches * student_batch_size) % self.examples
         return treadle.Datasets(
             train=data.zipped(
                 data.from_arrays(train, mnist.y_train, batch_size=self.batch_size),
-                data.from_arrays(train[few], mnist.y_train[few], batch_size=part),
+                data.from_arrays(train[rows], mnist.y_train[rows], batch_size=student_batch_size),
             ),
             validation=data.from_arrays(
                 test, mnist.y_test, batch_size=self.batch_size, shuffle=False
@@ -129,7 +137,7 @@ class Distillation(treadle.Task):
         )
 
 
-def small(units: int) -> Any:
+def student(units: int) -> Any:
     """Return a network with one small hidden layer."""
     return keras.Sequential(
         [keras.Input((784,)), layers.Dense(units, activation="relu"), layers.Dense(10)]

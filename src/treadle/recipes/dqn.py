@@ -32,9 +32,9 @@ class DQN(treadle.Task):
         units: Width of each hidden layer.
         learning_rate: Learning rate of Adam.
         discount: Discount factor of rewards per step (gamma).
-        follow: Update rate of the target network (tau).
-        trying_ends: Final epsilon: the probability of a random action from step `trying_steps` on.
-        trying_steps: Number of steps over which epsilon decays linearly from 1.
+        target_update_rate: Update rate of the target network (tau).
+        epsilon_end: Probability of a random action from step `epsilon_decay_steps` on.
+        epsilon_decay_steps: Steps over which epsilon decays linearly from 1.
         capacity: Maximum number of transitions in the buffer.
         batch_size: Transitions per batch.
         environments: Number of parallel environments, each with one transition per training step.
@@ -47,9 +47,9 @@ class DQN(treadle.Task):
         units: int = 128,
         learning_rate: float = 1e-3,
         discount: float = 0.98,
-        follow: float = 0.02,
-        trying_ends: float = 0.02,
-        trying_steps: int = 500,
+        target_update_rate: float = 0.02,
+        epsilon_end: float = 0.02,
+        epsilon_decay_steps: int = 500,
         capacity: int = 20_000,
         batch_size: int = 128,
         environments: int = 8,
@@ -71,48 +71,52 @@ class DQN(treadle.Task):
                 "make it larger, or batch_size smaller"
             )
         self.environments = data.Environments("CartPole-v1", environments)
-        self.buffer = Buffer(capacity)
-        self.discount, self.follow, self.batch_size = discount, follow, batch_size
-        self.trying_ends, self.trying_steps = trying_ends, trying_steps
+        self.buffer = ReplayBuffer(capacity)
+        self.discount, self.batch_size = discount, batch_size
+        self.target_update_rate = target_update_rate
+        self.epsilon_end, self.epsilon_decay_steps = epsilon_end, epsilon_decay_steps
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the Q-network towards the double Q-learning target."""
-        best = ops.one_hot(ops.argmax(self.online(batch["next_observations"]), axis=-1), 2)
-        after = ops.sum(best * self.target(batch["next_observations"]), axis=-1)
-        worth = batch["rewards"] + self.discount * (1.0 - batch["terminations"]) * after
+        batch = with_current_names(batch)  # a resumed run builds the step for its recorded batches
+        next_observations = batch["next_observations"]
+        next_actions = ops.one_hot(ops.argmax(self.online(next_observations), axis=-1), 2)
+        next_values = ops.sum(next_actions * self.target(next_observations), axis=-1)
+        continues = 1.0 - batch["terminations"]
+        td_target = batch["rewards"] + self.discount * continues * next_values
 
         def objective() -> Any:
-            values = self.online(batch["observations"], training=True)
-            chosen = ops.sum(ops.one_hot(batch["actions"], 2) * values, axis=-1)
-            return self.loss(worth, chosen), ops.mean(chosen)
+            q_values = self.online(batch["observations"], training=True)
+            action_values = ops.sum(ops.one_hot(batch["actions"], 2) * q_values, axis=-1)
+            return self.loss(td_target, action_values), ops.mean(action_values)
 
-        loss, value = treadle.minimize(objective, self.online, self.optimizer)
-        treadle.blend(self.target, self.online, self.follow)
-        return {"loss": loss, "value": value}
+        loss, q_value = treadle.minimize(objective, self.online, self.optimizer)
+        treadle.blend(self.target, self.online, self.target_update_rate)
+        return {"loss": loss, "q_value": q_value}
 
     def play(self, loop: LoopView) -> dict[str, Any]:
         """Take one action in each environment, and sample a batch from the buffer."""
-        passed = min(loop.progress.step / max(self.trying_steps, 1), 1.0)
-        trying = 1.0 + (self.trying_ends - 1.0) * passed
+        decayed = min(loop.progress.step / max(self.epsilon_decay_steps, 1), 1.0)
+        epsilon = 1.0 + (self.epsilon_end - 1.0) * decayed
         while True:
             actions = np.argmax(loop.call(self.online, self.environments.observations), axis=-1)
             # NumPy's global generator is reseeded for each batch, so equal runs draw equal actions.
-            at_random = np.random.random(len(actions)) < trying
-            actions = np.where(at_random, np.random.randint(2, size=len(actions)), actions)
+            explore = np.random.random(len(actions)) < epsilon
+            actions = np.where(explore, np.random.randint(2, size=len(actions)), actions)
             self.buffer.add(self.environments.step(actions))
-            if self.buffer.filled >= self.batch_size:
-                return self.buffer.draw(self.batch_size)
+            if len(self.buffer) >= self.batch_size:
+                return self.buffer.sample(self.batch_size)
 
     def hooks(self) -> list[Any]:
         """Log the mean return of the last 100 episodes, and stop when the task is solved."""
-        return [treadle.every("100 steps", self.told)]
+        return [treadle.every("100 steps", self.log_return)]
 
-    def told(self, loop: LoopView) -> dict[str, Any]:
+    def log_return(self, loop: LoopView) -> dict[str, Any]:
         """Return the mean return of the last 100 episodes; stop the run if it is high enough."""
-        found = float(np.mean(self.environments.recent or [0.0]))
-        if found >= SOLVED:
-            loop.stop(f"the mean return of the last 100 episodes is {found:.0f}")
-        return {"return": found}
+        mean_return = float(np.mean(self.environments.recent or [0.0]))
+        if mean_return >= SOLVED:
+            loop.stop(f"the mean return of the last 100 episodes is {mean_return:.0f}")
+        return {"return": mean_return}
 
     def datasets(self) -> treadle.Datasets:
         """Return a source that plays and samples from the replay buffer for each batch."""
@@ -120,7 +124,7 @@ class DQN(treadle.Task):
         return treadle.Datasets(train=source)
 
 
-class Buffer:
+class ReplayBuffer:
     """Replay buffer with the newest transitions.
 
     Args:
@@ -137,36 +141,36 @@ class Buffer:
         }
         self.capacity, self.added = capacity, 0
 
-    @property
-    def filled(self) -> int:
-        """Number of transitions in the buffer."""
+    def __len__(self) -> int:
+        """Return the number of transitions in the buffer."""
         return min(self.added, self.capacity)
 
-    def add(self, moves: data.Moves) -> None:
+    def add(self, transitions: data.Moves) -> None:
         """Add transitions; a full buffer overwrites the oldest ones."""
-        places = (self.added + np.arange(len(moves.rewards))) % self.capacity
+        rows = (self.added + np.arange(len(transitions.rewards))) % self.capacity
         for name, column in self.columns.items():
-            column[places] = getattr(moves, name)
-        self.added += len(places)
+            column[rows] = getattr(transitions, name)
+        self.added += len(rows)
 
-    def draw(self, count: int) -> dict[str, Any]:
+    def sample(self, count: int) -> dict[str, Any]:
         """Sample transitions uniformly, with replacement."""
-        chosen = np.random.randint(self.filled, size=count)
-        return {name: column[chosen] for name, column in self.columns.items()}
+        rows = np.random.randint(len(self), size=count)
+        return {name: column[rows] for name, column in self.columns.items()}
 
     def state(self) -> dict[str, Any]:
         """Return the state for checkpoints; unused rows are left out."""
-        filled = {name: column[: self.filled] for name, column in self.columns.items()}
-        return {"added": self.added, **filled}
+        used = {name: column[: len(self)] for name, column in self.columns.items()}
+        return {"added": self.added, **used}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
-        if "following" in state:  # the names in checkpoints of earlier versions
-            state = {
-                **state,
-                "next_observations": state["following"],
-                "terminations": state["terminated"],
-            }
+        state = with_current_names(state)
         self.added = state["added"]
         for name, column in self.columns.items():
-            column[: self.filled] = state[name]
+            column[: len(self)] = state[name]
+
+
+def with_current_names(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a batch or buffer, of which earlier versions named two differently."""
+    names = {"following": "next_observations", "terminated": "terminations"}
+    return {names.get(name, name): column for name, column in columns.items()}

@@ -22,8 +22,8 @@ import treadle
 from treadle import data
 from treadle.core.hook import LoopView
 
-LOOKS = (0, 1, 5, 10)  # numbers of gradient steps after which validation measures the error
-COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # the curve, then one per LOOKS
+MEASURED_STEPS = (0, 1, 5, 10)  # validation measures the error after so many gradient steps
+COLORS = ("#c8c8c8", "#f0d060", "#e8862a", "#b03020", "#2050a0")  # the curve, then predictions
 
 
 class MAML(treadle.Task):
@@ -31,7 +31,7 @@ class MAML(treadle.Task):
 
     Args:
         inner_steps: Inner gradient steps per curve in training; 0 trains without adaptation.
-        inner_rate: Learning rate of the inner steps, in training and validation.
+        inner_learning_rate: Learning rate of the inner steps, in training and validation.
         first_order: Treat the inner gradients as constants, which saves second-order gradients.
         learning_rate: Learning rate of Adam for the initial weights (outer loop).
         tasks: Curves per step.
@@ -43,7 +43,7 @@ class MAML(treadle.Task):
     def __init__(
         self,
         inner_steps: int = 1,
-        inner_rate: float = 0.01,
+        inner_learning_rate: float = 0.01,
         first_order: bool = False,
         learning_rate: float = 1e-3,
         tasks: int = 25,
@@ -58,103 +58,107 @@ class MAML(treadle.Task):
             ]
         )
         self.optimizer = keras.optimizers.Adam(learning_rate)
-        self.inner_steps, self.inner_rate, self.first_order = inner_steps, inner_rate, first_order
+        self.inner_steps, self.inner_learning_rate = inner_steps, inner_learning_rate
+        self.first_order = first_order
         self.tasks, self.shots = tasks, shots
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the initial weights with the mean gradient of the errors after adaptation."""
         variables = self.model.trainable_variables
 
-        def of_one(curve: Any) -> Any:
-            known, asked = curve
+        def meta_gradients(curve: Any) -> Any:
+            support, query = curve
 
             def objective() -> Any:
                 weights = variables
                 for _ in range(self.inner_steps):
-                    weights = self.adapted(weights, known)
-                return self.error(weights, asked)
+                    weights = self.adapt(weights, support)
+                return self.error(weights, query)
 
             return treadle.gradients(objective, variables)
 
-        errors, gradients = treadle.for_each(of_one, batch)
+        errors, gradients = treadle.for_each(meta_gradients, batch)
         self.optimizer.apply([ops.mean(gradient, axis=0) for gradient in gradients], variables)
         return {"loss": ops.mean(errors)}
 
-    def adapted(self, weights: list[Any], known: Any) -> list[Any]:
-        """Return the weights after one inner gradient step on points of a curve."""
-        (x, y), variables = known, self.model.trainable_variables
+    def adapt(self, weights: list[Any], support: Any) -> list[Any]:
+        """Return the weights after one inner gradient step on the support points of a curve."""
+        (x, y), variables = support, self.model.trainable_variables
         with treadle.substituted(variables, weights):
-            _, slopes = treadle.gradients(lambda: squared(self.model(x), y), variables)
+            _, grads = treadle.gradients(lambda: mean_squared_error(self.model(x), y), variables)
         if self.first_order:
-            slopes = [ops.stop_gradient(slope) for slope in slopes]
-        return [w - self.inner_rate * slope for w, slope in zip(weights, slopes, strict=True)]
+            grads = [ops.stop_gradient(grad) for grad in grads]
+        return [w - self.inner_learning_rate * g for w, g in zip(weights, grads, strict=True)]
 
     def error(self, weights: list[Any], points: Any) -> Any:
         """Return the mean squared error of the model with these weights on points of a curve."""
         x, y = points
         with treadle.substituted(self.model, weights):
-            return squared(self.model(x), y)
+            return mean_squared_error(self.model(x), y)
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Adapt to each validation curve, and measure the error after each of `LOOKS` steps."""
+        """Adapt to each validation curve, and measure the error after `MEASURED_STEPS`."""
 
-        def of_one(curve: Any) -> Any:
-            known, (x, y) = curve
-            return [squared(found, y) for found in self.learned(known, x)]
+        def errors_of_curve(curve: Any) -> Any:
+            support, (x, y) = curve
+            return [mean_squared_error(found, y) for found in self.predictions(support, x)]
 
-        errors = treadle.for_each(of_one, batch)
-        return {f"error_{n}": ops.mean(part) for n, part in zip(LOOKS, errors, strict=True)}
+        errors = treadle.for_each(errors_of_curve, batch)
+        return {
+            f"error_{steps}": ops.mean(error)
+            for steps, error in zip(MEASURED_STEPS, errors, strict=True)
+        }
 
-    def learned(self, known: Any, x: Any) -> list[Any]:
-        """Return predictions for `x` after each of `LOOKS` gradient steps on the support points."""
-        weights, found = self.model.trainable_variables, []
-        for step in range(max(LOOKS) + 1):
-            if step in LOOKS:
+    def predictions(self, support: Any, x: Any) -> list[Any]:
+        """Return predictions for `x` after `MEASURED_STEPS` steps on the support points."""
+        weights, predictions = self.model.trainable_variables, []
+        for step in range(max(MEASURED_STEPS) + 1):
+            if step in MEASURED_STEPS:
                 with treadle.substituted(self.model, weights):
-                    found.append(self.model(x))
-            weights = self.adapted(weights, known)
-        return found
+                    predictions.append(self.model(x))
+            weights = self.adapt(weights, support)
+        return predictions
 
     def hooks(self) -> list[Any]:
         """Log a picture of the adaptation to a curve after each epoch."""
-        return [treadle.every("1 epoch", self.shown)]
+        return [treadle.every("1 epoch", self.draw_curve)]
 
-    def shown(self, loop: LoopView) -> dict[str, Any]:
+    def draw_curve(self, loop: LoopView) -> dict[str, Any]:
         """Return a picture of a curve and its predictions, from ten points in its left half.
 
         The curve is grey; the predictions are yellow before any gradient step, orange after 1, red
         after 5 and blue after 10.
         """
         x = np.linspace(-5, 5, 400, dtype="float32")[:, None]
-        known = x[15:200:20]
-        found = loop.call(self.learned, (known, 4 * np.sin(known)), x)
-        return {"curve": picture([4 * np.sin(x), *found])}
+        support = x[15:200:20]
+        predictions = loop.call(self.predictions, (support, 4 * np.sin(support)), x)
+        return {"curve": draw([4 * np.sin(x), *predictions])}
 
     def datasets(self) -> treadle.Datasets:
         """Return random curves for training, and 100 fixed curves for validation."""
         return treadle.Datasets(
-            train=data.from_function(lambda random: self.drawn(random, self.shots), length=500),
-            validation=data.from_function(lambda random: self.drawn(random, 100), 4, seed=1),
+            train=data.from_function(lambda random: self.curves(random, self.shots), length=500),
+            validation=data.from_function(lambda random: self.curves(random, 100), 4, seed=1),
         )
 
-    def drawn(self, random: np.random.Generator, asked: int) -> Any:
+    def curves(self, random: np.random.Generator, queries: int) -> Any:
         """Return points of `tasks` random curves, as `(support, query)`, each of them `(x, y)`."""
         amplitude = random.uniform(0.1, 5.0, (self.tasks, 1, 1))
         phase = random.uniform(0.0, np.pi, (self.tasks, 1, 1))
-        x = random.uniform(-5.0, 5.0, (self.tasks, self.shots + asked, 1))
+        x = random.uniform(-5.0, 5.0, (self.tasks, self.shots + queries, 1))
         y = amplitude * np.sin(x - phase)
         parts = ((part[:, : self.shots], part[:, self.shots :]) for part in (x, y))
-        known, asked_of = zip(*parts, strict=True)
-        return known, asked_of
+        support, query = zip(*parts, strict=True)
+        return support, query
 
 
-def squared(found: Any, y: Any) -> Any:
+def mean_squared_error(predictions: Any, y: Any) -> Any:
     """Return the mean squared error."""
-    return ops.mean((found - y) ** 2)
+    return ops.mean((predictions - y) ** 2)
 
 
-def picture(curves: list[Any]) -> treadle.Image:
-    """Draw curves of shape (n, 1), with values between -5 and 5, into one picture."""
+def draw(curves: list[Any]) -> treadle.Image:
+    """Draw curves of shape (n, 1), with values between -5 and 5, into one image."""
     heights = np.linspace(5, -5, 240)[:, None]
     pixels = np.ones((240, len(curves[0]), 3))
     for color, curve in zip(COLORS, curves, strict=True):

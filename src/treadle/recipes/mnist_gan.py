@@ -43,7 +43,7 @@ class MnistGAN(treadle.Task):
         self.d_optimizer = keras.optimizers.Adam(learning_rate)
         self.cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
         self.seeds = keras.random.SeedGenerator()
-        self.shown = np.random.default_rng(0).normal(size=(64, NOISE)).astype("float32")
+        self.fixed_noise = np.random.default_rng(0).normal(size=(64, NOISE)).astype("float32")
         self.batch_size = batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -52,13 +52,12 @@ class MnistGAN(treadle.Task):
 
         def objective() -> Any:
             fake = self.generator(noise, training=True)
-            of_real = self.discriminator(batch, training=True)
-            of_fake = self.discriminator(fake, training=True)
-            yes, no = ops.ones_like(of_fake), ops.zeros_like(of_fake)
-            return {
-                "d": self.cross_entropy(yes, of_real) + self.cross_entropy(no, of_fake),
-                "g": self.cross_entropy(yes, of_fake),
-            }
+            real_logits = self.discriminator(batch, training=True)
+            fake_logits = self.discriminator(fake, training=True)
+            ones, zeros = ops.ones_like(fake_logits), ops.zeros_like(fake_logits)
+            real_loss = self.cross_entropy(ones, real_logits)
+            fake_loss = self.cross_entropy(zeros, fake_logits)
+            return {"d": real_loss + fake_loss, "g": self.cross_entropy(ones, fake_logits)}
 
         losses, gradients = treadle.gradients(
             objective, {"d": self.discriminator, "g": self.generator}
@@ -79,8 +78,8 @@ class MnistGAN(treadle.Task):
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images generated from fixed noise."""
-        made = loop.call(self.generate, self.shown)
-        return {"samples": treadle.image_grid(made, columns=8)}
+        images = loop.call(self.generate, self.fixed_noise)
+        return {"samples": treadle.image_grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST's training digits as rows of 784 numbers from -1 to 1."""

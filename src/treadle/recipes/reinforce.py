@@ -3,8 +3,8 @@
 REINFORCE is due to Williams 1992 (https://doi.org/10.1007/BF00992696); CartPole comes with
 Gymnasium (`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. Episodes have unequal
 lengths, but the step is compiled for one shape, so they are padded to the maximum length; `played`
-is the mask. The advantage of each action is the discounted return that follows it, normalized over
-the batch (mean subtracted, divided by the standard deviation).
+is the mask of the steps that count. The advantage of each action is the discounted return from
+there on, normalized over the batch (mean subtracted, divided by the standard deviation).
 
 An epoch is five batches, so that its `return` is the mean over 100 consecutive episodes.
 """
@@ -19,7 +19,7 @@ import treadle
 from treadle import data
 from treadle.core.hook import LoopView
 
-LONGEST = 500  # maximum episode length of CartPole-v1
+MAX_STEPS = 500  # maximum episode length of CartPole-v1
 
 
 class Reinforce(treadle.Task):
@@ -50,46 +50,46 @@ class Reinforce(treadle.Task):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the policy with normalized returns as advantages."""
-        played, gains = batch["played"], batch["gains"]
-        moves = ops.sum(played)
-        mean = ops.sum(played * gains) / moves
-        spread = ops.sqrt(ops.sum(played * (gains - mean) ** 2) / moves)
-        advantages = played * (gains - mean) / (spread + 1e-6)
+        mask, returns = batch["played"], batch["gains"]
+        steps = ops.sum(mask)
+        mean = ops.sum(mask * returns) / steps
+        deviation = ops.sqrt(ops.sum(mask * (returns - mean) ** 2) / steps)
+        advantages = mask * (returns - mean) / (deviation + 1e-6)
 
         def objective() -> Any:
             log_probabilities = ops.log_softmax(self.policy(batch["observations"], training=True))
-            chosen = ops.one_hot(batch["actions"], 2) * log_probabilities
-            return -ops.sum(advantages[:, None] * chosen) / moves
+            log_likelihoods = ops.one_hot(batch["actions"], 2) * log_probabilities
+            return -ops.sum(advantages[:, None] * log_likelihoods) / steps
 
         loss = treadle.minimize(objective, self.policy, self.optimizer)
-        return {"loss": loss, "return": moves / self.environments.count}  # reward 1 per step
+        return {"loss": loss, "return": steps / self.environments.count}  # reward 1 per step
 
     def play(self, loop: LoopView) -> dict[str, Any]:
-        """Play an episode in each environment; return arrays of shape (episodes * LONGEST, …)."""
+        """Play an episode in each environment; return arrays of shape (episodes * MAX_STEPS, …)."""
         environments = self.environments
         environments.restart()
         n = environments.count
-        observations = np.zeros((n, LONGEST, 4), "float32")
-        actions = np.zeros((n, LONGEST), "int32")
-        played = np.zeros((n, LONGEST), "float32")
-        rewards = np.zeros((n, LONGEST), "float32")
+        observations = np.zeros((n, MAX_STEPS, 4), "float32")
+        actions = np.zeros((n, MAX_STEPS), "int32")
+        mask = np.zeros((n, MAX_STEPS), "float32")
+        rewards = np.zeros((n, MAX_STEPS), "float32")
         playing = np.ones(n, "bool")
-        for i in range(LONGEST):
-            chosen = drawn(loop.call(self.policy, environments.observations))
-            moves = environments.step(chosen, playing)
-            observations[:, i], actions[:, i] = moves.observations, chosen
-            played[:, i], rewards[:, i] = playing, moves.rewards
-            playing &= ~moves.ended
+        for i in range(MAX_STEPS):
+            sampled = sample_actions(loop.call(self.policy, environments.observations))
+            step = environments.step(sampled, playing)
+            observations[:, i], actions[:, i] = step.observations, sampled
+            rewards[:, i], mask[:, i] = step.rewards, playing
+            playing &= ~step.ended
             if not playing.any():
                 break
-        gains = np.zeros((n, LONGEST + 1), "float32")
-        for i in reversed(range(LONGEST)):
-            gains[:, i] = rewards[:, i] + self.discount * gains[:, i + 1]
+        returns = np.zeros((n, MAX_STEPS + 1), "float32")
+        for i in reversed(range(MAX_STEPS)):
+            returns[:, i] = rewards[:, i] + self.discount * returns[:, i + 1]
         return {
             "observations": observations.reshape(-1, 4),
             "actions": actions.ravel(),
-            "played": played.ravel(),
-            "gains": gains[:, :-1].ravel(),
+            "played": mask.ravel(),
+            "gains": returns[:, :-1].ravel(),
         }
 
     def datasets(self) -> treadle.Datasets:
@@ -99,7 +99,7 @@ class Reinforce(treadle.Task):
         )
 
 
-def drawn(logits: Any) -> Any:
+def sample_actions(logits: Any) -> Any:
     """Sample an action for each row of logits (Gumbel-max trick).
 
     NumPy's global generator is reseeded for each batch, so equal runs draw equal actions.

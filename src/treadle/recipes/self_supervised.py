@@ -6,8 +6,9 @@ positive pair; the loss has to identify the positive of each view among all view
 labels are used.
 
 The features are evaluated with a linear probe: a logistic regression on the frozen features,
-trained on a few labelled images after each epoch, logged as `probe`. Two baselines are logged once:
-the same regression on raw pixels (`pixels`), and on the untrained encoder (`untrained`).
+trained on a few labelled images after each epoch; its test accuracy is logged as `probe_accuracy`.
+Two baselines are logged once: the same regression on raw pixels (`pixels_accuracy`), and on the
+features of the untrained encoder (`untrained_accuracy`).
 """
 
 from typing import Any
@@ -30,10 +31,10 @@ class SelfSupervised(treadle.Task):
 
     Args:
         features: Number of features of the encoder.
-        projected: Output size of the projection head.
+        projection_size: Output size of the projection head.
         temperature: Temperature of the contrastive loss.
-        smallest: Minimum height and width of a crop, as a fraction of the image's.
-        erased: Height and width of the erased rectangle, as a fraction of the image's.
+        min_crop_size: Minimum height and width of a crop, as a fraction of the image's.
+        erase_size: Height and width of the erased rectangle, as a fraction of the image's.
         labels: Number of labelled images to train the linear probe on.
         learning_rate: Learning rate of Adam.
         batch_size: Images per step; each is compared with the views of all the others.
@@ -44,10 +45,10 @@ class SelfSupervised(treadle.Task):
     def __init__(
         self,
         features: int = 256,
-        projected: int = 64,
+        projection_size: int = 64,
         temperature: float = 0.2,
-        smallest: float = 0.6,
-        erased: float = 0.3,
+        min_crop_size: float = 0.6,
+        erase_size: float = 0.3,
         labels: int = 1000,
         learning_rate: float = 1e-3,
         batch_size: int = 256,
@@ -68,47 +69,48 @@ class SelfSupervised(treadle.Task):
             [
                 keras.Input((features,)),
                 layers.Dense(features, activation="relu"),
-                layers.Dense(projected),
+                layers.Dense(projection_size),
             ]
         )
         self.optimizer = keras.optimizers.Adam(learning_rate)
         self.seeds = keras.random.SeedGenerator()
-        self.smallest, self.erased = smallest, erased
+        self.min_crop_size, self.erase_size = min_crop_size, erase_size
         self.temperature, self.labels, self.batch_size = temperature, labels, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Minimize the contrastive loss of two views of each image."""
-        views = ops.concatenate([self.view(batch), self.view(batch)])
+        views = ops.concatenate([self.augment(batch), self.augment(batch)])
         variables = [*self.encoder.trainable_variables, *self.projector.trainable_variables]
 
         def objective() -> Any:
             projections = self.projector(self.encoder(views, training=True), training=True)
-            return contrast(projections, self.temperature)
+            return nt_xent(projections, self.temperature)
 
-        loss, found = treadle.minimize(objective, variables, self.optimizer)
-        return {"loss": loss, "found": found}
+        loss, accuracy = treadle.minimize(objective, variables, self.optimizer)
+        return {"loss": loss, "contrastive_accuracy": accuracy}
 
-    def view(self, images: Any) -> Any:
+    def augment(self, images: Any) -> Any:
         """Return a view of each image: a random crop, resized to full size, with a part erased.
 
         Args:
             images: (n, 28, 28, 1), from 0 to 1.
         """
-        count, places = images.shape[0], ops.arange(SIDE, dtype="float32")
+        count, positions = images.shape[0], ops.arange(SIDE, dtype="float32")
 
-        def drawn(low: float, high: float) -> Any:
+        def uniform(low: float, high: float) -> Any:
             return keras.random.uniform((count, 2, 1), low, high, seed=self.seeds)
 
-        size = drawn(self.smallest, 1.0)
-        begin = drawn(0.0, 1.0) * (1 - size) * SIDE
+        size = uniform(self.min_crop_size, 1.0)
+        start = uniform(0.0, 1.0) * (1 - size) * SIDE
         # Bilinear interpolation is separable: each row (column) of the view is a weighted mean of
         # the two nearest rows (columns) of the image.
-        source = begin + (places + 0.5) * size - 0.5  # (n, 2, 28): rows and columns
-        takes = ops.relu(1 - ops.abs(source[..., None] - places))
-        hidden = drawn(0.0, 1.0) * (1 - self.erased) * SIDE
-        inside = ops.cast((places >= hidden) & (places < hidden + self.erased * SIDE), "float32")
-        seen = ops.einsum("nyi,nijc,nxj->nyxc", takes[:, 0], images, takes[:, 1])
-        return seen * (1 - inside[:, 0, :, None, None] * inside[:, 1, None, :, None])
+        source = start + (positions + 0.5) * size - 0.5  # (n, 2, 28): rows and columns
+        weights = ops.relu(1 - ops.abs(source[..., None] - positions))
+        crops = ops.einsum("nyi,nijc,nxj->nyxc", weights[:, 0], images, weights[:, 1])
+        corner = uniform(0.0, 1.0) * (1 - self.erase_size) * SIDE
+        erased = (positions >= corner) & (positions < corner + self.erase_size * SIDE)
+        erased = ops.cast(erased, "float32")
+        return crops * (1 - erased[:, 0, :, None, None] * erased[:, 1, None, :, None])
 
     def encode(self, images: Any) -> Any:
         """Return the encoder's features of images, (n, features)."""
@@ -116,17 +118,17 @@ class SelfSupervised(treadle.Task):
 
     def hooks(self) -> list[Any]:
         """Evaluate the linear probe before training and after each epoch."""
-        return [Probe(self.labels)]
+        return [LinearProbe(self.labels)]
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST's images, (n, 28, 28, 1) from 0 to 1, without their labels."""
-        images = pixels(datasets.mnist().x_train)
+        images = normalized(datasets.mnist().x_train)
         return treadle.Datasets(
             train=data.from_arrays(images, batch_size=self.batch_size, drop_last=True)
         )
 
 
-def contrast(projections: Any, temperature: float) -> tuple[Any, Any]:
+def nt_xent(projections: Any, temperature: float) -> tuple[Any, Any]:
     """Return the NT-Xent loss, and the accuracy of identifying the positive of each view.
 
     Args:
@@ -136,15 +138,15 @@ def contrast(projections: Any, temperature: float) -> tuple[Any, Any]:
     """
     count = projections.shape[0]
     directions = ops.normalize(projections, axis=-1)
-    likeness = ops.matmul(directions, ops.transpose(directions)) / temperature
-    likeness = likeness - 1e9 * ops.eye(count)  # exclude each view itself
-    others = ops.roll(ops.arange(count), count // 2)
-    loss = ops.mean(keras.losses.sparse_categorical_crossentropy(others, likeness, True))
-    found = ops.equal(ops.cast(ops.argmax(likeness, axis=-1), others.dtype), others)
-    return loss, ops.mean(ops.cast(found, "float32"))
+    logits = ops.matmul(directions, ops.transpose(directions)) / temperature
+    logits = logits - 1e9 * ops.eye(count)  # exclude each view itself
+    positives = ops.roll(ops.arange(count), count // 2)
+    loss = ops.mean(keras.losses.sparse_categorical_crossentropy(positives, logits, True))
+    correct = ops.equal(ops.cast(ops.argmax(logits, axis=-1), positives.dtype), positives)
+    return loss, ops.mean(ops.cast(correct, "float32"))
 
 
-class Probe(treadle.Hook):
+class LinearProbe(treadle.Hook):
     """Logs the test accuracy of a linear probe on the encoder's features.
 
     Args:
@@ -153,65 +155,67 @@ class Probe(treadle.Hook):
 
     def __init__(self, labels: int) -> None:
         mnist = datasets.mnist()
-        self.images = pixels(mnist.x_train[:labels]), pixels(mnist.x_test)
-        self.digits = mnist.y_train[:labels], mnist.y_test
+        self.images = normalized(mnist.x_train[:labels]), normalized(mnist.x_test)
+        self.labels = mnist.y_train[:labels], mnist.y_test
 
     def start(self, loop: LoopView) -> None:
         """Log the baselines: a probe on raw pixels, and one on the untrained encoder."""
         if loop.progress.step == 0:
-            rows = [images.reshape(len(images), -1) for images in self.images]
-            loop.log({"pixels": probed(rows, self.digits), "untrained": self.accuracy(loop)})
+            pixels = [images.reshape(len(images), -1) for images in self.images]
+            accuracy = probe_accuracy(pixels, self.labels)
+            loop.log({"pixels_accuracy": accuracy, "untrained_accuracy": self.accuracy(loop)})
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Log the probe's accuracy after each epoch."""
         if record.kind == "epoch":
-            loop.log({"probe": self.accuracy(loop)})
+            loop.log({"probe_accuracy": self.accuracy(loop)})
 
     def accuracy(self, loop: LoopView) -> float:
         """Return the accuracy of a probe on the current features."""
         features = [loop.call(loop.task.encode, images) for images in self.images]
-        return probed(features, self.digits)
+        return probe_accuracy(features, self.labels)
 
 
-def probed(inputs: Any, digits: Any) -> float:
+def probe_accuracy(inputs: Any, labels: Any) -> float:
     """Return the test accuracy of a logistic regression.
 
-    Its weight decay is selected on a held-out fifth of the labelled images.
+    Its weight decay is selected on a held-out fifth of the training examples.
 
     Args:
-        inputs: Training inputs, (labels, k), and test inputs, (m, k).
-        digits: Their labels, (labels,) and (m,).
+        inputs: Training inputs, (n, k), and test inputs, (m, k).
+        labels: Their labels, (n,) and (m,).
     """
-    (train, test), (known, truth) = inputs, digits
-    fifth = len(train) // 5
+    (x, x_test), (y, y_test) = inputs, labels
+    fifth = len(x) // 5
 
     def held_out(decay: float) -> float:
-        return regression(train[fifth:], known[fifth:], train[:fifth], known[:fifth], decay)
+        return logistic_regression(x[fifth:], y[fifth:], x[:fifth], y[:fifth], decay)
 
-    return regression(train, known, test, truth, max(DECAYS, key=held_out))
+    return logistic_regression(x, y, x_test, y_test, max(DECAYS, key=held_out))
 
 
-def regression(train: Any, digits: Any, test: Any, truth: Any, decay: float) -> float:
+def logistic_regression(x: Any, y: Any, x_test: Any, y_test: Any, decay: float) -> float:
     """Train a logistic regression close to convergence, and return its test accuracy."""
-    mean = train.mean(axis=0)
-    spread = (train - mean).std()
-    train, test = (
-        np.pad((x - mean) / spread, ((0, 0), (0, 1)), constant_values=1) for x in (train, test)
+    mean = x.mean(axis=0)
+    deviation = (x - mean).std()
+    x, x_test = (  # normalized, with a constant column for the bias
+        np.pad((part - mean) / deviation, ((0, 0), (0, 1)), constant_values=1)
+        for part in (x, x_test)
     )
     # The step size of Nesterov's method: the inverse of an upper bound of the loss's curvature.
-    rate = np.float32(1 / (np.linalg.norm(train, 2) ** 2 / (2 * len(train)) + decay))
-    wanted = np.eye(10, dtype="float32")[digits]
-    weights = ahead = np.zeros((train.shape[1], 10), "float32")
+    step_size = np.float32(1 / (np.linalg.norm(x, 2) ** 2 / (2 * len(x)) + decay))
+    targets = np.eye(10, dtype="float32")[y]
+    weights = lookahead = np.zeros((x.shape[1], 10), "float32")
     for step in range(500):
-        scores = train @ ahead
-        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-        likely /= likely.sum(axis=1, keepdims=True)
-        slope = train.T @ (likely - wanted) / len(train) + decay * ahead
-        before, weights = weights, ahead - rate * slope
-        ahead = weights + step / (step + 3) * (weights - before)
-    return float(np.mean((test @ weights).argmax(axis=1) == truth))
+        logits = x @ lookahead
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        gradient = x.T @ (probabilities - targets) / len(x) + decay * lookahead
+        previous, weights = weights, lookahead - step_size * gradient
+        lookahead = weights + step / (step + 3) * (weights - previous)
+    return float(np.mean((x_test @ weights).argmax(axis=1) == y_test))
 
 
-def pixels(images: Any) -> Any:
+def normalized(images: Any) -> Any:
     """Return images as (n, 28, 28, 1), float32 from 0 to 1."""
     return images[..., None].astype("float32") / 255

@@ -94,14 +94,14 @@ class RareWines(treadle.Task):
         stopping = treadle.hooks.EarlyStopping(
             "val_balanced_accuracy", direction="max", patience=self.patience
         )
-        return [FinalMeasure(), stopping]
+        return [FinalEvaluation(), stopping]
 
     def datasets(self) -> treadle.Datasets:
         """Return training, validation and test data."""
 
         def source(name: str) -> Any:
             x, y = split(name)
-            weights = balanced(y) if self.weighted else np.ones(len(y), "float32")
+            weights = balanced_weights(y) if self.weighted else np.ones(len(y), "float32")
             return data.from_arrays(
                 x, y, weights, batch_size=self.batch_size, shuffle=name == "train"
             )
@@ -114,8 +114,9 @@ class BalancedAccuracy(keras.metrics.Metric):
 
     def __init__(self) -> None:
         super().__init__(name="balanced_accuracy")
-        self.right = self.add_weight(shape=(2,), initializer="zeros", name="right")
-        self.seen = self.add_weight(shape=(2,), initializer="zeros", name="seen")
+        # Checkpoints contain the names of these weights.
+        self.correct = self.add_weight(shape=(2,), initializer="zeros", name="right")
+        self.total = self.add_weight(shape=(2,), initializer="zeros", name="seen")
 
     def update_state(self, y: Any, probabilities: Any) -> None:
         """Add a batch.
@@ -124,25 +125,26 @@ class BalancedAccuracy(keras.metrics.Metric):
             y: Labels 0 or 1, (n, 1).
             probabilities: Predicted probabilities of label 1, (n, 1).
         """
-        kinds = ops.concatenate([1 - y, y], axis=1)
-        found = ops.cast(probabilities >= 0.5, "float32")
-        self.right.assign_add(ops.sum(kinds * ops.concatenate([1 - found, found], axis=1), axis=0))
-        self.seen.assign_add(ops.sum(kinds, axis=0))
+        labels = ops.concatenate([1 - y, y], axis=1)  # one-hot, (n, 2)
+        positive = ops.cast(probabilities >= 0.5, "float32")
+        predictions = ops.concatenate([1 - positive, positive], axis=1)
+        self.correct.assign_add(ops.sum(labels * predictions, axis=0))
+        self.total.assign_add(ops.sum(labels, axis=0))
 
     def result(self) -> Any:
         """Return the mean of both recalls; the recall of a class without examples counts as 0."""
-        return ops.mean(ops.divide_no_nan(self.right, self.seen))
+        return ops.mean(ops.divide_no_nan(self.correct, self.total))
 
 
-class FinalMeasure(treadle.Hook):
+class FinalEvaluation(treadle.Hook):
     """Logs validation and test results of the final weights."""
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Evaluate the validation and the test data, unless the run failed or is unfinished."""
         if error is not None or loop.unfinished:
             return
-        found = loop.task.datasets()
-        for prefix, source in (("final", found.validation), ("test", found.test)):
+        sources = loop.task.datasets()
+        for prefix, source in (("final", sources.validation), ("test", sources.test)):
             results = loop.evaluate(source)
             loop.log({f"{prefix}_{name}": value for name, value in results.items()})
 
@@ -164,7 +166,7 @@ def split(name: str) -> tuple[Any, Any]:
     return x, (grades >= EXCELLENT).astype("float32")[:, None]
 
 
-def balanced(y: Any) -> Any:
+def balanced_weights(y: Any) -> Any:
     """Return example weights, (n,), that balance both classes and have mean 1."""
-    share = y.mean()
-    return np.where(y[:, 0] == 1, 0.5 / share, 0.5 / (1 - share)).astype("float32")
+    frequency = y.mean()  # of label 1
+    return np.where(y[:, 0] == 1, 0.5 / frequency, 0.5 / (1 - frequency)).astype("float32")

@@ -22,7 +22,7 @@ class VariationalAutoencoder(treadle.Task):
     """Train a variational autoencoder on MNIST with an annealed KL weight.
 
     Args:
-        code: Dimension of the latent code.
+        latent_size: Dimension of the latent code.
         units: Width of the hidden layers.
         annealing_steps: Steps after which the KL term has full weight.
         learning_rate: Learning rate of Adam.
@@ -33,7 +33,7 @@ class VariationalAutoencoder(treadle.Task):
 
     def __init__(
         self,
-        code: int = 16,
+        latent_size: int = 16,
         units: int = 400,
         annealing_steps: int = 2000,
         learning_rate: float = 1e-3,
@@ -43,15 +43,16 @@ class VariationalAutoencoder(treadle.Task):
             [
                 keras.Input((784,)),
                 layers.Dense(units, activation="relu"),
-                layers.Dense(2 * code),
+                layers.Dense(2 * latent_size),
             ]
         )
         self.decoder = keras.Sequential(
-            [keras.Input((code,)), layers.Dense(units, activation="relu"), layers.Dense(784)]
+            [keras.Input((latent_size,)), layers.Dense(units, activation="relu"), layers.Dense(784)]
         )
         self.optimizer = keras.optimizers.Adam(learning_rate)
         self.seeds = keras.random.SeedGenerator()
-        self.shown = np.random.default_rng(0).normal(size=(64, code)).astype("float32")
+        fixed = np.random.default_rng(0).normal(size=(64, latent_size))
+        self.fixed_codes = fixed.astype("float32")
         self.annealing_steps, self.batch_size = annealing_steps, batch_size
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -59,20 +60,20 @@ class VariationalAutoencoder(treadle.Task):
         weight = ops.minimum(ops.cast(treadle.step(), "float32") / self.annealing_steps, 1.0)
 
         def objective() -> Any:
-            reconstruction, kl = self.terms(batch)
+            reconstruction, kl = self.elbo_terms(batch)
             return reconstruction + weight * kl, (reconstruction, kl)
 
         variables = [*self.encoder.trainable_variables, *self.decoder.trainable_variables]
         loss, (reconstruction, kl) = treadle.minimize(objective, variables, self.optimizer)
-        parts = {"reconstruction": reconstruction, "kl": kl, "kl_weight": weight}
-        return {"loss": loss, "elbo": -reconstruction - kl, **parts}
+        terms = {"reconstruction": reconstruction, "kl": kl, "kl_weight": weight}
+        return {"loss": loss, "elbo": -reconstruction - kl, **terms}
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Evaluate both terms with full weight."""
-        reconstruction, kl = self.terms(batch)
+        reconstruction, kl = self.elbo_terms(batch)
         return {"elbo": -reconstruction - kl, "reconstruction": reconstruction, "kl": kl}
 
-    def terms(self, x: Any) -> tuple[Any, Any]:
+    def elbo_terms(self, x: Any) -> tuple[Any, Any]:
         """Return reconstruction error and KL divergence: batch means, in nats per image."""
         mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
         noise = keras.random.normal(mean.shape, seed=self.seeds)
@@ -82,7 +83,7 @@ class VariationalAutoencoder(treadle.Task):
         return ops.mean(ops.sum(pixels, axis=-1)), ops.mean(kl)
 
     def generate(self, codes: Any) -> Any:
-        """Return images of shape (n, 28, 28), from 0 to 1, for codes of shape (n, code)."""
+        """Return images of shape (n, 28, 28), from 0 to 1, for codes of shape (n, latent_size)."""
         return ops.reshape(ops.sigmoid(self.decoder(codes)), (-1, 28, 28))
 
     def hooks(self) -> list[Any]:
@@ -91,8 +92,8 @@ class VariationalAutoencoder(treadle.Task):
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images decoded from fixed random codes."""
-        made = loop.call(self.generate, self.shown)
-        return {"samples": treadle.image_grid(made, columns=8)}
+        images = loop.call(self.generate, self.fixed_codes)
+        return {"samples": treadle.image_grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST's digits as rows of 784 numbers from 0 to 1."""

@@ -27,7 +27,7 @@ class WassersteinGAN(treadle.Task):
         learning_rate: Learning rate of Adam, for both networks.
         batch_size: Real digits per critic update.
         critic_steps: Critic updates per step.
-        penalty: Weight of the gradient penalty.
+        penalty_weight: Weight of the gradient penalty (lambda).
     """
 
     epochs = 60
@@ -37,7 +37,7 @@ class WassersteinGAN(treadle.Task):
         learning_rate: float = 2e-4,
         batch_size: int = 64,
         critic_steps: int = 5,
-        penalty: float = 10.0,
+        penalty_weight: float = 10.0,
     ) -> None:
         self.generator = keras.Sequential(
             [
@@ -59,13 +59,14 @@ class WassersteinGAN(treadle.Task):
         self.g_optimizer = keras.optimizers.Adam(learning_rate, beta_1=0.5, beta_2=0.9)
         self.c_optimizer = keras.optimizers.Adam(learning_rate, beta_1=0.5, beta_2=0.9)
         self.seeds = keras.random.SeedGenerator()
-        self.shown = np.random.default_rng(0).normal(size=(64, NOISE)).astype("float32")
-        self.batch_size, self.critic_steps, self.penalty = batch_size, critic_steps, penalty
+        self.fixed_noise = np.random.default_rng(0).normal(size=(64, NOISE)).astype("float32")
+        self.batch_size, self.critic_steps = batch_size, critic_steps
+        self.penalty_weight = penalty_weight
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the critic on each batch of the group, then the generator once."""
         with treadle.phase("critic", owns=[self.critic, self.c_optimizer]):
-            seen = [self.criticize(real) for real in batch]
+            updates = [self.update_critic(real) for real in batch]
         noise = self.noise(batch[0].shape[0])
 
         def objective() -> Any:
@@ -73,24 +74,28 @@ class WassersteinGAN(treadle.Task):
 
         with treadle.phase("generator", owns=[self.generator, self.g_optimizer]):
             g_loss = treadle.minimize(objective, self.generator, self.g_optimizer)
-        wasserstein, penalty, slope = (sum(part) / len(seen) for part in zip(*seen, strict=True))
-        return {"wasserstein": wasserstein, "penalty": penalty, "slope": slope, "g_loss": g_loss}
+        means = [sum(values) / len(updates) for values in zip(*updates, strict=True)]
+        names = ("wasserstein", "gradient_penalty", "gradient_norm")
+        return {**dict(zip(names, means, strict=True)), "g_loss": g_loss}
 
-    def criticize(self, real: Any) -> Any:
+    def update_critic(self, real: Any) -> Any:
         """Update the critic; return distance estimate, penalty and mean gradient norm."""
         fake = self.generator(self.noise(real.shape[0]), training=True)
-        share = keras.random.uniform((real.shape[0], 1), seed=self.seeds)
-        between = share * real + (1 - share) * fake
+        weight = keras.random.uniform((real.shape[0], 1), seed=self.seeds)
+        interpolated = weight * real + (1 - weight) * fake
 
         def objective() -> Any:
             wasserstein = ops.mean(self.critic(real)) - ops.mean(self.critic(fake))
-            _, (slopes,) = treadle.input_gradients(lambda x: ops.sum(self.critic(x)), between)
-            slope = ops.sqrt(ops.sum(slopes**2, axis=1) + 1e-12)
-            penalty = ops.mean((slope - 1) ** 2)
-            return self.penalty * penalty - wasserstein, (wasserstein, penalty, ops.mean(slope))
+            _, (gradients,) = treadle.input_gradients(
+                lambda x: ops.sum(self.critic(x)), interpolated
+            )
+            norms = ops.sqrt(ops.sum(gradients**2, axis=1) + 1e-12)
+            penalty = ops.mean((norms - 1) ** 2)
+            loss = self.penalty_weight * penalty - wasserstein
+            return loss, (wasserstein, penalty, ops.mean(norms))
 
-        _, found = treadle.minimize(objective, self.critic, self.c_optimizer)
-        return found
+        _, values = treadle.minimize(objective, self.critic, self.c_optimizer)
+        return values
 
     def noise(self, count: int) -> Any:
         """Return random noise for `count` digits."""
@@ -106,8 +111,8 @@ class WassersteinGAN(treadle.Task):
 
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images generated from fixed noise."""
-        made = loop.call(self.generate, self.shown)
-        return {"samples": treadle.image_grid(made, columns=8)}
+        images = loop.call(self.generate, self.fixed_noise)
+        return {"samples": treadle.image_grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return groups of batches of MNIST digits, as rows of 784 numbers from 0 to 1."""

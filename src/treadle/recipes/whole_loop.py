@@ -58,15 +58,15 @@ class WholeLoop(treadle.Task):
             return self.cross_entropy(y, logits), logits
 
         loss, logits = treadle.minimize(objective, self.model, self.optimizer)
-        self.count(y, logits, loss)
+        self.update_metrics(y, logits, loss)
 
     def eval_step(self, batch: Any) -> None:
         """Evaluate one batch in inference mode; the loss stays on the device."""
         x, y = batch
         logits = self.model(x, training=False)
-        self.count(y, logits, self.cross_entropy(y, logits))
+        self.update_metrics(y, logits, self.cross_entropy(y, logits))
 
-    def count(self, y: Any, logits: Any, loss: Any) -> None:
+    def update_metrics(self, y: Any, logits: Any, loss: Any) -> None:
         """Add a batch to the metrics; the loss is weighted by the number of examples."""
         self.loss.update_state(loss, sample_weight=y.shape[0])
         self.accuracy.update_state(y, logits)

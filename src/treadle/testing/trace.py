@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 ABOUT = "about"  # the file's member that describes the others
 
@@ -137,6 +138,20 @@ def same_bits(a: Array, b: Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+def differing_bits(a: Array, b: Array) -> Mask | None:
+    """Return a mask of the numbers that differ in a bit; None if shapes or dtypes differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return None
+    if same_bits(a, b):
+        return np.zeros(a.shape, bool)
+    return (_bytes_of(a) != _bytes_of(b)).any(axis=1).reshape(a.shape)
+
+
+def _bytes_of(array: Array) -> Array:
+    """Return the bytes of each number, of shape (size, itemsize)."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
+
+
 def save_trace(trace: Trace, path: str | Path) -> None:
     """Save a trace to an `.npz` file, for comparison in a process on another backend.
 
@@ -200,20 +215,13 @@ def load_trace(path: str | Path) -> Trace:
         )
 
 
-def _differences(
-    a: Array, b: Array, tolerance: Tolerance | None, whole: bool
-) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+def _differences(a: Array, b: Array, tolerance: Tolerance | None, whole: bool) -> Mask | None:
     """Return a mask of where two arrays differ, or None if their shapes or dtypes differ."""
-    if a.shape != b.shape or _exact(a) != _exact(b) or (tolerance is None and a.dtype != b.dtype):
+    if tolerance is None:
+        return differing_bits(a, b)
+    if a.shape != b.shape or _exact(a) != _exact(b):
         return None
-    if tolerance is not None and not _exact(a):
-        return tolerance.exceeded(a, b, whole)
-    if same_bits(a, b):
-        return np.zeros(a.shape, bool)
-    if _exact(a):
-        return a != b
-    bits = f"u{a.dtype.itemsize}"
-    return np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)
+    return a != b if _exact(a) else tolerance.exceeded(a, b, whole)
 
 
 def _exact(array: Array) -> bool:

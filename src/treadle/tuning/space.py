@@ -1,8 +1,5 @@
 """Search spaces of a task's settings, from its signature or from command-line texts."""
 
-import inspect
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +7,7 @@ from typing import Any
 from ..core.ranges import Choice, Range, Space, fitted
 from ..errors import ConfigurationError, did_you_mean
 from ..recipes import Parameter
+from ..recipes import parameters_of as parameters_of
 
 HOW = "'units=64..512 log', 'units=64..512 step 64' or 'activation=relu,gelu'"
 
@@ -87,40 +85,6 @@ def chosen(
     return spaces
 
 
-def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """Return the parameters of a class or function, with the search spaces in its annotations.
-
-    For a `functools.partial`, the annotations of the wrapped function are used.
-
-    Raises:
-        ConfigurationError: If a name in an annotation cannot be resolved at run time.
-
-    Example:
-        >>> def line(slope: typing.Annotated[int, Range(1, 3)] = 2): ...
-        >>> [(parameter.name, str(parameter.space)) for parameter in parameters_of(line)]
-        [('slope', '1..3')]
-    """
-    hints = _hints(make)
-    found: list[Parameter] = []
-    for name, parameter in inspect.signature(make).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        required = parameter.default is inspect.Parameter.empty
-        hint, metadata = hints.get(name), ()
-        if typing.get_origin(hint) is typing.Annotated:
-            hint, *metadata = typing.get_args(hint)
-        if hint is None and not required:
-            hint = type(parameter.default)
-        accepts = _accepts(hint)
-        kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-        space = next((part for part in metadata if isinstance(part, (Range, Choice))), None)
-        if space is not None:
-            space = fitted(name, space, accepts, kind)
-        default = None if required else parameter.default
-        found.append(Parameter(name, kind, accepts, default, required, space))
-    return tuple(found)
-
-
 def name_of(make: Callable[..., Any]) -> str:
     """Return the name of a class or function; it is the same in each process.
 
@@ -131,44 +95,6 @@ def name_of(make: Callable[..., Any]) -> str:
     while isinstance(make, partial):
         make = make.func
     return getattr(make, "__qualname__", type(make).__qualname__)
-
-
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a class's or function's parameters, by name.
-
-    Raises:
-        ConfigurationError: If a name in an annotation cannot be resolved at run time.
-    """
-    while isinstance(make, partial):
-        make = make.func
-    if isinstance(make, type):
-        annotated: Any = make.__init__
-    else:
-        annotated = make if hasattr(make, "__annotations__") else type(make).__call__
-    try:
-        return typing.get_type_hints(annotated, include_extras=True)
-    except NameError as error:
-        raise ConfigurationError(
-            f"cannot read the annotations of {name_of(make)}: {error}. Import it outside of `if "
-            "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
-            "read"
-        ) from error
-    except TypeError:  # built-in functions have no annotations
-        return {}
-
-
-def _accepts(hint: Any) -> tuple[Any, ...]:
-    """Return the types and values that an annotation allows; empty for other annotations."""
-    if hint in (int, float, bool, str):
-        return (hint,)
-    if hint in (None, type(None)):
-        return (None,)
-    if typing.get_origin(hint) is typing.Literal:
-        return typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        parts = [_accepts(part) for part in typing.get_args(hint)]
-        return tuple(value for part in parts for value in part) if all(parts) else ()
-    return ()
 
 
 def _range(text: str, values: str) -> Range:

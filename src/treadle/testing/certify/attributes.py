@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from ...core.functions import closure_of, code_in
 from ...core.ownership import is_library, namespace_of_class
 from ...core.triggers import Scheduled
 
@@ -112,19 +113,14 @@ class Attributes:
         """Record a function's closure, its defaults and the globals that it uses."""
         own = not is_library(function.__globals__)
         name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
-        for cell_name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                self.take(cell.cell_contents, f"{name}.{cell_name}" if own else path, depth + 1)
-            except ValueError:  # not yet filled
-                continue
+        for variable, value in closure_of(function).items():
+            self.take(value, f"{name}.{variable}" if own else path, depth + 1)
         if not own:
             return
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not isinstance(default, PLAIN):
                 self.take(default, f"{name}'s default", depth + 1)
-        names = _names(function.__code__)
+        names = _names_read(function.__code__)
         moments = sorted(names & OF_THE_MOMENT)
         if moments:
             self.calls[name] = ", ".join(moments)
@@ -214,16 +210,17 @@ def _is_users(kind: type) -> bool:
     return not issubclass(kind, BuiltinFunctionType) and not is_library(namespace_of_class(kind))
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes that code uses, inner functions included."""
-    names = {str(found.argval) for found in dis.get_instructions(code) if found.opname in _NAMING}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+def _names_read(code: CodeType) -> set[str]:
+    """Return the globals and attributes that code reads; `co_names` has assigned ones too."""
+    return {
+        str(instruction.argval)
+        for part in code_in(code)
+        for instruction in dis.get_instructions(part)
+        if instruction.opname in _READING
+    }
 
 
-_NAMING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
+_READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
 
 
 def _short(text: str) -> str:

@@ -13,6 +13,7 @@ from ...checkpoint import Checkpoint, Checkpoints
 from ...core.directory import CHECKPOINTS, LOG
 from ...errors import CheckpointError
 from ...hooks.lines import read_log
+from ..trace import differing_bits
 from .child import OUTCOME
 from .digests import digests, leaves_of
 
@@ -228,23 +229,17 @@ def _of_arrays(
             yield Difference("", None, path, f"only {names[path in b]} has {path}")
             continue
         one, other = np.asarray(a[path]), np.asarray(b[path])
-        if one.dtype != other.dtype or one.shape != other.shape:
+        where = differing_bits(one, other)
+        if where is None:
             forms = [f"{x.dtype} of shape {x.shape}" for x in (one, other)]
             yield Difference("", None, path, f"{path} is {_both(forms[0], forms[1], names)}")
-        elif one.tobytes() != other.tobytes():
-            where = np.atleast_1d(_bits(one) != _bits(other))
+        elif where.any():
+            where = np.atleast_1d(where)
             at = np.unravel_index(int(np.argmax(where)), where.shape)
             entry = f"[{', '.join(map(str, at))}]" if one.shape else ""
             many = f" ({where.sum():,} of its {where.size:,} numbers differ)" if one.shape else ""
             values = _both(np.atleast_1d(one)[at], np.atleast_1d(other)[at], names)
             yield Difference("", None, path, f"{path}{entry} is {values}{many}")
-
-
-def _bits(array: Any) -> Any:
-    array = np.ascontiguousarray(array)
-    if array.dtype.kind in "biu" or array.dtype.itemsize not in (1, 2, 4, 8):
-        return array
-    return array.view(f"u{array.dtype.itemsize}")
 
 
 def _whose(generator: str) -> str:
