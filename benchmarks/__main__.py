@@ -13,6 +13,7 @@ NAMES = (
     "programs",
     "tuning",
     "remat",
+    "against",
 )
 
 if __name__ == "__main__":
