@@ -1,0 +1,215 @@
+"""`JSONLines` and `CSV`: the files that log values, also those of a resumed run."""
+
+import csv
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.hook_loop import INF, NAN, Loop
+from treadle import hooks
+from treadle.core.logs import Record
+from treadle.errors import ConfigurationError, DataError
+from treadle.hooks.lines import read_log
+
+# JSONLines
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_json_lines_are_strict_and_exact(tmp_path):
+    loop, hook = Loop(tmp_path), hooks.JSONLines()
+    hook.start(loop)
+    losses = np.array([0.1, 1 / 3, 1e-45], np.float32)
+    loop.window(hook, loss=losses, norm=np.array([NAN, INF, -INF]), n=np.arange(3))
+    loop.record(hook, "epoch", loss=1 / 3, val_loss=NAN, note='a "text"\n', image=np.zeros((2, 2)))
+    path = tmp_path / "log.jsonl"
+    text = path.read_text()  # flushed, though the run goes on
+    assert strict(text) == [
+        {"step": 1, "loss": float(losses[0]), "norm": "NaN", "n": 0},
+        {"step": 2, "loss": float(losses[1]), "norm": "Infinity", "n": 1},
+        {"step": 3, "loss": float(losses[2]), "norm": "-Infinity", "n": 2},
+        {
+            "kind": "epoch",
+            "epoch": 1,
+            "step": 3,
+            "seconds": 0.25,
+            "loss": 1 / 3,
+            "val_loss": "NaN",
+            "note": 'a "text"\n',
+        },
+    ]
+    hook.end(loop, None)
+    steps, records = read_log(path)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [step["norm"] for step in steps][1:] == [INF, -INF] and math.isnan(steps[0]["norm"])
+    assert [np.float32(step["loss"]) for step in steps] == losses.tolist()
+    assert records[0]["loss"] == 1 / 3 and math.isnan(records[0]["val_loss"])
+
+
+def test_json_lines_of_odd_names_and_values(tmp_path):
+    loop, hook = Loop(), hooks.JSONLines(tmp_path / "new" / "folder.jsonl")
+    hook.start(loop)
+    odd = {'a "b" %d é': [1.0], "step": [2.0], "ok": np.array([True])}
+    loop.window(hook, **odd)
+    loop.window(hook)
+    values = {"kind": 1, "done": np.bool_(False), "none": None}
+    hook.record(loop, Record("log", loop.progress, values))
+    hook.end(loop, None)
+    assert strict((tmp_path / "new" / "folder.jsonl").read_text()) == [
+        {"step": 1, 'a "b" %d é': 1.0, "step_": 2.0, "ok": True},
+        {"step": 2},
+        {"kind": "log", "epoch": 1, "step": 2, "seconds": 0.25, "kind_": 1, "done": False},
+    ]
+
+
+def test_a_window_is_one_write(tmp_path, monkeypatch):
+    loop, hook = Loop(tmp_path), hooks.JSONLines()
+    hook.start(loop)
+    hook.end(loop, None)
+    written = []
+    monkeypatch.setattr(hook, "_file", SimpleNamespace(write=written.append, flush=lambda: None))
+    loop.window(hook, loss=np.arange(50.0))
+    assert len(written) == 1 and written[0].count(b"\n") == 50
+
+
+def test_json_lines_need_a_place():
+    with pytest.raises(ConfigurationError) as caught:
+        hooks.JSONLines().start(Loop())
+    assert str(caught.value) == (
+        "JSONLines() writes log.jsonl into the run directory, but this run has none: pass "
+        "JSONLines('log.jsonl'), or a directory to the loop"
+    )
+
+
+LOG = b"""{"step": 1, "loss": 0.5}
+{"step": 2, "loss": 0.5}
+{"kind": "log", "epoch": 1, "step": 2, "seconds": 1.0, "text": "NaN"}
+{"step": 3, "loss": 0.5}
+{"kind": "epoch", "epoch": 1, "step": 3, "seconds": 1.0}
+"""
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path):
+    path = tmp_path / "log.jsonl"
+    whole = LOG.rstrip()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        steps, records = read_log(path)
+        complete = whole[: length + 1].count(b"\n") + (length == len(whole))
+        assert len(steps) + len(records) == complete, length
+
+
+def test_a_line_that_is_not_of_a_log_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for wrong in (b"[1, 2]", b"oh no", b"\xff"):
+        path.write_bytes(b'{"step": 1}\n' + wrong + b'\n{"step": 2}\n')
+        with pytest.raises(DataError) as caught:
+            read_log(path)
+        shown = wrong.decode(errors="replace")
+        assert str(caught.value) == f"line 2 of {path} is not a line of a log: {shown!r}"
+
+
+@pytest.mark.parametrize("tail", [b"", b"{", b'{"step": 4, "lo', b"\xff\xfe\x00"])
+@pytest.mark.parametrize(("step", "lines"), [(0, 0), (1, 1), (2, 3), (3, 5), (9, 5)])
+def test_a_log_goes_on_where_the_run_does(tmp_path, step, lines, tail):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(LOG + tail)
+    loop, hook = Loop(tmp_path, step=step), hooks.JSONLines()
+    hook.start(loop)
+    loop.window(hook, loss=[1.0])
+    hook.end(loop, None)
+    kept = b"".join(LOG.splitlines(keepends=True)[:lines])
+    assert path.read_bytes() == kept + b'{"step": %d, "loss": 1.0}\n' % (step + 1)
+
+
+def test_a_log_whose_last_line_has_no_end_keeps_it(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}')
+    hook = hooks.JSONLines()
+    hook.start(Loop(tmp_path, step=1))
+    assert (tmp_path / "log.jsonl").read_bytes() == b'{"step": 1}\n'
+    hook.end(Loop(), None)
+
+
+# CSV
+
+
+def test_csv_is_a_row_per_epoch(tmp_path):
+    loop, hook = Loop(tmp_path), hooks.CSV()
+    hook.start(loop)
+    loop.record(hook, "epoch", step=10, loss=np.float64(1 / 3), note="a, b", image=np.zeros(3))
+    loop.record(hook, "validation", step=15, val_loss=1.0)
+    loop.record(hook, "log", step=15, other=1.0)
+    loop.record(hook, "epoch", step=20, note="c", loss=np.float32(0.5))
+    hook.end(loop, None)
+    assert (tmp_path / "epochs.csv").read_text() == (
+        'epoch,step,seconds,loss,note\n2,10,2.5,0.3333333333333333,"a, b"\n3,20,5.0,0.5,c\n'
+    )
+
+
+def test_csv_grows_columns(tmp_path):
+    loop, hook = Loop(), hooks.CSV(tmp_path / "table.csv")
+    hook.start(loop)
+    loop.record(hook, "epoch", step=10, loss=2.0)
+    loop.record(hook, "epoch", step=20, loss=1.0, val_loss=3.0, step_size=1)
+    loop.record(hook, "epoch", step=30, val_loss=2.0, epoch=7)
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [
+        ["epoch", "step", "seconds", "loss", "val_loss", "step_size", "epoch_"],
+        ["2", "10", "2.5", "2.0", "", "", ""],
+        ["3", "20", "5.0", "1.0", "3.0", "1", ""],
+        ["4", "30", "7.5", "", "2.0", "", "7"],
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_csv_is_written_anew_once_for_a_column(tmp_path, monkeypatch):
+    loop, hook = Loop(tmp_path), hooks.CSV()
+    replaced, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (replaced.append(b), replace(a, b)))
+    hook.start(loop)
+    for step in range(1, 9):
+        loop.record(hook, "epoch", step=step, loss=1.0, **({"val_loss": 1.0} if step > 4 else {}))
+    assert len(replaced) == 2
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (10, 1), (19, 1), (20, 2), (99, 2)])
+@pytest.mark.parametrize("tail", ["", "4,3", "4,30,1.0,0.5,0."])
+def test_csv_goes_on_where_the_run_does(tmp_path, step, kept, tail):
+    table = "epoch,step,seconds,loss,val_loss\n2,10,2.5,2.0,\n3,20,5.0,1.0,3.0\n"
+    path = tmp_path / "epochs.csv"
+    path.write_text(table + tail)
+    loop, hook = Loop(tmp_path, step=step), hooks.CSV()
+    hook.start(loop)
+    loop.record(hook, "epoch", step=100, loss=0.0)
+    rows = "".join(table.splitlines(keepends=True)[: kept + 1])
+    expected = f"{rows}11,100,25.0,0.0,\n" if kept else "epoch,step,seconds,loss\n11,100,25.0,0.0\n"
+    assert path.read_text() == expected
+
+
+def test_csv_is_no_other_table(tmp_path):
+    path = tmp_path / "epochs.csv"
+    path.write_text("name,price\nbread,3\n")
+    with pytest.raises(ConfigurationError) as caught:
+        hooks.CSV().start(Loop(tmp_path))
+    assert str(caught.value) == (
+        f"{path} is not a table of epochs: its first line is 'name,price'. Choose another path, or "
+        "move it away"
+    )
+    assert path.read_text() == "name,price\nbread,3\n"
+
+
+def test_csv_needs_a_place():
+    with pytest.raises(
+        ConfigurationError, match=r"CSV\(\) writes epochs.csv into the run directory"
+    ):
+        hooks.CSV().start(Loop())
