@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 import pytest
-from cases import FEATURES, ROWS, batches
+from classifier import FEATURES, ROWS, batches
 
 import treadle
 from treadle import data

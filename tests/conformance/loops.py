@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from cases import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, FEATURES, Classifier, dense, head
 
 import treadle
 from treadle import data

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from cases import batches
+from classifier import batches
 
 import treadle
 from treadle.testing import Trace, run_steps

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from cases import FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head
 from mistakes import source
 
 import treadle

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import Classifier, dense, head
+from classifier import Classifier, dense, head
 from keras import ops
 from own_step import CAPTURED, Steps, learn
 from refusals import BATCHES, refusal

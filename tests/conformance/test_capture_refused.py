@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import FEATURES, Classifier, head
+from classifier import FEATURES, Classifier, head
 from keras import ops
 from own_step import CAPTURED, Steps, learn
 from refusals import BATCHES, refusal

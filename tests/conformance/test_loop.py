@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, Classifier, dense, head
+from classifier import CLASSES, Classifier, dense, head
 from keras import ops
 from loops import ROWS, arrays, loop_of, make, same, source
 

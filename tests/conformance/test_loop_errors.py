@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import Classifier, dense, head
+from classifier import Classifier, dense, head
 from loops import ROWS, arrays, loop_of, make, source
 
 import treadle

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, FEATURES, Classifier, dense, head
 from half_precision import (
     BATCHES,
     clean,  # noqa: F401 - a fixture that every test uses

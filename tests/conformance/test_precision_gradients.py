@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import FEATURES, ROWS, head
+from classifier import FEATURES, ROWS, head
 from half_precision import (
     BATCHES,
     EXECUTIONS,

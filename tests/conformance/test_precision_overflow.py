@@ -5,7 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CASES, FEATURES, ROWS, Classifier, TwoModels, batches, batches_of, dense, head
+from cases import CASES, batches_of
+from classifier import FEATURES, ROWS, Classifier, batches, dense, head
+from gradient_tasks import TwoModels
 from half_precision import (
     EXECUTIONS,
     clean,  # noqa: F401 - a fixture that every test uses

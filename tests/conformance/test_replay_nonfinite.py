@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head
 from keras import ops
 from mistakes import arrays, source
 from replayed_runs import logged, plain, train, visit
