@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from cases import FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head
 from keras import ops
 
 import treadle

@@ -6,58 +6,25 @@ from typing import Any
 
 import keras
 import numpy as np
+from classifier import CLASSES, FEATURES, Classifier, batches, cross_entropy, dense, head
+from gradient_tasks import (
+    Accumulated,
+    Adversarial,
+    ConditionalApply,
+    CriticSteps,
+    ForEach,
+    GradientPenalty,
+    GradientToolkit,
+    OneForwardPass,
+    PartsOfOneModel,
+    Substituted,
+    TwoHeads,
+    TwoModels,
+    schedule,
+)
 from keras import ops
 
 import treadle
-
-FEATURES, CLASSES, ROWS = 6, 3, 8
-
-
-def batches(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Stacked batches (count, rows, features) and labels (count, rows)."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(count, ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=(count, ROWS)).astype("int32")
-
-
-def cross_entropy() -> Any:
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-class Classifier(treadle.Task):
-    """A model, an optimizer, a metric: what the other cases vary."""
-
-    def __init__(self, layers: list[Any], optimizer: Any = None) -> None:
-        self.model = keras.Sequential(layers)  # not built: the first step builds it
-        self.optimizer = optimizer or keras.optimizers.SGD(0.1)
-        self.loss = cross_entropy()
-        self.accuracy = keras.metrics.SparseCategoricalAccuracy()
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-
-        def objective() -> Any:
-            logits = self.model(x, training=True)
-            return self.loss(y, logits) + sum(self.model.losses), logits
-
-        (loss, logits), grads = treadle.gradients(objective, self.model.trainable_variables)
-        self.optimizer.apply(grads, self.model.trainable_variables)
-        self.accuracy.update_state(y, logits)
-        return {"loss": loss}
-
-    def eval_step(self, batch: Any) -> Any:
-        x, y = batch
-        logits = self.model(x, training=False)
-        self.accuracy.update_state(y, logits)
-        return {"loss": self.loss(y, logits)}
-
-
-def dense(units: int = 5, **kwargs: Any) -> Any:
-    return keras.layers.Dense(units, activation="tanh", **kwargs)
-
-
-def head() -> Any:
-    return keras.layers.Dense(CLASSES)
 
 
 class ActivityLoss(keras.layers.Layer):
@@ -82,147 +49,6 @@ class KerasRandom(Classifier):
             return self.loss(y, self.model(x + jitter, training=True))
 
         return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
-
-
-class TwoModels(treadle.Task):
-    """A tiny adversarial pair: two optimizers, phases, losses of their own."""
-
-    def __init__(self) -> None:
-        self.generator = keras.Sequential(
-            [dense(), keras.layers.BatchNormalization(), keras.layers.Dense(FEATURES)]
-        )
-        self.critic = keras.Sequential([dense(), keras.layers.Dense(1)])
-        self.optimizers = {
-            "generator": keras.optimizers.Adam(1e-2),
-            "critic": keras.optimizers.Adam(1e-2),
-        }
-
-    def train_step(self, batch: Any) -> Any:
-        x, _ = batch
-        with treadle.phase("critic", owns=[self.critic, self.optimizers["critic"]]):
-            fake = self.generator(x, training=False)
-            critic_loss = treadle.minimize(
-                lambda: ops.mean(self.critic(fake)) - ops.mean(self.critic(x)),
-                self.critic,
-                self.optimizers["critic"],
-            )
-        with treadle.phase("generator", owns=[self.generator, self.optimizers["generator"]]):
-            generator_loss = treadle.minimize(
-                lambda: -ops.mean(self.critic(self.generator(x, training=True))),
-                self.generator,
-                self.optimizers["generator"],
-            )
-        return {"critic_loss": critic_loss, "generator_loss": generator_loss}
-
-
-class OneForwardPass(TwoModels):
-    """Two losses of one forward pass, each for its own variables."""
-
-    def train_step(self, batch: Any) -> Any:
-        x, _ = batch
-
-        def objective() -> Any:
-            fake = self.critic(self.generator(x, training=True))
-            real = self.critic(x)
-            return {
-                "critic": ops.mean(fake) - ops.mean(real) + ops.mean(real**2 + fake**2),
-                "generator": -ops.mean(fake),
-            }
-
-        models = {"critic": self.critic, "generator": self.generator}
-        return treadle.minimize(objective, models, self.optimizers)
-
-
-class ConditionalApply(Classifier):
-    """`cond` around `apply`: every third step learns, with Dropout inside the branch."""
-
-    def __init__(self, rate: float = 0.3) -> None:
-        super().__init__([dense(), keras.layers.Dropout(rate, seed=1), head()])
-        self.updates = keras.Variable(0, dtype="int32", trainable=False)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-
-        def learn() -> Any:
-            self.updates.assign_add(1)
-            return treadle.minimize(
-                lambda: self.loss(y, self.model(x, training=True)), self.model, self.optimizer
-            )
-
-        def look() -> Any:
-            return self.loss(y, self.model(x, training=False))
-
-        loss = treadle.cond(treadle.step() % 3 == 0, learn, look)
-        return {"loss": loss, "updates": self.updates.value}
-
-
-class Substituted(Classifier):
-    """One inner gradient step in substituted variables (MAML), Dropout and BatchNorm inside."""
-
-    def __init__(self, noisy: bool = True) -> None:
-        noise = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2, seed=3)]
-        super().__init__([dense(), *(noise if noisy else []), head()])
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        variables = self.model.trainable_variables
-
-        def objective() -> Any:
-            inner, grads = treadle.gradients(
-                lambda: self.loss(y, self.model(x, training=True)), variables, unreached="zeros"
-            )
-            adapted = [
-                ops.convert_to_tensor(v) - 0.5 * g for v, g in zip(variables, grads, strict=True)
-            ]
-            with treadle.substituted(variables, adapted):
-                outer = self.loss(y, self.model(x, training=True))
-                _, again = treadle.gradients(
-                    lambda: self.loss(y, self.model(x, training=False)), variables
-                )
-                adapted = [a - 0.1 * g for a, g in zip(adapted, again, strict=True)]
-            with treadle.substituted(variables, adapted):
-                return outer + self.loss(y, self.model(x, training=False)), inner
-
-        (loss, inner), grads = treadle.gradients(objective, variables, unreached="zeros")
-        self.optimizer.apply(grads, variables)
-        return {"loss": loss, "inner": inner}
-
-
-class ForEach(Classifier):
-    """A gradient per example, with a seed that moves on from row to row."""
-
-    def __init__(self, rate: float = 0.2) -> None:
-        super().__init__([dense(), keras.layers.Dropout(rate, seed=5), head()])
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        variables = self.model.trainable_variables
-
-        def one(row: Any) -> Any:
-            x, y = row
-            loss, grads = treadle.gradients(
-                lambda: self.loss(y[None], self.model(x[None], training=True)), variables
-            )
-            return {"loss": loss, "grads": grads}
-
-        rows = treadle.for_each(one, (x, y))
-        self.optimizer.apply([ops.mean(g, axis=0) for g in rows["grads"]], variables)
-        return {"loss": ops.mean(rows["loss"])}
-
-
-class GradientPenalty(TwoModels):
-    """The gradient of a gradient: a penalty on the critic's slope at its inputs."""
-
-    def train_step(self, batch: Any) -> Any:
-        x, _ = batch
-
-        def objective() -> Any:
-            _, (slope,) = treadle.input_gradients(lambda x: ops.sum(self.critic(x)), x)
-            penalty = ops.mean((ops.sqrt(ops.sum(slope**2, axis=-1) + 1e-8) - 1) ** 2)
-            return ops.mean(self.critic(x) ** 2) + 10 * penalty, penalty
-
-        loss, penalty = treadle.minimize(objective, self.critic, self.optimizers["critic"])
-        return {"loss": loss, "penalty": penalty}
 
 
 class Embedding(Classifier):
@@ -331,147 +157,6 @@ class MetricsOnly(Classifier):
 
     def eval_step(self, batch: Any) -> Any:
         self.mean_loss.update_state(super().eval_step(batch)["loss"])
-
-
-class Adversarial(Classifier):
-    """Learns from inputs moved along their own gradient (FGSM)."""
-
-    def __init__(self) -> None:
-        super().__init__([dense(), keras.layers.BatchNormalization(), head()])
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        clean, (slope,) = treadle.input_gradients(
-            lambda x: self.loss(y, self.model(x, training=False)), x
-        )
-        logs = super().train_step((x + 0.1 * ops.sign(slope), y))
-        return {**logs, "clean": clean}
-
-
-class TwoHeads(treadle.Task):
-    """Two losses over all variables, neither of which reaches the other's head."""
-
-    def __init__(self) -> None:
-        self.body = dense()
-        self.heads = [head(), keras.layers.Dense(1)]
-        self.optimizer = keras.optimizers.Adam(1e-2)
-        self.loss = cross_entropy()
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-
-        def objective() -> Any:
-            features = self.body(x)
-            kind, size = self.heads[0](features), self.heads[1](features)
-            sizes = ops.sum(x, axis=-1, keepdims=True)
-            return {"kind": self.loss(y, kind), "size": ops.mean((size - sizes) ** 2)}
-
-        layers = [self.body, *self.heads]
-        variables = [v for layer in layers for v in layer.trainable_variables]
-        losses, grads = treadle.gradients(
-            objective, {"kind": variables, "size": variables}, unreached="zeros"
-        )
-        # Gradient surgery (PCGrad) begins like this: each loss' gradient over all variables.
-        both = [a + 0.5 * b for a, b in zip(grads["kind"], grads["size"], strict=True)]
-        self.optimizer.apply(both, variables)
-        return losses
-
-
-class PartsOfOneModel(Classifier):
-    """Two optimizers, one for the body and one for the head of the same model."""
-
-    def __init__(self) -> None:
-        super().__init__([keras.Input((FEATURES,)), dense(), head()])
-        self.head_optimizer = keras.optimizers.Adam(1e-2)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        first, last = self.model.layers
-        loss = treadle.minimize(
-            lambda: {"body": (loss := self.loss(y, self.model(x, training=True))), "head": loss},
-            {"body": first, "head": last},
-            {"body": self.optimizer, "head": self.head_optimizer},
-        )
-        return {"loss": loss["body"]}
-
-
-class Accumulated(Classifier):
-    """One update for two batches: clipping, decay, schedule and EMA are the update's."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            [dense(), head()],
-            keras.optimizers.AdamW(
-                schedule(), global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2
-            ),
-        )
-        self.accumulator = treadle.Accumulator(steps=2)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        loss, grads = treadle.gradients(
-            lambda: self.loss(y, self.model(x, training=True)), self.model.trainable_variables
-        )
-        updated = self.accumulator.add(
-            grads, lambda mean: self.optimizer.apply(mean, self.model.trainable_variables)
-        )
-        return {"loss": loss, "updated": updated}
-
-
-class GradientToolkit(Classifier):
-    """Everything that can be done with gradients on their way to the optimizer."""
-
-    def __init__(self, noise: float = 1e-4) -> None:
-        super().__init__([dense(), dense(), keras.layers.Dense(CLASSES, name="classify")])
-        self.noise, self.seed = noise, keras.random.SeedGenerator(4)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-
-        def objective() -> Any:
-            return self.loss(y, self.model(x, training=True))
-
-        variables = treadle.trainable(self.model, frozen="model/layers/0/*")
-        loss, grads = treadle.gradients(objective, variables)
-        norms = treadle.gradient_norms(grads, variables)
-        grads = treadle.scaled_by(grads, variables, {"*classify*": 0.5, "*/bias": 2.0})
-        grads = treadle.centralized(grads)
-        grads = treadle.clip_by_norm(grads, 0.5)
-        grads = treadle.clip_by_value(grads, 0.2)
-        grads, norm = treadle.clip_by_global_norm(grads, 0.3)
-        grads = treadle.with_noise(grads, self.noise, seed=self.seed)
-        self.optimizer.apply(grads, variables)
-        return {"loss": loss, "norm": norm, **norms}
-
-
-class CriticSteps(TwoModels):
-    """Two critic steps for each step of the generator, each clipped by its own norm."""
-
-    def train_step(self, batch: Any) -> Any:
-        x, _ = batch
-        norms: dict[str, Any] = {}
-
-        def learn(name: str, model: Any, objective: Any) -> Any:
-            optimizer = self.optimizers[name]
-            with treadle.phase(name, owns=[model, optimizer]):
-                loss, grads = treadle.gradients(objective, model.trainable_variables, "zeros")
-                grads, norms[f"{name}_norm"] = treadle.clip_by_global_norm(grads, 0.1)
-                optimizer.apply(grads, model.trainable_variables)
-            return loss
-
-        for real in (x[: ROWS // 2], x[ROWS // 2 :]):
-
-            def estimate(real: Any = real) -> Any:
-                fake = self.generator(real, training=False)
-                return ops.mean(self.critic(fake)) - ops.mean(self.critic(real))
-
-            learn("critic", self.critic, estimate)
-        learn(
-            "generator",
-            self.generator,
-            lambda: -ops.mean(self.critic(self.generator(x, training=True))),
-        )
-        return norms
 
 
 class DictBatch(Classifier):
@@ -587,10 +272,6 @@ def classifier(*layers: Any, optimizer: Any = None) -> Case:
 def batches_of(name: str, count: int) -> list[Any]:
     """The batches that a case learns from."""
     return [CASES[name].batch(x, y) for x, y in zip(*batches(count), strict=True)]
-
-
-def schedule() -> Any:
-    return keras.optimizers.schedules.CosineDecay(0.1, 10)
 
 
 CASES: dict[str, Case] = {

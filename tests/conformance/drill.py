@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from cases import Classifier, head
+from classifier import Classifier, head
 
 import treadle
 from treadle.checkpoint import Checkpoints

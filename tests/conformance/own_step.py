@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from cases import FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head
 
 import treadle
 

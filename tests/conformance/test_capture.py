@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import FEATURES, ROWS, Classifier, batches, dense, head
+from classifier import FEATURES, ROWS, Classifier, batches, dense, head
 from keras import ops
 from own_step import CAPTURED, Steps, learn
 

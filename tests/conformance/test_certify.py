@@ -9,7 +9,7 @@ import broken
 import keras
 import numpy as np
 import pytest
-from cases import batches
+from classifier import batches
 from typer.testing import CliRunner
 
 from treadle.cli import app, certifying

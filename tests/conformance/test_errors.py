@@ -7,7 +7,9 @@ from typing import Any
 
 import keras
 import pytest
-from cases import CLASSES, Classifier, TwoModels, batches_of, dense, head
+from cases import batches_of
+from classifier import CLASSES, Classifier, dense, head
+from gradient_tasks import TwoModels
 from keras import ops
 
 import treadle

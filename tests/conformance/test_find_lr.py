@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, FEATURES, Classifier, dense, head
 from keras import ops
 
 import treadle

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import ActivityLoss, dense, head
+from cases import ActivityLoss
+from classifier import dense, head
 from keras import ops
 
 import treadle

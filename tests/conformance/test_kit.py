@@ -7,7 +7,9 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import Classifier, Substituted, batches_of, dense, head
+from cases import batches_of
+from classifier import Classifier, dense, head
+from gradient_tasks import Substituted
 from keras import ops
 
 import treadle

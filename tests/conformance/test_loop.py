@@ -1,4 +1,4 @@
-"""The loop, on every backend: its parts, its order, its messages, and what it leaves untouched."""
+"""The loop, on every backend: its parts, its order, and what it leaves untouched."""
 
 import time
 from pathlib import Path
@@ -7,64 +7,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, Classifier, dense, head
 from keras import ops
+from loops import ROWS, arrays, loop_of, make, same, source
 
 import treadle
 from treadle import data
-from treadle.errors import (
-    ConfigurationError,
-    DataError,
-    DirectoryError,
-    NonFiniteError,
-    StateError,
-    StepError,
-)
+from treadle.errors import DirectoryError, StateError
 
 pytestmark = pytest.mark.any_backend
-
-ROWS = 44  # 5 batches of 8 and a short one of 4
-
-
-def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
-
-
-def source(seed: int = 0, **kwargs: Any) -> Any:
-    return data.from_arrays(*arrays(seed), batch_size=8, **kwargs)
-
-
-class WithEverything(Classifier):
-    """Dropout and BatchNorm, so that whatever validation touched would show."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            [
-                dense(),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.3),
-                keras.layers.Dropout(0.3, seed=4),
-                head(),
-            ],
-            keras.optimizers.Adam(1e-2),
-        )
-
-
-def make(task: Any = WithEverything) -> Any:
-    keras.utils.set_random_seed(0)
-    return task()
-
-
-def loop_of(task: Any = None, **kwargs: Any) -> treadle.Loop:
-    return treadle.Loop(task or make(), console=False, **kwargs)
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert list(a) == list(b)
-    for path in a:
-        np.testing.assert_array_equal(a[path], b[path], err_msg=path)
 
 
 @pytest.mark.every_backend
@@ -216,141 +167,6 @@ def test_single_steps_by_hand_and_windows_agree_bit_for_bit() -> None:
     np.testing.assert_array_equal(whole.history.steps("loss"), np.array(losses, "float32"))
 
 
-def test_hooks_run_when_they_are_due_and_their_dicts_are_logged() -> None:
-    moments: dict[str, list[int]] = {
-        "every": [],
-        "at": [],
-        "after": [],
-        "epochs": [],
-        "examples": [],
-    }
-
-    def note(name: str) -> Any:
-        def hook(loop: Any) -> Any:
-            moments[name].append(loop.progress.step)
-            return {f"seen_{name}": loop.progress.examples}
-
-        return hook
-
-    hooks = [
-        treadle.every("5 steps", note("every")),
-        treadle.at("7 steps", note("at")),
-        treadle.after("60 examples", note("after")),
-        treadle.every("2 epochs", note("epochs")),
-        treadle.every("40 examples", note("examples")),
-    ]
-    with loop_of(hooks=hooks) as loop:
-        history = loop.fit(source(), epochs=4)
-    assert moments["every"] == [5, 10, 15, 20]
-    assert moments["at"] == [7]
-    assert moments["after"] == [8]  # an epoch is 6 steps of 44 examples
-    assert moments["epochs"] == [12, 24]
-    assert moments["examples"] == [5, 11, 16, 22]  # the first boundary at or after each 40
-    assert history["seen_at"] == [52]
-
-
-class Counted(treadle.Hook):
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def start(self, loop: Any) -> None:
-        self.calls.append("start")
-
-    def end(self, loop: Any, error: Any) -> None:
-        self.calls.append(error)
-
-
-def test_hooks_start_and_end_once_for_each_call_of_fit_and_once_for_the_parts() -> None:
-    hook = Counted()
-    with loop_of(hooks=[hook]) as loop:
-        loop.fit(source(), steps=2)
-        assert hook.calls == ["start", None]
-        x, y = arrays()
-        loop.step((x[:8], y[:8]))
-        loop.step((x[:8], y[:8]))
-        for _ in loop.steps(source()):
-            pass
-        assert hook.calls == ["start", None, "start"]
-    assert hook.calls == ["start", None, "start", None]
-    error, hook = ValueError("in the body"), Counted()
-    with pytest.raises(ValueError, match="in the body"), loop_of(hooks=[hook]) as loop:
-        for _ in loop.steps(source()):
-            raise error
-    assert hook.calls == ["start", error]
-
-
-def test_fit_and_epochs_are_refused_in_the_body_of_another_loop() -> None:
-    message = (
-        r"loop\.{} was called while loop\.{} trains: in the body of a `for` loop, train with "
-        r"loop\.steps\(source\) or loop\.step\(batch\)"
-    )
-    with loop_of() as loop:
-        for _ in loop.epochs(1):
-            with pytest.raises(ConfigurationError, match=message.format("fit", "epochs")):
-                loop.fit(source(), steps=2)
-            with pytest.raises(ConfigurationError, match=message.format("epochs", "epochs")):
-                next(iter(loop.epochs(2)))
-            for _ in loop.steps(source()):
-                with pytest.raises(ConfigurationError, match=message.format("fit", "epochs")):
-                    loop.fit(source(), steps=2)
-        for _ in loop.steps(source()):
-            with pytest.raises(ConfigurationError, match=message.format("fit", "steps")):
-                loop.fit(source(), steps=2)
-        steps = loop.progress.step
-        loop.fit(source(), steps=2)
-        assert loop.progress.step == steps + 2
-
-
-class Detailed(treadle.DetailedHook):
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def before(self, loop: Any) -> None:
-        self.calls.append(loop.progress.step)
-
-    def validation(self, loop: Any, results: Any) -> None:
-        self.calls.append("validation" if results is None else set(results))
-
-    def evaluation(self, loop: Any, results: Any) -> None:
-        self.calls.append("evaluation" if results is None else set(results))
-
-
-class WithoutBase(treadle.Hook):
-    """A hook that defines a method of `DetailedHook` without that base class."""
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
-
-    def before(self, loop: Any) -> None:
-        self.calls.append(loop.progress.step)
-
-
-def test_detailed_hooks_are_called_before_windows_and_around_evaluations() -> None:
-    hook, other = Detailed(), WithoutBase()
-    evaluating = treadle.at("2 steps", lambda loop: loop.evaluate(source(1)) and None)
-    with loop_of(hooks=[hook, other, evaluating]) as loop:
-        loop.fit(source(), validation=source(1), steps=4, validate_every="4 steps")
-        loop.evaluate(source(1))  # after training
-    results = {"loss", "accuracy"}
-    validated = {f"val_{name}" for name in results}
-    assert other.calls[0] == 0 and 2 in other.calls  # a window ends before the evaluation
-    at = hook.calls.index("evaluation")
-    assert hook.calls[at - 1] < 2 and hook.calls[at : at + 3] == ["evaluation", results, 2]
-    assert hook.calls[-2:] == ["validation", validated]
-    assert [call for call in hook.calls if isinstance(call, int)] == other.calls
-
-
-def test_stopping_is_told_and_ends_at_the_boundary() -> None:
-    hooks = [treadle.every("3 steps", lambda loop: loop.stop("seen enough"))]
-    with loop_of(hooks=hooks) as loop:
-        loop.fit(source(), epochs=5)
-    assert loop.progress.step == 3
-    assert loop.reason == "seen enough"
-    with loop_of() as loop:
-        loop.fit(source(), epochs=10_000, until="0.01 s")
-    assert loop.reason == "time limit reached"
-
-
 @pytest.mark.every_backend
 def test_evaluate_predict_and_call_change_nothing() -> None:
     with loop_of() as loop:
@@ -399,129 +215,6 @@ def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
     assert history["note"] == ["recompiled because temperature changed from 1.0 to 0.5"]
 
 
-@pytest.mark.every_backend
-def test_a_step_that_counts_in_python_is_refused() -> None:
-    class Counting(Classifier):
-        def __init__(self) -> None:
-            super().__init__([dense(), head()])
-            self.count = 0
-
-        def train_step(self, batch: Any) -> Any:
-            self.count += 1
-            return super().train_step(batch)
-
-    with (
-        pytest.raises(StepError, match=r"changes Python values \(count changed from .* keras.Var"),
-        loop_of(make(Counting)) as loop,
-    ):
-        loop.fit(source(), steps=2)
-
-
-def test_errors_of_the_user_say_where_the_run_stood() -> None:
-    class Broken(Classifier):
-        def __init__(self) -> None:
-            super().__init__([dense(), head()])
-
-        def train_step(self, batch: Any) -> Any:
-            raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine") as caught, loop_of(make(Broken)) as loop:
-        loop.fit(source(), epochs=1)
-    assert caught.value.__notes__[-1] == (
-        "in train_step, step 1 (epoch 1, batch 1); the weights are those before it"
-    )
-    assert any(entry.name == "train_step" for entry in caught.traceback)
-
-    def failing(loop: Any) -> None:
-        raise KeyError("hook")
-
-    with pytest.raises(KeyError) as caught, loop_of(hooks=[treadle.at("3 steps", failing)]) as loop:
-        loop.fit(source(), epochs=1)
-    assert "in failing, after step 3, epoch 1, batch 3" in caught.value.__notes__[0]
-
-    def batches() -> Any:
-        x, y = arrays()
-        yield x[:8], y[:8]
-        raise OSError("disk")
-
-    with pytest.raises(OSError, match="disk") as caught, loop_of() as loop:
-        loop.fit(batches, epochs=1)
-    assert any("batch 2" in note for note in caught.value.__notes__)
-
-
-def test_bad_input_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"fit needs an end: epochs=…, steps=… or until"):
-        loop_of().fit(source())
-    with pytest.raises(ConfigurationError, match="epochs must be at least 1, not 0"):
-        loop_of().fit(source(), epochs=0)
-    with pytest.raises(ConfigurationError, match="steps must be at least 1, not -3"):
-        loop_of().fit(source(), steps=-3)
-    with pytest.raises(ConfigurationError, match="must be a time, for example '30 min'"):
-        loop_of().fit(source(), until="3 epochs")
-    endless = data.closed_loop(lambda loop: arrays())
-    with pytest.raises(
-        ConfigurationError, match=r"the source never ends, so it has no epochs: use"
-    ):
-        loop_of().fit(endless, epochs=1)
-    with pytest.raises(ConfigurationError, match=r"is not a hook: schedule a function"):
-        loop_of(hooks=[print])
-    with pytest.raises(DataError, match="gave no batch"):
-        loop_of().fit(lambda: iter(()), epochs=1)
-    with pytest.raises(DataError, match=r"the batch of step 9 is not available"):
-        loop_of().batch_at(9)
-
-    class Silent(Classifier):
-        def __init__(self) -> None:
-            super().__init__([dense(), head()])
-
-        def train_step(self, batch: Any) -> None:
-            pass
-
-    with pytest.raises(StepError, match="returned nothing, and no metric of the task changed"):
-        loop_of(make(Silent)).fit(source(), epochs=1)
-
-    class Colliding(Classifier):
-        def __init__(self) -> None:
-            super().__init__([dense(), head()])
-
-        def train_step(self, batch: Any) -> Any:
-            return {"accuracy": super().train_step(batch)["loss"]}
-
-    with pytest.raises(
-        StepError, match="returns 'accuracy', and a metric of the task has this name"
-    ):
-        loop_of(make(Colliding)).fit(source(), epochs=1)
-
-    class NoEvaluation(treadle.Task):
-        def __init__(self) -> None:
-            self.w = keras.Variable(1.0)
-            self.optimizer = keras.optimizers.SGD(0.1)
-
-        def train_step(self, batch: Any) -> Any:
-            return treadle.minimize(lambda: self.w * self.w, [self.w], self.optimizer)
-
-    with pytest.raises(ConfigurationError, match="NoEvaluation has no eval_step: write one"):
-        loop_of(NoEvaluation()).fit(source(), validation=source(), epochs=1)
-    with pytest.raises(ConfigurationError, match="neither a predict_step nor a model"):
-        loop_of(NoEvaluation()).predict(source())
-
-
-def test_labels_of_the_wrong_shape_come_out_with_the_place() -> None:
-    x, _ = arrays()
-    wrong = data.from_arrays(x, np.zeros((ROWS, 7), "int32"), batch_size=8)
-    with pytest.raises(Exception) as caught, loop_of() as loop:
-        loop.fit(wrong, epochs=1)
-    assert "in train_step, step 1 (epoch 1, batch 1)" in caught.value.__notes__[-1]
-
-
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows() -> None:
-    x, y = arrays()
-    x[17, 2] = np.nan
-    train = data.from_arrays(x, y, batch_size=8, shuffle=False)
-    with pytest.raises(NonFiniteError, match=r"(?s)loss.*step 3.*row"), loop_of() as loop:
-        loop.fit(train, epochs=1)
-
-
 def test_the_state_takes_back_what_it_gave_and_checks_it_first() -> None:
     with loop_of() as loop:
         loop.fit(source(), steps=2)
@@ -561,16 +254,6 @@ def test_a_run_leaves_its_directory_and_is_not_run_twice(tmp_path: Path) -> None
     with loop_of(directory=tmp_path, configuration={"task": "other"}, fresh=True) as again:
         again.fit(source(), epochs=1)
     assert again.progress.step == 6
-
-
-def test_a_bad_directory_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(DirectoryError, match=r"cannot write to the run directory .*file"):
-        loop_of(directory=file)
-    (tmp_path / "run.json").write_text("[1]")
-    with pytest.raises(DirectoryError, match="is not the record of a run"):
-        loop_of(directory=tmp_path)
 
 
 @pytest.mark.long_to_compile

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, FEATURES, ROWS, Classifier, batches, cross_entropy, dense, head
+from classifier import CLASSES, FEATURES, ROWS, Classifier, batches, cross_entropy, dense, head
 
 import treadle
 from treadle.errors import StateError

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import FEATURES, Classifier, head
+from classifier import FEATURES, Classifier, head
 from keras import ops
 from mistakes import arrays, source
 

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import runs
-from cases import CASES, ROWS, batches_of
+from cases import CASES, batches_of
+from classifier import ROWS
 
 from treadle.testing import Trace, run_steps
 

@@ -1,38 +1,26 @@
-"""Going back to a step of a past run: the same bits, and the origin of what is not finite."""
+"""Replaying a step of a past run: the same bits, bisection, and what is refused."""
 
-import hashlib
 import json
-import re
-import shlex
 import shutil
-import textwrap
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from cases import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, FEATURES, Classifier, dense, head
 from keras import ops
 from mistakes import arrays, source
-from typer.testing import CliRunner
+from replayed_runs import hashes, logged, plain, train, visit
 
 import treadle
-from treadle import cli, data
+from treadle import data
 from treadle.checkpoint import Checkpoints
 from treadle.checkpoint.arrays import read_arrays
 from treadle.doctor import Replay, replay, replaying
 from treadle.doctor.numbers import Numbers, farthest
-from treadle.errors import (
-    CheckpointError,
-    ConfigurationError,
-    DirectoryError,
-    NonFiniteError,
-    TreadleError,
-)
-from treadle.hooks import Checkpoint, JSONLines, NonFinite
-from treadle.hooks.lines import read_log
+from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, TreadleError
+from treadle.hooks import Checkpoint, JSONLines
 
 pytestmark = pytest.mark.any_backend
 
@@ -44,48 +32,6 @@ def noisy() -> Classifier:
     """A task whose steps draw random numbers and move statistics."""
     normalized, dropped = keras.layers.BatchNormalization(), keras.layers.Dropout(0.4)
     return Classifier([dense(8), normalized, dropped, head()], keras.optimizers.Adam(1e-2))
-
-
-def plain() -> Classifier:
-    return Classifier([keras.Input((FEATURES,)), dense(), head()], keras.optimizers.SGD(0.1))
-
-
-def train(
-    make: Callable[[], Any],
-    directory: Path | None,
-    hooks: Sequence[Any] = (),
-    sources: Sequence[Any] | None = None,
-    **how: Any,
-) -> treadle.Loop:
-    """Train as a script does, which makes a call of the loop for each source."""
-    keras.utils.set_random_seed(0)
-    options = how.pop("options", None)
-    checkpoint = [Checkpoint(every="2 steps", keep_every="6 steps")] if directory else []
-    task = make()
-    with treadle.Loop(
-        task, directory, [*checkpoint, *hooks], options=options, console=False
-    ) as loop:
-        for part in sources or [source()]:
-            loop.fit(part, **{"epochs": 3, **how})
-    return loop
-
-
-def visit(make: Callable[[], Any], *args: Any, **kwargs: Any) -> Replay:
-    """Replay a step as another process would: with a new task."""
-    keras.utils.set_random_seed(0)
-    return replay(make(), *args, **kwargs)
-
-
-def hashes(directory: Path) -> dict[str, str]:
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
-
-
-def logged(directory: Path) -> dict[int, Any]:
-    return {line["step"]: line for line in read_log(directory / "log.jsonl")[0]}
 
 
 @pytest.fixture(scope="module")
@@ -335,199 +281,6 @@ def test_bisect_finds_what_no_checkpoint_has_seen(tmp_path: Path) -> None:
     assert found.found_by.endswith("first holds before step 4")
 
 
-def ruined() -> Any:
-    x, y = arrays()
-    x[35, 2] = np.nan
-    return data.from_arrays(x, y, batch_size=8)
-
-
-def stopped(make: Callable[[], Any], directory: Path, *args: Any, **kwargs: Any) -> tuple[str, int]:
-    """Train until it ends for a value that is not finite; returns the message, and its step."""
-    with pytest.raises(NonFiniteError) as caught:
-        train(make, directory, *args, **kwargs)
-    message = str(caught.value)
-    call = re.search(r"To inspect the step: print\((.*), step=(\d+)\)\)$", message)
-    assert call is not None, message
-    assert call[1] == f"treadle.doctor.replay(task, train, {str(directory)!r}"
-    return message, int(call[2])
-
-
-@pytest.mark.every_backend
-def test_nan_in_a_batch_is_traced_to_its_rows(tmp_path: Path) -> None:
-    _, step = stopped(plain, tmp_path, sources=[ruined()])
-    found = visit(plain, ruined(), tmp_path, step)
-    assert found.agreement.exact
-    assert found.rows is not None
-    row = found.rows.index(35)
-    assert found.batch[0].rows == (row,)
-    assert found.origin == (
-        f"first non-finite value: 1 of 48 numbers of the first array of the batch, row {row} "
-        "(of the data set: 35)"
-    )
-    assert visit(plain, ruined(), tmp_path, bisect="isnan(loss)").step == step
-
-
-def test_steps_that_were_skipped_are_skipped_again(tmp_path: Path) -> None:
-    train(plain, tmp_path, hooks=[NonFinite(action="skip")], sources=[ruined()])
-    step = min(step for step, line in logged(tmp_path).items() if line["undone"])
-    found = visit(plain, ruined(), tmp_path, step)
-    assert found.agreement.exact and found.values["undone"] == 1.0
-    assert "(of the data set: 35)" in found.origin
-    assert {v.path: v.update.norm for v in found.variables}["model/layers/0/kernel"] == 0
-    assert visit(plain, ruined(), tmp_path, step + 6).agreement.exact
-
-
-class Root(keras.layers.Layer):
-    """Of what is larger than 6, it returns NaN."""
-
-    def call(self, inputs: Any) -> Any:
-        return ops.sqrt(6.0 - inputs)
-
-
-def rooted() -> Classifier:
-    normalized = keras.layers.BatchNormalization()
-    return Classifier([keras.Input((FEATURES,)), Root(), dense(), normalized, head()])
-
-
-def large() -> Any:
-    x, y = arrays()
-    x[11, 4] = 7.0
-    return data.from_arrays(x, y, batch_size=8)
-
-
-def test_nan_in_a_layer_is_traced_to_the_layer_and_its_rows(tmp_path: Path) -> None:
-    _, step = stopped(rooted, tmp_path, sources=[large()])
-    found = visit(rooted, large(), tmp_path, step)
-    assert found.rows is not None
-    assert found.origin == (
-        "first non-finite value: 1 of 48 numbers of the output of model/layers/0 (Root), row "
-        f"{found.rows.index(11)} (of the data set: 11), while its variables, the batch and the "
-        "layers before it are finite"
-    )
-    assert "model/layers/0" in str(found) and found.batch[0].not_finite == 0
-
-
-SLOT = "optimizer/momentums/model/layers/0/kernel"
-
-
-def adam() -> Classifier:
-    return Classifier([keras.Input((FEATURES,)), dense(), head()], keras.optimizers.Adam(1e-2))
-
-
-def spoil(loop: Any) -> None:
-    slot = loop.state.variables[SLOT]
-    value = np.array(ops.convert_to_numpy(slot))
-    value[2, 3] = np.nan
-    slot.assign(value)
-
-
-def test_nan_in_a_slot_is_traced_to_what_set_it(tmp_path: Path) -> None:
-    hooks = [treadle.at("7 steps", spoil)]
-    _, step = stopped(adam, tmp_path, hooks=hooks)
-    assert step > 8
-    later = visit(adam, source(), tmp_path, step, hooks=hooks)
-    assert re.fullmatch(
-        rf"first non-finite value: 1 of 30 numbers of model/layers/0/kernel, before step "
-        rf"{step} began: an earlier step set it. --bisect 'not isfinite\(model/layers/0/kernel"
-        r"\)' finds that step",
-        later.origin,
-    )
-    made = visit(
-        adam, source(), tmp_path, bisect="not isfinite(model/layers/0/kernel)", hooks=hooks
-    )
-    assert made.step == 8 and made.found_by.endswith("first holds after step 8")
-    assert made.origin == (
-        f"first non-finite value: 1 of 30 numbers of {SLOT}, before step 8 began, but not "
-        "when step 7 ended: a hook or the script set it between the two steps"
-    )
-    between = visit(adam, source(), tmp_path, bisect=f"isnan({SLOT})", hooks=hooks)
-    assert between.step == 8 and between.found_by.endswith("first holds before step 8")
-    finite = next(v for v in made.variables if v.path == "model/layers/0/kernel")
-    assert finite.gradient is not None
-    assert (finite.value.not_finite, finite.gradient.not_finite) == (0, 0)
-    assert finite.update.not_finite == 1
-
-
-class Rooted(Classifier):
-    """Its loss is finite, and its gradient is not, where a weight is zero."""
-
-    def __init__(self) -> None:
-        super().__init__([keras.Input((FEATURES,)), dense(), head()])
-        self.scale = keras.Variable(0.0)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-
-        def objective() -> Any:
-            return self.loss(y, self.model(x)) + ops.sqrt(self.scale * self.scale)
-
-        variables = [*self.model.trainable_variables, self.scale]
-        return {"loss": treadle.minimize(objective, variables, self.optimizer)}
-
-
-def test_a_gradient_that_is_not_finite_is_told_from_its_loss(tmp_path: Path) -> None:
-    _, step = stopped(Rooted, tmp_path)
-    assert step == 2  # the first one that is seen to be NaN
-    found = visit(Rooted, source(), tmp_path, 1)
-    assert found.origin.startswith(
-        "first non-finite value: 1 of 1 numbers of the gradient of scale, while the loss is "
-        "finite: look for a root"
-    )
-
-
-class Divided(Classifier):
-    """Its loss is not finite though all layers' outputs are; or what it assigns is not; or none."""
-
-    def __init__(self, what: str = "loss") -> None:
-        super().__init__([keras.Input((FEATURES,)), dense(), head()])
-        self.what = what
-        self.memory = keras.Variable(1.0, trainable=False)
-
-    def train_step(self, batch: Any) -> Any:
-        logs = super().train_step(batch)
-        nothing = ops.zeros_like(logs["loss"])
-        if self.what == "loss":
-            return {"loss": logs["loss"] / nothing}
-        if self.what == "memory":
-            self.memory.assign(logs["loss"] / nothing)
-        return logs
-
-
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("loss", "loss, which train_step returned, while all activations are finite"),
-        ("memory", "1 of 1 numbers of the update of memory, while its gradient is finite"),
-    ],
-)
-def test_what_is_made_of_finite_numbers_is_told(tmp_path: Path, what: str, told: str) -> None:
-    def make() -> Divided:
-        return Divided(what)
-
-    train(make, tmp_path, hooks=[NonFinite(action="stop")], epochs=1)
-    found = visit(make, source(), tmp_path, 1)
-    assert found.origin.startswith(f"first non-finite value: {told}")
-
-
-def test_weights_ruined_at_an_unknown_step_are_searched_for(tmp_path: Path) -> None:
-    def spoil_memory(loop: Any) -> None:
-        loop.task.memory.assign(float("nan"))
-
-    hooks = [treadle.at("3 steps", spoil_memory)]
-    with pytest.raises(NonFiniteError) as caught:
-        train(lambda: Divided("nothing"), tmp_path, hooks=hooks)
-    assert str(caught.value).endswith(
-        f"To inspect the step: print(treadle.doctor.replay(task, train, {str(tmp_path)!r}, "
-        "bisect='not isfinite(memory)'))"
-    )
-
-
-def test_without_a_directory_there_is_no_step_to_go_back_to() -> None:
-    with pytest.raises(NonFiniteError) as caught:
-        train(plain, None, sources=[ruined()])
-    assert "replay" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("asked", "kind", "message"),
     [
@@ -622,102 +375,6 @@ def test_numbers_of_an_array() -> None:
     assert Numbers.of("huge", np.full(4, 1e300)).norm == pytest.approx(2e300)
     assert farthest({"a": x}, {"a": x}, whole=True) == (0.0, "")
     assert farthest({"a": np.zeros(1)}, {"a": x[1, 1:]}, whole=True) == (np.inf, "a")
-
-
-FILE = """
-    import keras
-    import numpy as np
-    import treadle
-    from keras import ops
-
-    class Mine(treadle.Task):
-        epochs = 3
-
-        def __init__(self, bad: int = 13):
-            self.model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.2),
-                                           keras.layers.Dense(1)])
-            self.optimizer = keras.optimizers.Adam(0.01)
-            self.bad = bad
-
-        def train_step(self, batch):
-            x, y = batch
-            def objective():
-                return ops.mean((self.model(x, training=True) - y) ** 2)
-            return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
-
-        def datasets(self):
-            x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
-            if self.bad >= 0:
-                x[self.bad, 1] = np.nan
-            return treadle.Datasets(train=treadle.data.from_arrays(x, x[:, :1], batch_size=8))
-
-        def hooks(self):
-            return [treadle.hooks.Checkpoint(every="2 steps"), treadle.at("3 steps", slower)]
-
-    def slower(loop):
-        loop.task.optimizer.learning_rate.assign(0.001)
-"""
-
-
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERAS_BACKEND", keras.config.backend())
-    monkeypatch.delenv("TREADLE_DATA", raising=False)
-    Path("mine.py").write_text(textwrap.dedent(FILE))
-
-    def call(*arguments: Any, code: int = 0) -> Any:
-        keras.backend.clear_session()
-        found = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-        assert found.exit_code == code, found.output
-        return found
-
-    return call
-
-
-def test_the_command_that_ends_the_message_names_the_row(mine: Callable[..., Any]) -> None:
-    text = mine("run", "mine.py", "--directory", "a run", "-q", code=1).output
-    command = shlex.split(text[text.index("treadle replay") :].splitlines()[0])
-    assert command[:4] == ["treadle", "replay", "a run", "--step"]
-    before = hashes(Path("a run"))
-    shown = mine(*command[1:]).output
-    assert "equal to the log bit for bit" in shown
-    assert "of the first array of the batch, row " in shown
-    assert "(of the data set: 13)" in shown
-    assert hashes(Path("a run")) == before
-
-
-def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
-    mine("run", "mine.py", "--directory", "run", "--set", "bad=-1", "--quiet")
-    found = mine("replay", "run", "--step", 9, "--json", "--save", "step.npz")
-    told = json.loads(found.stdout)
-    assert told["agreement"]["exact"] and told["epoch"] == 2
-    assert told["values"]["loss"] == logged(Path("run"))[9]["loss"]
-    kept = read_arrays("step.npz")
-    assert kept["gradients/model/layers/0/kernel"].shape == (3, 4)
-    least = min(line["loss"] for line in logged(Path("run")).values())
-    shown = mine("replay", "run", "--bisect", f"loss <= {least}").output
-    step = next(step for step, line in logged(Path("run")).items() if line["loss"] == least)
-    assert f"first holds at step {step} of the log" in shown
-    for arguments, message in (
-        ([], "specify the step: either --step N, or a condition"),
-        (["--bisect", "loss >"], "cannot read the condition 'loss >'"),
-        (["--step", 99], "there is no step 99 in run: its steps are 1 to 15"),
-        (["--step", 1, "--save", "none/x.npz"], "--save none/x.npz: there is no folder none"),
-    ):
-        assert message in mine("replay", "run", *arguments, code=2).output
-
-
-def test_the_command_sends_scripts_to_python(mine: Callable[..., Any]) -> None:
-    train(plain, Path("script"), epochs=1)
-    told = mine("replay", "script", "--step", 3, code=2).output
-    assert (
-        "script holds a run of a script, whose task cannot be made again here: call "
-        "treadle.doctor.replay(task, train, 'script', step=3) in Python, with the task and the "
-        "source that the script makes"
-    ) in told
-    told = mine("replay", "script", "--bisect", "isnan(loss)", code=2).output
-    assert "'script', bisect='isnan(loss)') in Python" in told
 
 
 def test_a_measured_plan_is_replayed_as_the_plan_that_was_chosen() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import Classifier, batches, dense, head
+from classifier import Classifier, batches, dense, head
 
 import treadle
 from treadle.testing import compiled_equals_eager, fused_equals_unfused, run_steps
