@@ -89,8 +89,9 @@ def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: P
     assert float(task.scale.numpy()) == 1.0 + newest.progress.step
 
 
-def test_the_final_state_of_an_older_version_is_read(before: Any) -> None:
-    directory, theirs = before
+def test_the_final_state_of_an_older_version_is_read(before: Any, tmp_path: Path) -> None:
+    directory, theirs = tmp_path / "older", before[1]
+    shutil.copytree(before[0], directory)
     write_arrays(directory / "state.npz", read_arrays(directory / "state.safetensors"))
     (directory / "state.safetensors").unlink()
     for file in directory.glob("checkpoints/*/*"):
