@@ -43,15 +43,15 @@ def test_position_without_an_end():
 def test_pace_knows_nothing_at_first():
     pace = Speed()
     assert pace.examples_per_second is None and pace.seconds_for(5) is None
-    pace.look(1.0, Progress(step=1, examples=64))
+    pace.update(1.0, Progress(step=1, examples=64))
     assert pace.examples_per_second is None and pace.seconds_for(5) is None
 
 
 def test_speed_leaves_validation_out_and_the_time_left_does_not():
     pace = Speed()
-    pace.look(0.0, Progress(step=10, examples=640))
+    pace.update(0.0, Progress(step=10, examples=640))
     pace.lose(8.0)
-    pace.look(10.0, Progress(step=20, examples=1280))
+    pace.update(10.0, Progress(step=20, examples=1280))
     assert pace.examples_per_second == 320
     assert pace.seconds_for(10) == 10
 

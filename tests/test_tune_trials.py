@@ -22,20 +22,27 @@ def log_of(directory):
 
 @pytest.mark.long
 def test_tune_finds_better_settings_and_goes_on(tmp_path):
-    told = []
-    found = treadle.tune(Line, trials=3, fixed={"fails": ""}, directory="there", told=told.append)
-    assert tuple(told) == found.trials and len(told) == 3 and not found.before
+    ended = []
+    how = {"fixed": {"fails": ""}, "directory": "there", "on_trial_end": ended.append}
+    found = treadle.tune(
+        Line, trials=3, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert tuple(ended) == found.trials and len(ended) == 3 and not found.before
     first = found.trials[0]
     assert first.parameters == {"rate": 0.01} and first.ended == "complete" and first.reports == 3
-    assert found.value == min(trial.value for trial in told) < first.value
+    assert found.value == min(trial.value for trial in ended) < first.value
     assert found.parameters == dict(found.best.parameters) and found.command is None
     # A trial is a run: its value is the last that its log holds.
     [*_, last] = log_of(found.best.directory)
     assert last["val_loss"] == found.value and last["epoch"] == 3
-    again = treadle.tune(Line, trials=3, fixed={"fails": ""}, directory="there", told=told.append)
-    assert again.before and again.trials == found.trials and len(told) == 3
-    more = treadle.tune(Line, trials=4, fixed={"fails": ""}, directory="there", told=told.append)
-    assert not more.before and more.trials[:3] == found.trials and len(told) == 4
+    again = treadle.tune(
+        Line, trials=3, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert again.before and again.trials == found.trials and len(ended) == 3
+    more = treadle.tune(
+        Line, trials=4, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert not more.before and more.trials[:3] == found.trials and len(ended) == 4
     assert json.loads(json.dumps(more.facts()))["best"]["value"] == more.value
 
 

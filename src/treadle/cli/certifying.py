@@ -10,7 +10,7 @@ from ..core.options import overriding, setup
 from . import environment, output
 from .commands import app, refuse_extra
 from .help import Command
-from .output import told
+from .output import reporting_errors
 from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, StepsBefore, TaskName
 
 if TYPE_CHECKING:  # importing it imports NumPy and Keras
@@ -46,7 +46,7 @@ def certify(
       treadle certify digits
       treadle certify my_task.py --steps 20 --backend torch
     """
-    with told():
+    with reporting_errors():
         refuse_extra(context.args)
         recipe = recipes.resolve(task)
         recipe.settings(set_ or [])  # reject invalid settings before a process starts
@@ -67,7 +67,7 @@ def certify(
             output.print_json(found.facts())
         else:
             for line in found.lines():
-                output.say(line)
+                output.print_line(line)
         if not found.exact:
             raise typer.Exit(INEXACT)
 

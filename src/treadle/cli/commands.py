@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 from ..recipes import find, resolve
 from . import output, running
 from .help import Command, Group
-from .output import told
+from .output import reporting_errors
 from .parameters import (
     Backend,
     Bisect,
@@ -77,7 +77,7 @@ def root(
 @app.command(cls=Command, epilog=EPILOG)
 def recipes() -> None:
     """List the tasks that come with Treadle, and their settings."""
-    with told():
+    with reporting_errors():
         output.print_recipes(find())
 
 
@@ -112,7 +112,7 @@ def run(
       treadle run my_task.py:MyTask --backend jax --directory runs/mine
       treadle run digits --help    (also lists the settings of digits)
     """
-    with told():
+    with reporting_errors():
         refuse_extra(context.args)
         recipe = resolve(task)
         request = running.Request(
@@ -155,7 +155,7 @@ def resume(
       treadle resume runs/mine
       treadle resume runs/mine --epochs 20
     """
-    with told():
+    with reporting_errors():
         lasts = {"epochs": epochs, "steps": steps, "until": until}
         with output.kept_free(json):
             outcome = running.resume(directory, lasts, data_dir, quiet or json)
@@ -193,7 +193,7 @@ def evaluate(
       treadle evaluate runs/mine
       treadle evaluate runs/mine --json
     """
-    with told():
+    with reporting_errors():
         with output.kept_free(json):
             results = running.evaluate(directory, data_dir, quiet=json)
         output.print_results(results, json)
@@ -217,7 +217,7 @@ def replay(
       treadle replay runs/mine --step 120
       treadle replay runs/mine --bisect 'loss > 5' --save step.npz
     """
-    with told():
+    with reporting_errors():
         if save is not None and not save.absolute().parent.is_dir():
             raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
         with output.kept_free(json):

@@ -36,7 +36,7 @@ HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "re
 
 
 @contextmanager
-def told() -> Generator[None]:
+def reporting_errors() -> Generator[None]:
     """Print errors raised inside the block, and exit with the matching exit code."""
     try:
         yield
@@ -58,21 +58,21 @@ def told() -> Generator[None]:
 
 
 @contextmanager
-def interrupts(told: bool) -> Generator[None]:
+def interrupts(reported: bool) -> Generator[None]:
     """Exit with the exit code of an interrupt, without a second message.
 
     Args:
-        told: Whether the progress display has already reported the interrupt.
+        reported: Whether the progress display has already reported the interrupt.
     """
     try:
         yield
     except KeyboardInterrupt as error:
-        if not told:
+        if not reported:
             raise
         raise typer.Exit(INTERRUPTED) from error
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a text to standard output."""
     typer.echo(fitted(text, sys.stdout))
 
@@ -164,14 +164,14 @@ def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
         )
         return
     if outcome.before and outcome.quiet:
-        say(f"the run in {outcome.directory} is already finished; nothing was done")
+        print_line(f"the run in {outcome.directory} is already finished; nothing was done")
     width = max(map(len, last), default=0)
     for name, value in last.items():
         line = f"{name.ljust(width)}  {short(value)}"
         if name in best and best[name][0] != value:
             line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
-        say(line)
-    say(f"{outcome.directory}: {', '.join(files)}")
+        print_line(line)
+    print_line(f"{outcome.directory}: {', '.join(files)}")
 
 
 def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
@@ -183,7 +183,7 @@ def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> 
         return
     for name, values in results.items():
         numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
-        say(f"{name}: {numbers}")
+        print_line(f"{name}: {numbers}")
 
 
 def print_replay(found: "Replay", as_json: bool) -> None:

@@ -14,7 +14,7 @@ from ..recipes import Recipe, make, resolve
 from . import environment, output, schedule_texts
 from .commands import EPILOG, app, refuse_extra
 from .help import Command
-from .output import told
+from .output import reporting_errors
 from .parameters import PRINTED, Backend, DataDir, Json, Precision, Seed, Settings, TaskName
 
 if TYPE_CHECKING:  # importing it would import Keras
@@ -68,7 +68,7 @@ def find_lr(
       treadle find-lr digits --plot rates.png
       treadle find-lr my_task.py --optimizer critic_optimizer --steps 200
     """
-    with told():
+    with reporting_errors():
         refuse_extra(context.args)
         recipe = resolve(task)
         settings = recipe.settings(set_ or [])
@@ -91,10 +91,12 @@ def find_lr(
             output.print_json(found.facts())
             return
         for line in found.lines():
-            output.say(line)
+            output.print_line(line)
         names = [parameter.name for parameter in recipe.parameters or ()]
         if found.suggestion is not None and "learning_rate" in names:
-            output.say(f"try it: treadle run {task} --set learning_rate={found.suggestion:.2g}")
+            output.print_line(
+                f"try it: treadle run {task} --set learning_rate={found.suggestion:.2g}"
+            )
 
 
 @app.command(cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
@@ -124,7 +126,7 @@ def schedule(
       treadle schedule 'cyclic(1e-4, 1e-2, step_size=500)' --steps 2000 --plot cyclic.png
       treadle schedule my_task.py
     """
-    with told():
+    with reporting_errors():
         refuse_extra(context.args)
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
@@ -148,7 +150,7 @@ def schedule(
             )
             return
         for name, (at, values) in found.items():
-            output.say(
+            output.print_line(
                 f"{name}: {values[0]:.4g} at step 0, {values[-1]:.4g} at step {at[-1]}; "
                 f"from {values.min():.4g} to {values.max():.4g}"
             )

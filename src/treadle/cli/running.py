@@ -80,7 +80,7 @@ def train(request: Request) -> output.RunOutcome:
             "--until, or give the class an attribute, as `epochs = 10`"
         )
     if not request.quiet and (description := made.describe()):
-        output.say(description)
+        output.print_line(description)
     with _directory(request.directory, request.recipe.name) as directory:
         exists = not request.fresh and (directory / RUN).exists()
         if not exists and not request.quiet and request.precision is None:
@@ -103,7 +103,7 @@ def train(request: Request) -> output.RunOutcome:
             if request.weights_from is not None and not exists:
                 loop.prepare(data.train)  # some models are built by their first batch only
                 treadle.warm_start(made.task, request.weights_from)
-            with output.interrupts(told=not request.quiet):
+            with output.interrupts(reported=not request.quiet):
                 history = loop.fit(data.train, data.validation, **lasts)
     facts = read_run(directory)
     changed = changed_code(facts.get("code", {}), code_of(made.task))

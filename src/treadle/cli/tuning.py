@@ -17,7 +17,7 @@ from ..tuning.space import chosen, read
 from . import environment, output
 from .commands import app, refuse_extra
 from .help import Command
-from .output import told
+from .output import reporting_errors
 from .parameters import (
     HOW,
     WHERE,
@@ -119,7 +119,7 @@ def tune(
       treadle tune digits --trials 20
       treadle tune my_task.py --search 'units=64..512 log' --workers 2
     """
-    with told():
+    with reporting_errors():
         refuse_extra(context.args)
         recipe = resolve(task)
         fixed, parameters = recipe.given(set_ or []), recipe.parameters or ()
@@ -128,7 +128,9 @@ def tune(
         name = environment.choose(backend, recipe.backend)
         silent = quiet or json
         if not silent:
-            output.say(f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}")
+            output.print_line(
+                f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}"
+            )
         ended = 0
 
         def report(trial: Trial) -> None:
@@ -160,7 +162,7 @@ def tune(
                 data_dir=folder,
                 pruning=not no_pruning,
                 fresh=fresh,
-                told=report,
+                on_trial_end=report,
             )
         if found.changed:
             output.note(f"warning: {found.changed}")
@@ -199,9 +201,9 @@ def _print(found: Tuned) -> None:
 
     if found.before:
         count = len(found.trials)
-        output.say(f"{found.directory} holds {count} trials already; nothing was done")
+        output.print_line(f"{found.directory} holds {count} trials already; nothing was done")
     if found.exhausted:
-        output.say("every combination was tried")
+        output.print_line("every combination was tried")
     if found.best is not None:
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("trial", justify="right")
@@ -216,9 +218,11 @@ def _print(found: Tuned) -> None:
     ended = Counter(trial.ended for trial in found.trials if trial.ended != "complete")
     counted = {"complete": others, **ended} if others else dict(ended)
     if counted:
-        output.say(f"not shown: {', '.join(f'{count} {how}' for how, count in counted.items())}")
+        output.print_line(
+            f"not shown: {', '.join(f'{count} {how}' for how, count in counted.items())}"
+        )
     if found.command is not None:
-        output.say(f"runs and database: {found.directory}")
-        output.say(f"rerun the best: {found.command}")
+        output.print_line(f"runs and database: {found.directory}")
+        output.print_line(f"rerun the best: {found.command}")
     else:
         output.note("no trial completed")

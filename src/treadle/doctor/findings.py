@@ -162,31 +162,35 @@ def batch_numbers(inputs: StepInputs) -> tuple[Numbers, ...]:
     )
 
 
-def variables_of(inputs: StepInputs, look: StepInspection) -> tuple[Variable, ...]:
+def variables_of(inputs: StepInputs, inspection: StepInspection) -> tuple[Variable, ...]:
     """Return value, gradient and update of each variable of a float dtype."""
-    gradients = {path.partition("#")[0]: gradient for path, gradient in look.gradients.items()}
+    gradients = {
+        path.partition("#")[0]: gradient for path, gradient in inspection.gradients.items()
+    }
     return tuple(
         Variable(
             path,
             Numbers.of(path, before),
             Numbers.of(path, gradients[path]) if path in gradients else None,
-            Numbers.of(path, change(before, look.after[path])),
+            Numbers.of(path, change(before, inspection.after[path])),
         )
         for path, before in inputs.state.items()
         if before.dtype.kind in "fV"  # V: bfloat16 and other narrow floats
     )
 
 
-def arrays_of(inputs: StepInputs, look: StepInspection) -> dict[str, Array]:
+def arrays_of(inputs: StepInputs, inspection: StepInspection) -> dict[str, Array]:
     """Return all arrays of a step by kind and path."""
     leaves = [x for x in flattened(inputs.window.batch(0)) if x[1] is not None]
     batch = {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves}
-    updates = {p: change(x, look.after[p]) for p, x in inputs.state.items() if x.dtype.kind in "fV"}
+    updates = {
+        p: change(x, inspection.after[p]) for p, x in inputs.state.items() if x.dtype.kind in "fV"
+    }
     kinds = {
         "batch": batch,
         "before": inputs.state,
-        "activations": look.activations,
-        "gradients": look.gradients,
+        "activations": inspection.activations,
+        "gradients": inspection.gradients,
         "updates": updates,
     }
     found = {f"{kind}/{path}": x for kind, part in kinds.items() for path, x in part.items()}
@@ -196,11 +200,11 @@ def arrays_of(inputs: StepInputs, look: StepInspection) -> dict[str, Array]:
 
 
 def eager_distance(
-    compiled: Mapping[str, Array], after: Mapping[str, Array], look: StepInspection
+    compiled: Mapping[str, Array], after: Mapping[str, Array], inspection: StepInspection
 ) -> tuple[float, str]:
     """Return the largest difference between the eager and the compiled step, and its name."""
-    by_value = farthest(look.values, compiled, whole=False)
-    by_variable = farthest(look.after, after, whole=True)
+    by_value = farthest(inspection.values, compiled, whole=False)
+    by_variable = farthest(inspection.after, after, whole=True)
     return max(by_value, by_variable, key=lambda found: found[0])
 
 

@@ -13,7 +13,7 @@ class Origin:
 
     Args:
         inputs: The step inputs.
-        look: The values that the step computed.
+        inspection: The values that the step computed.
         meant: Paths of variables that hold non-finite numbers on purpose.
         batch: The batch.
         layers: The outputs of layers.
@@ -23,18 +23,19 @@ class Origin:
     def __init__(
         self,
         inputs: StepInputs,
-        look: StepInspection,
+        inspection: StepInspection,
         meant: frozenset[str],
         batch: tuple[Numbers, ...],
         layers: tuple[Numbers, ...],
         variables: tuple[Variable, ...],
     ) -> None:
-        self._inputs, self._look, self._batch, self._layers = inputs, look, batch, layers
+        self._inputs, self._inspection = inputs, inspection
+        self._batch, self._layers = batch, layers
         self._variables = [v for v in variables if v.path not in meant]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the origin, as a sentence."""
-        values = [Numbers.of(name, x) for name, x in self._look.values.items()]
+        values = [Numbers.of(name, x) for name, x in self._inspection.values.items()]
         gradients = [v.gradient for v in self._variables if v.gradient is not None]
         in_order = (
             (first_bad([v.value for v in self._variables]), self._before),
@@ -65,7 +66,7 @@ class Origin:
         return f"{_count(bad)} of {bad.path} of the batch{self._rows(bad)}"
 
     def _in_layer(self, bad: Numbers) -> str:
-        kind = self._look.layers.get(layer_of(bad.path), "a layer")
+        kind = self._inspection.layers.get(layer_of(bad.path), "a layer")
         return (
             f"{_count(bad)} of the output of {bad.path} ({kind}){self._rows(bad)}, while its "
             "variables, the batch and the layers before it are finite"

@@ -176,11 +176,11 @@ class _Run:
                 f"{visit.loop.reason or 'its calls of the loop were finished'}"
             )
         agreement = self._compared(found, visit)
-        look = inspect_step(self._task, inputs, self._options)
+        inspection = inspect_step(self._task, inputs, self._options)
         compiled = {name: np.asarray(x) for name, x in visit.values[step].items()}
-        distance, where = eager_distance(compiled, visit.after, look)
-        batch, variables = batch_numbers(inputs), variables_of(inputs, look)
-        layers = tuple(Numbers.of(path, x) for path, x in look.activations.items())
+        distance, where = eager_distance(compiled, visit.after, inspection)
+        batch, variables = batch_numbers(inputs), variables_of(inputs, inspection)
+        layers = tuple(Numbers.of(path, x) for path, x in inspection.activations.items())
         meant = frozenset(found.hooks.get("NonFinite", {}).get("meant", ()))
         State.discover(self._task).assign(visit.after)
         rows = inputs.rows
@@ -195,17 +195,17 @@ class _Run:
             found_by=found_by,
             agreement=agreement,
             values=visit.values[step],
-            eager_values={name: float(x) for name, x in look.values.items()},
+            eager_values={name: float(x) for name, x in inspection.values.items()},
             eager_distance=distance,
             eager_where=where,
             batch=batch,
             rows=None if rows is None else tuple(rows),
             layers=layers,
-            kinds=look.layers,
+            kinds=inspection.layers,
             variables=variables,
-            origin=Origin(inputs, look, meant, batch, layers, variables).told(),
-            notes=_notes(inputs, bool(look.gradients)),
-            arrays=arrays_of(inputs, look),
+            origin=Origin(inputs, inspection, meant, batch, layers, variables).describe(),
+            notes=_notes(inputs, bool(inspection.gradients)),
+            arrays=arrays_of(inputs, inspection),
         )
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:

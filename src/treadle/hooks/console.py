@@ -156,7 +156,7 @@ class _Call:
             return
         self.due = now + self._interval
         compiling = loop.costs.compiling - self._costs.compiling
-        self._pace.look(now - compiling, logs.progress)
+        self._pace.update(now - compiling, logs.progress)
         if not self._updated:
             self._updated = True
             self._print_plan(loop)

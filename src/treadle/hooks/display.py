@@ -20,8 +20,8 @@ class Speed:
 
     Example:
         >>> pace = Speed()
-        >>> pace.look(0.0, Progress(step=10, examples=640))
-        >>> pace.look(2.0, Progress(step=20, examples=1280))
+        >>> pace.update(0.0, Progress(step=10, examples=640))
+        >>> pace.update(2.0, Progress(step=20, examples=1280))
         >>> pace.examples_per_second, pace.seconds_for(steps=30)
         (320.0, 6.0)
     """
@@ -32,7 +32,7 @@ class Speed:
         self._lost = 0.0
         self._recent: deque[tuple[float, int]] = deque(maxlen=50)
 
-    def look(self, now: float, progress: Progress) -> None:
+    def update(self, now: float, progress: Progress) -> None:
         """Add an observation of the progress at a time in seconds.
 
         The time must not include compiling, which does not happen again for later steps.

@@ -9,7 +9,7 @@ from ..backends.plans import Plan
 from ..backends.window import Window, form_of
 from ..core.options import Options
 from ..errors import StepError
-from .constants import refuse_moving, told
+from .constants import change_text, refuse_moving
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .results import check_same_names, joined, step_outputs
@@ -231,7 +231,7 @@ class CompiledStep:
     def changed_constants(self) -> list[str]:
         """Describe which Python values of the task changed since the step was built."""
         changed = self._latest.changed_constants()
-        return [told(path, old, new) for path, (old, new) in changed.items()]
+        return [change_text(path, old, new) for path, (old, new) in changed.items()]
 
     def refuse_moving_constants(self) -> None:
         """Check, after its first run, that the step does not change Python values itself.

@@ -128,11 +128,11 @@ def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) ->
         setattr(holder, name, value)
 
 
-def told(path: str, old: Any, new: Any) -> str:
+def change_text(path: str, old: Any, new: Any) -> str:
     """Describe how a constant changed, given its old and its new fingerprint.
 
     Example:
-        >>> told("losses", fingerprint([]), fingerprint([0.5]))
+        >>> change_text("losses", fingerprint([]), fingerprint([0.5]))
         'losses changed from a list of 0 to a list of 1'
     """
     same = isinstance(old, This) and isinstance(new, This) and repr(old) == repr(new)
@@ -163,7 +163,7 @@ def refuse_moving(changed: Mapping[str, tuple[Any, Any]], name: str) -> None:
                 "keras.Variable that is an attribute of the task"
             )
     if changed:
-        changes = "; ".join(told(path, old, new) for path, (old, new) in changed.items())
+        changes = "; ".join(change_text(path, old, new) for path, (old, new) in changed.items())
         raise StepError(
             f"{name} changes Python values ({changes}), which a compiled step does only while it "
             "is traced: store changing values in a keras.Variable"

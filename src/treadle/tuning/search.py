@@ -42,7 +42,7 @@ def tune(
     data_dir: str | Path | None = None,
     pruning: bool = True,
     fresh: bool = False,
-    told: Callable[[Trial], None] | None = None,
+    on_trial_end: Callable[[Trial], None] | None = None,
 ) -> Tuned:
     """Search a task's hyperparameters.
 
@@ -83,7 +83,7 @@ def tune(
         data_dir: The folder with data sets; None means the default of the environment.
         pruning: Whether to end bad trials early.
         fresh: Remove an earlier search in the directory, with its runs, and start from scratch.
-        told: Callback that receives each `Trial` when it has ended.
+        on_trial_end: Callback that receives each `Trial` when it has ended.
 
     Returns:
         All trials, the best one, and the command that repeats it.
@@ -122,7 +122,7 @@ def tune(
         for name, value in (("epochs", epochs), ("steps", steps))
         if value is not None
     }
-    on_end = told or _ignore
+    on_end = on_trial_end or _ignore
     if isinstance(task, str):
         recipe = resolve(task)
         if train is not None or validation is not None:
@@ -190,7 +190,7 @@ def _run_here(
     task: Callable[..., Any],
     train: Any,
     validation: Any,
-    told: Callable[[Trial], None],
+    on_trial_end: Callable[[Trial], None],
 ) -> None:
     """Run all trials of a study in this process."""
     import keras
@@ -208,7 +208,7 @@ def _run_here(
 
     while (order := study.next()) is not None:
         outcome = tried(order, partial(make, order), partial(study.report, order.number))
-        told(study.end(order.number, outcome))
+        on_trial_end(study.end(order.number, outcome))
 
 
 def _options(

@@ -112,7 +112,7 @@ class Workers:
         study: The study that hands out trials.
         count: Number of parallel processes.
         environment: Environment variables of the processes, in addition to those of this process.
-        told: Callback that receives each trial when it has ended.
+        on_trial_end: Callback that receives each trial when it has ended.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Workers:
         study: Study,
         count: int,
         environment: Mapping[str, str],
-        told: Callable[[Trial], None],
+        on_trial_end: Callable[[Trial], None],
     ) -> None:
-        self._study, self._count, self._told = study, count, told
+        self._study, self._count, self._on_trial_end = study, count, on_trial_end
         self._environment = {**_share(count), **environment}
         self._died: dict[int, str] = {}
         self._running: list[Worker] = []
@@ -200,7 +200,7 @@ class Workers:
             self._start(order)
 
     def _record(self, number: int, outcome: Outcome, worker: Worker | None = None) -> None:
-        self._told(self._study.end(number, outcome))
+        self._on_trial_end(self._study.end(number, outcome))
         self._start(self._study.next(), worker)
 
     def _end(self, worker: Worker, patience: float = 0.0) -> int:
