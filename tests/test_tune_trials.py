@@ -23,7 +23,6 @@ def log_of(directory):
 @pytest.mark.long
 def test_tune_finds_better_settings_and_goes_on(tmp_path):
     ended = []
-    how = {"fixed": {"fails": ""}, "directory": "there", "on_trial_end": ended.append}
     found = treadle.tune(
         Line, trials=3, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
     )
