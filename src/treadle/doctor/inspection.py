@@ -11,6 +11,7 @@ from keras import ops
 
 from ..backends.base import active
 from ..backends.step_context import context, recorded_by
+from ..core.keras_internals import INTERNALS
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
@@ -127,8 +128,8 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
 @contextmanager
 def _recording_layers() -> Generator[None]:
     """Make every layer pass its outputs to the step's recorder."""
-    base: Any = keras.Layer
-    original = base.__call__
+    layer_call = INTERNALS["layer_call"]
+    original = layer_call.resolve()
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = original(self, *args, **kwargs)
@@ -137,8 +138,5 @@ def _recording_layers() -> Generator[None]:
             recorder.output(self, outputs)
         return outputs
 
-    base.__call__ = called
-    try:
+    with layer_call.replaced(called):
         yield
-    finally:
-        base.__call__ = original
