@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import IO, cast
 
+from . import parser_of
 from .page import BACKENDS, WORKLOADS
 from .timing import Spread, ratio
 
@@ -24,7 +25,7 @@ WARM_UP = 2  # turns that are not counted
 
 def main(arguments: list[str]) -> None:
     """Compare what was chosen, and print a table."""
-    parser = argparse.ArgumentParser(prog="scripts/bench against", description=__doc__)
+    parser = parser_of("against", __doc__)
     parser.add_argument("other", type=Path, help="the folder of the other checkout")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this workload")
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")

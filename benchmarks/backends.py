@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import parser_of
+
 BACKENDS = ("tensorflow", "jax", "torch")
 STEPS = 50
 PAGE = Path(__file__).parent.parent / "docs" / "backends.md"
@@ -21,7 +23,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "backends.md"
 
 def main(arguments: list[str]) -> None:
     """Run every backend and compare, or (with --child) one of them."""
-    parser = argparse.ArgumentParser(prog="scripts/bench backends", description=__doc__)
+    parser = parser_of("backends", __doc__)
     parser.add_argument("--child", metavar="RECIPE", help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="write docs/backends.md")
     chosen = parser.parse_args(arguments)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from . import parser_of
+
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = ("mlp-sgd", "cifar10-cnn")
 # Five times as often as the 10 seconds that are asked about: what it costs can be told from noise.
@@ -22,7 +24,7 @@ EVERY = 2.0
 
 def main(arguments: list[str]) -> None:
     """Measure each backend in a process of its own."""
-    parser = argparse.ArgumentParser(prog="scripts/bench checkpoints", description=__doc__)
+    parser = parser_of("checkpoints", __doc__)
     parser.add_argument("--backend", choices=BACKENDS, action="append")
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each turn")

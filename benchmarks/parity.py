@@ -6,7 +6,6 @@ the same batches in the same order, which must give the same losses. The figures
 docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run next to `fit` instead.
 """
 
-import argparse
 import os
 import platform
 import time
@@ -26,6 +25,8 @@ from treadle.recipes.cifar10_cnn import Cifar10CNN
 from treadle.recipes.mnist_functional import MnistFunctional
 from treadle.recipes.mnist_mlp import MnistMLP
 from treadle.recipes.mnist_mlp_native import MnistMLPNative
+
+from . import parser_of
 
 Epoch = dict[str, float]
 SAME_STEPS = 300
@@ -151,7 +152,7 @@ PROGRAMS: dict[str, tuple[int, dict[str, tuple[Callable[[], Any], Callable[..., 
 
 def main(arguments: list[str]) -> None:
     """Run the programs and write the page."""
-    parser = argparse.ArgumentParser(prog="scripts/bench parity", description=__doc__)
+    parser = parser_of("parity", __doc__)
     parser.add_argument("--only", choices=PROGRAMS, action="append", help="run this program alone")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
     parser.add_argument("--write", action="store_true", help="write docs/results.md")

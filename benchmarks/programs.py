@@ -4,7 +4,6 @@ Results are kept in benchmarks/programs.json, from which docs/programs.md is wri
 be run one after another, and one alone again.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from treadle.errors import DirectoryError
 from treadle.hooks.lines import read_log
 from treadle.recipes import find
 
+from . import parser_of
 from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -35,7 +35,7 @@ Results = dict[str, dict[str, Any]]
 
 def main(arguments: list[str]) -> None:
     """Run recipes, keep what they showed, and write the page."""
-    parser = argparse.ArgumentParser(prog="scripts/bench programs", description=__doc__)
+    parser = parser_of("programs", __doc__)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="all, if none is named")
     parser.add_argument("--backend", choices=BACKENDS, action="append")
     parser.add_argument("--all-backends", action="store_true")

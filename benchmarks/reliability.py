@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from . import parser_of
 from .page import BACKENDS
 from .timing import machine
 
@@ -32,7 +33,7 @@ from forks import Forks, killed_at_random  # noqa: E402 - next to the tests, whi
 
 def main(arguments: list[str]) -> None:
     """Kill what was chosen, show what became of it, and keep that if asked to."""
-    parser = argparse.ArgumentParser(prog="scripts/bench reliability", description=__doc__)
+    parser = parser_of("reliability", __doc__)
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
     parser.add_argument("--kills", type=int, default=50, help="kills of runs on each backend (50)")
     parser.add_argument("--fits", type=int, default=10, help="kills of Keras' fit (10)")

@@ -3,11 +3,12 @@
 Each row is a process of its own, whose allocator gives large blocks back at once. Linux only.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from . import parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -15,7 +16,7 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def main(arguments: list[str]) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="scripts/bench remat", description=__doc__)
+    parser = parser_of("remat", __doc__)
     parser.add_argument("--backend", choices=BACKENDS, action="append")
     chosen = parser.parse_args(arguments)
     print("| backend | plan | checkpointing | peak of the first two steps, MiB | of later ones |")

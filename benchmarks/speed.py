@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import page
+from . import page, parser_of
 from .page import BACKENDS, TABLES, WORKLOADS
 from .timing import Neighbours, machine, take_turns
 
@@ -32,7 +32,7 @@ LONGEST = 1200
 
 def main(arguments: list[str]) -> None:
     """Measure what was chosen, show it, and keep it if asked to."""
-    parser = argparse.ArgumentParser(prog="scripts/bench speed", description=__doc__)
+    parser = parser_of("speed", __doc__)
     parser.add_argument("--table", choices=TABLES, action="append", help="only this table")
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this workload")
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")

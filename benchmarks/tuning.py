@@ -5,7 +5,6 @@ them, and judges by a quarter of the training rows. The best settings of each th
 that no trial had, on all training rows, compared with the defaults.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -19,6 +18,8 @@ from typing import Any
 import treadle
 from treadle import data
 from treadle.recipes.digits import Digits
+
+from . import parser_of
 
 NEVER_SEEN = f"{Path(__file__)}:NeverSeen"
 
@@ -38,7 +39,7 @@ class NeverSeen(Digits):
 
 def main(arguments: list[str]) -> None:
     """Search, train from other seeds, and print the table."""
-    parser = argparse.ArgumentParser(prog="scripts/bench tuning", description=__doc__)
+    parser = parser_of("tuning", __doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=10)
     chosen = parser.parse_args(arguments)

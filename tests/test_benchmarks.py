@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import contestants_tensorflow, musts, page, reliability
+from benchmarks import against, contestants_tensorflow, musts, page, reliability
 from benchmarks.timing import (
     HOPELESS,
     LONGEST,
@@ -205,6 +205,13 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 
 def test_the_command_knows_every_workload() -> None:
     assert set(page.WORKLOADS) == set(WORKLOADS)
+
+
+def test_help_shows_examples_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        against.main(["--help"])
+    example = "    scripts/bench against /tmp/before --workload mlp-sgd"
+    assert example in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.long
