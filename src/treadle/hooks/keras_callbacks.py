@@ -1,20 +1,23 @@
 """The `KerasCallbacks` hook, which runs Keras callbacks in a Treadle loop."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from ..core import keras_internals
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
-from .monitor import direction_of
+from .callback_attributes import (
+    append_to_file,
+    changed_attributes,
+    close_file,
+    copied,
+    set_direction,
+)
+from .callback_model import compiled_attributes, only_model, optimizer_of
 from .nonfinite import NonFinite
 
 BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -26,10 +29,6 @@ NEVER_CALLED = (
     "on_predict_batch_begin",
     "on_predict_batch_end",
 )
-# Attributes that are not saved, since Keras sets them, or derives them from settings at the first
-# epoch (it changes the sign of `min_delta` there).
-SET_UP = frozenset({"params", "model", "_model", "mode", "monitor_op", "min_delta"})
-LONGEST = 1000  # longer lists are not saved in checkpoints
 
 
 class KerasCallbacks(DetailedHook):
@@ -106,7 +105,7 @@ class KerasCallbacks(DetailedHook):
         self._given = model, optimizer
         every_step = any(_uses_batch_methods(callback) for callback in self._callbacks)
         self.when = When(Span(1, "step")) if every_step else None
-        self._made = [_copied(vars(callback)) for callback in self._callbacks]
+        self._made = [copied(vars(callback)) for callback in self._callbacks]
         self._kept: Mapping[str, Any] | None = None
         self._model: Any = None
         self._lent: dict[str, Any] = {}
@@ -115,24 +114,24 @@ class KerasCallbacks(DetailedHook):
     def start(self, loop: LoopView) -> None:
         """Give the callbacks their model, and call `on_train_begin`."""
         model, optimizer = self._given
-        self._model = model if model is not None else _only_model(loop.task)
+        self._model = model if model is not None else only_model(loop.task)
         kept, self._kept = self._kept, None
         self._begin()
         # Keras' TensorBoard callback reads the graph from `train_function`.
         self._lent = {"stop_training": False, "train_function": None}
         self._lent["history"] = next(c for c in self._callbacks if _is_history(c))
-        optimizer = optimizer if optimizer is not None else _optimizer_of(loop, self._model)
+        optimizer = optimizer if optimizer is not None else optimizer_of(loop, self._model)
         if optimizer is not None:
             self._lent["optimizer"] = optimizer
-            self._lent |= _compiled(loop.task, self._model, optimizer)
+            self._lent |= compiled_attributes(loop.task, self._model, optimizer)
         _warn_of_methods_never_called(loop, self._callbacks)
         params = {"verbose": 1, "epochs": _epochs(loop), "steps": loop.steps_per_epoch}
         metrics = loop.state.metrics
         with self._as_in_fit():
             for callback in self._callbacks:
-                _set_direction(callback, metrics)
+                set_direction(callback, metrics)
                 if loop.progress.step:
-                    _append(callback)
+                    append_to_file(callback)
                 callback.set_model(self._model)
                 callback.set_params(dict(params))
             for callback in self._callbacks:
@@ -183,7 +182,7 @@ class KerasCallbacks(DetailedHook):
         if self._model is not None and error is None:
             self._call(loop, "on_train_end", self._logs)
         for callback in self._callbacks:
-            _close(callback)
+            close_file(callback)
         self._model, self._lent = None, {}
 
     @property
@@ -195,7 +194,7 @@ class KerasCallbacks(DetailedHook):
     def state(self) -> dict[str, Any]:
         """Return the numbers, strings and arrays that each callback changed."""
         found = {
-            name: _changed(callback, made)
+            name: changed_attributes(callback, made)
             for (name, callback), made in zip(self._named(), self._made, strict=True)
         }
         return {"epoch": self._epoch, "callbacks": found}
@@ -327,157 +326,3 @@ def _warn_of_methods_never_called(loop: LoopView, callbacks: Sequence[Any]) -> N
                     "evaluates many batches in one call, and predictions have no callbacks"
                 }
             )
-
-
-def _only_model(task: Any) -> Any:
-    import keras
-
-    if isinstance(task, keras.Model):
-        return task
-    found = {name: value for name, value in vars(task).items() if isinstance(value, keras.Model)}
-    if len(found) != 1:
-        names = ", ".join(found) or "none as an attribute"
-        example = next(iter(found), "model")
-        raise ConfigurationError(
-            f"KerasCallbacks needs exactly one model, but {type(task).__name__} has {names}: pass "
-            f"it, as KerasCallbacks([...], model=task.{example})"
-        )
-    return next(iter(found.values()))
-
-
-def _optimizer_of(loop: LoopView, model: Any) -> Any:
-    """Return the optimizer with which `train_step` updates a model, or None if there is none.
-
-    Optimizers that update weights of the model take precedence. An optimizer passed to
-    `model.compile` that `train_step` does not apply is ignored, since it has no effect.
-    """
-    weights = {id(variable) for variable in model.variables}
-    all_of_task = loop.state.optimizers
-    applied = dict(loop.optimizers) or {
-        path: o for path, o in all_of_task.items() if o is not getattr(model, "optimizer", None)
-    }
-    owning = {
-        path: optimizer
-        for path, optimizer in applied.items()
-        if any(id(v) in weights for v in optimizer._trainable_variables)
-    }
-    found = owning or applied or all_of_task
-    if len(found) < 2:
-        return next(iter(found.values()), None)
-    return _Ambiguous(list(found), type(loop.task).__name__)
-
-
-def _compiled(task: Any, model: Any, optimizer: Any) -> dict[str, Any]:
-    """Return the attributes with which Keras saves the model as a compiled model.
-
-    The file then contains the optimizer and, for `treadle.Supervised`, the loss and the metrics. If
-    the optimizer also updates weights of other models, or the model overrides `compile`, this is
-    not possible: the result is empty, and the file contains the model only.
-    """
-    import keras
-
-    from ..steps.task import Supervised
-
-    if isinstance(optimizer, _Ambiguous):
-        return {}
-    own = [id(v) for v in model.trainable_variables]
-    updated = [id(v) for v in optimizer._trainable_variables]
-    if not own or own != updated or type(model).compile is not keras.Model.compile:
-        return {}
-    before = getattr(model, "_compile_config", None)  # set if the model was compiled
-    kept = ("run_eagerly", "steps_per_execution", "jit_compile")
-    config = {} if before is None else {name: before.config[name] for name in kept}
-    config["optimizer"] = optimizer
-    if isinstance(task, Supervised) and task.model is model:
-        # Unwrap a plain function: `compile` wraps it again.
-        wrapped = type(task.loss) is keras_internals.LossFunctionWrapper
-        config["loss"] = task.loss.fn if wrapped else task.loss
-        config["metrics"] = list(task.metrics.values())
-    serializable = keras_internals.SerializableDict(**config)
-    return {"compiled": True, "_compile_config": serializable}
-
-
-class _Ambiguous:
-    """A placeholder for the optimizer of a model updated by several; raises when it is used."""
-
-    def __init__(self, paths: Sequence[str], task: str) -> None:
-        self._paths, self._task = paths, task
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        example = re.sub(r"/(\d+)", r"[\1]", f"task.{self._paths[0]}").replace("/", ".")
-        raise ConfigurationError(
-            f"a callback uses model.optimizer, and {self._task} updates the model with "
-            f"{', '.join(self._paths)}: choose one, as KerasCallbacks([...], optimizer={example})"
-        )
-
-
-def _set_direction(callback: Any, metrics: Mapping[str, Any]) -> None:
-    """Set the mode of a callback from the metric it monitors, as `compile` would."""
-    monitor = getattr(callback, "monitor", None)
-    if not isinstance(monitor, str) or getattr(callback, "mode", None) != "auto":
-        return
-    metric = metrics.get(monitor.removeprefix("val_"))
-    direction = getattr(metric, "_direction", None)
-    if direction is not None:
-        callback.mode = "max" if direction == "up" else "min"
-        return
-    try:
-        callback.mode = direction_of(monitor, None)
-    except ConfigurationError:
-        return  # Keras reports the missing mode at the first epoch
-
-
-def _append(callback: Any) -> None:
-    """Make `CSVLogger` append to its file instead of overwriting it."""
-    import keras
-
-    if isinstance(callback, keras.callbacks.CSVLogger):
-        callback.append = True
-
-
-def _close(callback: Any) -> None:
-    """Close the file of `CSVLogger` if an error prevented `on_train_end` from closing it."""
-    import keras
-
-    if isinstance(callback, keras.callbacks.CSVLogger) and callback.csv_file is not None:
-        callback.csv_file.close()
-
-
-def _changed(callback: Any, made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain attributes of a callback that changed since it was constructed."""
-    return {
-        name: value
-        for name, value in vars(callback).items()
-        if name not in SET_UP and _is_plain(value) and not _is_same(value, made.get(name, ...))
-    }
-
-
-def _copied(value: Any) -> Any:
-    """Copy lists and dicts recursively; other values are not copied."""
-    if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if type(value) is list else value
-
-
-def _is_same(value: Any, before: Any) -> bool:
-    if type(value) is not type(before):
-        return False
-    if isinstance(value, (list, tuple)):
-        return len(value) == len(before) and all(map(_is_same, value, before))
-    if isinstance(value, dict):
-        return value.keys() == before.keys() and all(_is_same(value[k], before[k]) for k in value)
-    return value is before if isinstance(value, np.ndarray) else bool(value == before)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a checkpoint can contain the value."""
-    if isinstance(value, (list, tuple)):
-        return len(value) <= LONGEST and all(_is_plain(part) for part in value)
-    if isinstance(value, dict):
-        named = all(isinstance(key, str) for key in value)
-        return named and len(value) <= LONGEST and all(map(_is_plain, value.values()))
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
-    return value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_))
