@@ -125,11 +125,7 @@ def tune(
     on_end = on_trial_end or _ignore
     if isinstance(task, str):
         recipe = resolve(task)
-        if train is not None or validation is not None:
-            raise ConfigurationError(
-                f"the trials of {recipe.name} run in other processes, on its own data: leave train "
-                "and validation out, or pass a class or function instead of the name"
-            )
+        _refuse_data(recipe.name, train, validation)
         name, source = recipe.name, recipe.source
         parameters = known_parameters(recipe.parameters, name)
         backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
@@ -166,21 +162,12 @@ def tune(
             Workers(study, workers, environment, on_end).run()
         else:
             _run_here(study, task, train, validation, on_end)
-        place = str(directory) if directory is not None else None
-        found = Tuned(
-            monitor,
-            configuration.direction,
-            study.results(),
-            place,
-            before=before,
-            exhausted=study.exhausted,
-            changed=study.changed,
-        )
-        if not isinstance(task, str) or found.best is None:
-            return found
-        settings = {**fixed, **found.best.parameters}
-        ran_with = study.seed_of(found.best.number)
-        return replace(found, command=command_of(task, settings, lasts, ran_with, options))
+        found = _results(study, configuration, directory, before)
+        if isinstance(task, str) and found.best is not None:
+            settings = {**fixed, **found.best.parameters}
+            ran_with = study.seed_of(found.best.number)
+            found = replace(found, command=command_of(task, settings, lasts, ran_with, options))
+        return found
     finally:
         study.close()
 
@@ -211,6 +198,28 @@ def _run_here(
         on_trial_end(study.end(order.number, outcome))
 
 
+def _results(
+    study: Study, configuration: Configuration, directory: str | Path | None, before: bool
+) -> Tuned:
+    """Return the results of a search.
+
+    Args:
+        study: The search, after its last trial.
+        configuration: Its configuration.
+        directory: The folder of the search; None if it is in memory.
+        before: Whether the search was already finished, so that no trial ran in this call.
+    """
+    return Tuned(
+        configuration.monitor,
+        configuration.direction,
+        study.results(),
+        str(directory) if directory is not None else None,
+        before=before,
+        exhausted=study.exhausted,
+        changed=study.changed,
+    )
+
+
 def _options(
     backend: str | None, precision: str | None, data_dir: str | Path | None
 ) -> dict[str, str | None]:
@@ -223,6 +232,19 @@ def _options(
         raise DataError(f"data_dir={str(data_dir)!r}: there is no such folder")
     folder = str(Path(data_dir).absolute()) if data_dir is not None else None
     return {"backend": backend, "precision": precision, "data_dir": folder}
+
+
+def _refuse_data(name: str, train: Any, validation: Any) -> None:
+    """Reject data for trials that run in worker processes.
+
+    Raises:
+        ConfigurationError: If `train` or `validation` is given.
+    """
+    if train is not None or validation is not None:
+        raise ConfigurationError(
+            f"the trials of {name} run in other processes, on its own data: leave train "
+            "and validation out, or pass a class or function instead of the name"
+        )
 
 
 def _refuse_elsewhere(workers: int, *elsewhere: Any) -> None:
