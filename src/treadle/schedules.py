@@ -6,6 +6,9 @@ probability, a temperature, the weight of a loss), call `schedule(treadle.step()
 
 A step is an integer, an integer tensor of any shape, or an integer variable. Steps are counted and
 divided as integers, because float32 is not exact beyond 16,777,216.
+
+One file holds all of it, so that `treadle.schedules` is a single public module; over a third of its
+lines are docstrings.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The JAX backend: a `Scope` makes a step a pure function of the state, so that jit can compile it.
 
-User code does not pass state explicitly.
+User code does not pass state explicitly. The file is as long as the protocol
+`backends.base.Backend` requires: one class implements all of it.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -6,6 +6,9 @@ operations in the same order on the same tensors, without the Python code around
 
 Anything that could differ in the next step is refused with a reason: Python code that reads a
 tensor's value, shapes that depend on values, in-place changes of tensors that are not in the state.
+
+The file is longer than others, because every operation passes through one object, `Tape`: what it
+records and what it refuses depend on the same tables of known tensors.
 """
 
 from collections.abc import Callable, Generator, Sequence
