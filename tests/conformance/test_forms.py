@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 import treadle
-from treadle.errors import StepError
+from treadle.errors import DataError, StepError
 from treadle.hooks import Checkpoint, NonFinite
 from treadle.steps import compiled_step
 from treadle.steps.state import State
@@ -99,9 +99,11 @@ def batches(order: str, kind: str = "structure", x: float = 1.0) -> list[Any]:
     return [KINDS[kind]["ab".index(name)](x) for name in order]
 
 
-def fitted(task: treadle.Task, given: Sequence[Any], *hooks: Any, **how: Any) -> treadle.Loop:
+def fitted(
+    task: treadle.Task, given: Sequence[Any], *hooks: Any, epochs: int = 1, **how: Any
+) -> treadle.Loop:
     loop = treadle.Loop(task, hooks=hooks, console=False, **how)
-    loop.fit(list(given), epochs=1)
+    loop.fit(list(given), epochs=epochs)
     return loop
 
 
@@ -280,6 +282,48 @@ def test_a_finished_run_has_the_variables_of_all_forms_again(tmp_path: Path) -> 
     assert again.progress.step == 3
     for path, value in again.state.arrays().items():
         np.testing.assert_array_equal(value, first[path], err_msg=path)
+
+
+class Renamed(treadle.Task):
+    """Reads the batch by the given keys."""
+
+    def __init__(self, x: str, y: str) -> None:
+        self.keys, self.w = (x, y), keras.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = (batch[key] for key in self.keys)
+        loss = treadle.minimize(lambda: ops.mean((self.w * x - y) ** 2), [self.w], self.optimizer)
+        return {"loss": loss}
+
+
+@pytest.mark.any_backend
+def test_a_resume_with_renamed_batch_keys_names_both_structures(tmp_path: Path) -> None:
+    def run(x: str, y: str, epochs: int) -> treadle.Loop:
+        batch = {x: np.ones(2, "float32"), y: np.zeros(2, "float32")}
+        return fitted(Renamed(x, y), [batch] * 2, epochs=epochs, directory=tmp_path, override=True)
+
+    run("image", "label", 1)
+    with pytest.raises(DataError) as caught:
+        run("x", "y", 2)
+    assert str(caught.value) == (
+        "this run cannot resume: it was trained on batches {'image': array, 'label': array}, for "
+        "which train_step now raises KeyError: 'x', and the source gives {'x': array, 'y': array}. "
+        "Use the earlier structure in the data and in train_step again, or start a new run with "
+        "the weights of this one (treadle.warm_start)"
+    )
+    assert run("image", "label", 2).progress.step == 4  # the checkpoint is still valid
+
+
+@pytest.mark.any_backend
+def test_a_resume_at_a_batch_of_a_structure_that_was_not_recorded(tmp_path: Path) -> None:
+    def run(epochs: int, key: str) -> treadle.Loop:
+        task = Pair("structure", Momentum.make)
+        batch = {key: np.ones(2, "float32")}
+        return fitted(task, [batch], epochs=epochs, directory=tmp_path, override=True)
+
+    run(1, "a")
+    assert run(2, "b").progress.step == 2
 
 
 @pytest.mark.long_to_compile

@@ -13,7 +13,7 @@ from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
-from ..steps.batch_forms import described, zeros
+from ..steps.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..steps.compiled_step import CompiledStep
 from ..steps.helpers import raise_violations
 from ..steps.planning import Pace, window_size
@@ -64,11 +64,18 @@ class Training:
             window: The next batches.
             forms: Descriptions of the batch forms in the checkpoint, if the run is resumed. The
                 step is built for these instead, so that it has the variables of the checkpoint.
+
+        Raises:
+            DataError: The step fails for a recorded form, and none has the structure of the batch.
         """
         batch = window.batch(0)
         known = described(batch)
         for form in forms:
-            self._prepare(batch if form in (None, known) else zeros(form))
+            try:
+                self._prepare(batch if form in (None, known) else zeros(form))
+            except READING_ERRORS as error:
+                refuse_other_structure(forms, known, error)
+                raise
         if not forms:
             self._prepare(batch)
         self.batch_examples = max(self.batch_examples, window.examples)

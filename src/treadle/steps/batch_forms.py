@@ -1,10 +1,15 @@
 """Forms of batches (structure, shapes and dtypes) as values that a checkpoint can store."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint.dtypes import dtype_named, name_of
+from ..errors import DataError
+
+READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
+"""What a step usually raises when it reads a batch of another structure than it expects."""
 
 
 def described(batch: Any) -> Any:
@@ -52,3 +57,50 @@ def zeros(description: Any) -> Any:
             return tuple(zeros(part) for part in parts)
         case _:
             raise ValueError(f"{description!r:.60} describes no form of a batch")
+
+
+def structure(description: Any) -> str:
+    """Return the structure of a form as text, without shapes and dtypes.
+
+    Example:
+        >>> structure(described({"x": np.zeros((8, 3)), "both": (np.ones(2), None)}))
+        "{'both': (array, None), 'x': array}"
+    """
+    match description:
+        case ["none"]:
+            return "None"
+        case ["dict", list(items)]:
+            parts = sorted((repr(key), structure(part)) for key, part in items)
+            return "{" + ", ".join(f"{key}: {part}" for key, part in parts) + "}"
+        case ["list", list(parts)]:
+            return "[" + ", ".join(map(structure, parts)) + "]"
+        case ["tuple", list(parts)]:
+            return "(" + ", ".join(map(structure, parts)) + ("," if len(parts) == 1 else "") + ")"
+        case _:
+            return "array"
+
+
+def refuse_other_structure(recorded: Sequence[Any], now: Any, error: Exception) -> None:
+    """Explain an error of `train_step` on the recorded forms by data of another structure.
+
+    Does nothing if a recorded form has the structure of the current batch, or if one of them is
+    unknown: the error then has another cause.
+
+    Args:
+        recorded: Descriptions of the forms in the checkpoint.
+        now: The description of the current batch.
+        error: What the step raised for one of the recorded forms.
+
+    Raises:
+        DataError: If no recorded form has the structure of the current batch.
+    """
+    if now is None or None in recorded:
+        return
+    before = list(dict.fromkeys(map(structure, recorded)))
+    if structure(now) not in before:
+        raise DataError(
+            f"this run cannot resume: it was trained on batches {' and '.join(before)}, for which "
+            f"train_step now raises {type(error).__name__}: {error}, and the source gives "
+            f"{structure(now)}. Use the earlier structure in the data and in train_step again, or "
+            "start a new run with the weights of this one (treadle.warm_start)"
+        ) from error
