@@ -56,7 +56,7 @@ EVERY = treadle.every("1 step", lambda loop: None)
         (lambda: next(loop().epochs("3")), r"^epochs must be a whole number, not '3'"),
     ],
 )
-def test_what_cannot_be_meant(call: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         call()
 

@@ -154,7 +154,7 @@ def one(dtype="F32", shape=(2,), offsets=(0, 8), **metadata):
         (tensor_file(one("U8", [8], **{"dtype of a": "<f8"})), None),
     ],
 )
-def test_tensors_that_are_not_what_they_say(tmp_path, data, fault):
+def test_tensors_that_contradict_their_header(tmp_path, data, fault):
     path = tmp_path / "a.safetensors"
     path.write_bytes(data)
     if fault is None:

@@ -149,7 +149,7 @@ def test_cond_of_python_booleans() -> None:
     assert treadle.cond(False, lambda: "then", lambda: "otherwise") == "otherwise"
 
 
-def test_a_build_run_looks_at_both_branches_and_differentiates_nothing() -> None:
+def test_a_dry_run_executes_both_branches_and_differentiates_nothing() -> None:
     a, taken = weight(), []
     found = Build()
     with running(StepContext(build=found)):
@@ -205,7 +205,7 @@ def test_phases_cost_nothing_unless_checked() -> None:
     assert step.violations == []
 
 
-def test_broken_promises_are_told_together_and_once() -> None:
+def test_violations_are_reported_together_and_once() -> None:
     raise_violations([])
     with pytest.raises(OwnershipError) as caught:
         raise_violations(["one", "two", "one"])

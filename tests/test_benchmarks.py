@@ -49,14 +49,14 @@ def test_spread_and_ratio_are_taken_round_by_round() -> None:
     assert ratio([3.0, 6.0], [1.0, 2.0]) == Spread(3.0, 3.0, 3.0)
 
 
-def test_everybody_has_every_place_in_the_order() -> None:
+def test_every_contestant_has_every_place_in_the_order() -> None:
     names = ["a", "b", "c"]
     for number in range(6):
         assert sorted(rotated(names, number)) == names
     assert {rotated(names, number)[0] for number in range(3)} == {"a", "b", "c"}
 
 
-def test_turns_are_long_enough_and_the_hopeless_have_one() -> None:
+def test_turns_are_long_enough_and_much_slower_contestants_have_one() -> None:
     turns: list[tuple[str, int]] = []
     makers: dict[str, Callable[[], Fake]] = {
         "treadle": lambda: Fake("treadle", 0.1, turns),
@@ -72,7 +72,7 @@ def test_turns_are_long_enough_and_the_hopeless_have_one() -> None:
     assert times["usual"].about == {"name": "usual"}
 
 
-def test_what_takes_too_long_for_a_turn_has_one() -> None:
+def test_contestants_that_take_too_long_have_one_turn() -> None:
     turns: list[tuple[str, int]] = []
     makers: dict[str, Callable[[], Fake]] = {
         "treadle": lambda: Fake("treadle", LONGEST / 2, turns),
@@ -93,7 +93,7 @@ def test_processors_are_counted_where_the_whole_round_is_timed() -> None:
     assert times["more"].processor == []
 
 
-def test_neighbours_are_others_than_ourselves() -> None:
+def test_neighbours_are_other_processes() -> None:
     neighbours = Neighbours()
     started = time.process_time()
     while time.process_time() - started < 0.5:  # busy ourselves
@@ -104,7 +104,7 @@ def test_neighbours_are_others_than_ourselves() -> None:
     assert neighbours.share() == pytest.approx(0.4)
 
 
-def test_who_fails_is_named_but_treadle_must_not_fail() -> None:
+def test_failing_contestants_are_named_but_treadle_must_not_fail() -> None:
     def fails() -> Fake:
         raise ValueError("no convolutions\nhere")
 
@@ -148,7 +148,7 @@ def test_lines_are_met_or_not() -> None:
     assert found[0].found == "0.99 (0.99 – 0.99)"
 
 
-def test_who_learned_otherwise_is_named() -> None:
+def test_contestants_that_learn_something_else_are_named() -> None:
     measured = result(**{"treadle": 1, "raw": 1, "fit": 1, "@tf.function": 1, "fit,": 1})
     assert musts.odd_losses(measured) == []
     measured["times"]["fit"]["values"]["loss"] = 0.6

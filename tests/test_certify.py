@@ -146,7 +146,7 @@ def test_not_a_number_equals_itself_and_zeros_have_signs() -> None:
     assert found.text.endswith("(1 of its 2 numbers differ)")
 
 
-def test_what_was_not_restored_is_told() -> None:
+def test_values_that_were_not_restored_are_reported() -> None:
     a, b = left(), left()
     right = digests(a.saved[2].state)
     states = {"random/python/words": "1", "random/numpy/pos": "1"}
@@ -158,7 +158,7 @@ def test_what_was_not_restored_is_told() -> None:
     assert "a bug in Treadle" in cause([found], 2, None, {}, {})
 
 
-def test_what_was_not_checked_is_not_exact() -> None:
+def test_an_unchecked_property_is_not_exact() -> None:
     found = judged("mine", left(), left(), RunArtifacts())
     assert not found.exact
     assert found.lines() == [
@@ -175,7 +175,7 @@ def test_what_was_not_checked_is_not_exact() -> None:
 @pytest.mark.parametrize(
     ("failed", "when"), [(0, "the first process failed"), (1, "another process failed")]
 )
-def test_a_process_that_fails_is_told(failed: int, when: str) -> None:
+def test_a_failed_process_is_reported(failed: int, when: str) -> None:
     error = {"type": "OSError", "message": "in use", "notes": ["in train_step"]}
     runs = [left(), replace(left(), outcome={})]
     runs[failed] = replace(runs[failed], outcome={"made": True, "error": error})
@@ -270,7 +270,7 @@ def test_attributes_are_found_where_state_hides() -> None:
     assert differing(found, {**found, "task.count": "2"}) == [("task.count", "1", "2")]
 
 
-def test_sets_are_told_in_one_order() -> None:
+def test_sets_are_described_in_sorted_order() -> None:
     attributes = Attributes()
     attributes.take({"b", "a", "c"}, "task.names")
     assert attributes.found == {"task.names": "set of 3: ['a', 'b', 'c']"}
@@ -344,7 +344,7 @@ def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
         (["digits", "--steps", "0"], "should be greater than or equal to 1"),
     ],
 )
-def test_wrong_usage_is_told_before_a_process_starts(arguments: list[str], told: str) -> None:
+def test_wrong_usage_is_an_error_before_a_process_starts(arguments: list[str], told: str) -> None:
     done = CliRunner().invoke(app, ["certify", *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert told in done.output

@@ -220,7 +220,7 @@ def by_chance(seed):
 
 
 @pytest.mark.faults
-def test_what_was_told_of_survives_a_power_cut_at_any_moment(tmp_path):
+def test_announced_checkpoints_survive_a_power_cut_at_any_moment(tmp_path):
     def chosen(number, name):
         # Each where it makes a difference to the operation before.
         if name in ("sync", "sync_folder", "announce"):
@@ -235,7 +235,7 @@ def test_what_was_told_of_survives_a_power_cut_at_any_moment(tmp_path):
 
 @pytest.mark.faults_long
 @pytest.mark.timeout(1800)
-def test_what_was_told_of_survives_many_power_cuts(tmp_path):
+def test_announced_checkpoints_survive_many_power_cuts(tmp_path):
     def chosen(number, _):
         return [by_chance(f"{number} {again}") for again in range(50)]
 

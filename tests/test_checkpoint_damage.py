@@ -50,7 +50,7 @@ def check_passed_over(folder, name):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_was_cut_is_passed_over(folder, name):
+def test_a_truncated_file_is_skipped(folder, name):
     path = path_of(folder, name)
     data, chance = path.read_bytes(), random.Random(name)
     lengths = {0, 1, len(data) - 1, *chance.sample(range(len(data)), min(60, len(data)))}
@@ -82,18 +82,18 @@ def check_flips(folder, flips):
 
 
 @pytest.mark.faults
-def test_a_bit_that_changed_is_found_out(folder):
+def test_a_flipped_bit_is_detected(folder):
     check_flips(folder, 60)
 
 
 @pytest.mark.faults_long
-def test_many_bits_that_changed_are_found_out(folder):
+def test_many_flipped_bits_are_detected(folder):
     check_flips(folder, 3_000)
 
 
 @pytest.mark.faults_long
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_was_cut_anywhere_is_passed_over(folder, name):
+def test_a_file_truncated_anywhere_is_skipped(folder, name):
     path = path_of(folder, name)
     data = path.read_bytes()
     for length in range(len(data)):
@@ -112,7 +112,7 @@ def test_a_file_that_is_lost_is_named(folder, name):
 
 
 @pytest.mark.faults
-def test_an_empty_folder_is_passed_over(folder):
+def test_an_empty_folder_is_skipped(folder):
     (folder / "step-000000000018").mkdir()
     found = Checkpoints(folder)
     assert found.latest().progress.step == 12
@@ -121,7 +121,7 @@ def test_an_empty_folder_is_passed_over(folder):
 
 
 @pytest.mark.faults
-def test_what_is_none_of_ours_is_left_alone(folder):
+def test_other_files_are_left_alone(folder):
     left = [".partial-step-000000000099-0a", ".partial-removed-step-000000000001-0b"]
     strays = ["notes.txt", "step-12", "step-000000000099.bak", "step-000000000098"]
     for name in left:
@@ -148,7 +148,7 @@ def test_what_is_none_of_ours_is_left_alone(folder):
 
 
 @pytest.mark.faults
-def test_where_all_are_damaged_nothing_begins_anew(folder):
+def test_if_all_are_damaged_the_run_does_not_start_from_scratch(folder):
     for step in (6, 12):
         (folder / f"step-{step:012d}" / "arrays.safetensors").write_bytes(b"")
     found = Checkpoints(folder)
@@ -173,7 +173,7 @@ def test_where_all_are_damaged_nothing_begins_anew(folder):
 
 
 @pytest.mark.faults
-def test_what_is_damaged_makes_room(folder):
+def test_a_damaged_checkpoint_is_removed_after_the_next_save(folder):
     (folder / NEWEST / "arrays.safetensors").write_bytes(b"")
     files = Quick(folder)
     found = Checkpoints(folder, files=files)

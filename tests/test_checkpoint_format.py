@@ -58,12 +58,12 @@ def written(tmp_path, saved):
     return read(write(tmp_path, saved, Quick()), Quick())
 
 
-def test_everything_comes_back_as_it_was(tmp_path):
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     assert same(written(tmp_path, golden()), golden())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fixed", "step-000000000012"]
 
 
-def test_nothing_is_too_little(tmp_path):
+def test_a_checkpoint_without_variables_is_stored(tmp_path):
     empty = Checkpoint(Progress(), {})
     assert same(written(tmp_path, empty), empty)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000000"]
@@ -100,7 +100,7 @@ BITS = np.random.default_rng(3).integers(0, 256, 64, dtype=np.uint8).tobytes()
         *["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "int4"],
     ],
 )
-def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, shape):
+def test_every_dtype_is_read_bit_for_bit(tmp_path, dtype, shape):
     dtype, count = np.dtype(dtype), math.prod(shape)
     bits = bytes(count) if dtype.kind == "b" else BITS[: count * dtype.itemsize]
     array = np.frombuffer(bits, dtype).reshape(shape)
@@ -108,7 +108,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, shape):
     assert same(written(tmp_path, saved), saved)
 
 
-def test_bits_that_mean_nothing_come_back(tmp_path):
+def test_nan_payloads_are_read_bit_for_bit(tmp_path):
     odd = np.array([0x7FF0_0000_0000_0BAD, 0xFFF8_0000_0000_0001, 1 << 63, 1], np.uint64)
     saved = Checkpoint(Progress(1), {"a": odd.view(np.float64), "b": odd.view(np.float32)})
     assert same(written(tmp_path, saved), saved)
@@ -128,7 +128,7 @@ def test_any_path_names_a_variable(tmp_path, path):
         assert load_file(folder / "arrays.safetensors")[f"state/{path}"].tolist() == [1, 1]
 
 
-def test_large_arrays_come_back(tmp_path):
+def test_large_arrays_are_read_as_they_were_written(tmp_path):
     saved = Checkpoint(Progress(1), {"a": np.arange(700_001), "b": np.arange(500_000.0)[::-2]})
     found = written(tmp_path, saved).state
     assert same(found["a"], saved.state["a"])
@@ -154,7 +154,7 @@ def test_other_tools_read_and_check_the_files(tmp_path):
     assert manifest["state"]["backbone/kernel"]["file"] == "fixed"
 
 
-def test_what_does_not_change_is_stored_once(tmp_path):
+def test_variables_that_do_not_change_are_stored_once(tmp_path):
     files = Quick()
     for step in (1, 2, 3):
         write(tmp_path, checkpoint(step), files)
@@ -258,7 +258,7 @@ def test_tuples_and_scalars_become_plain():
     assert same(found[6:], [1.5, 2**64 - 1]) and math.isnan(found[5])
 
 
-def test_arrays_within_come_back_in_their_place():
+def test_nested_arrays_are_read_at_their_path():
     arrays = []
     value = {"a": [np.zeros(2), {"b": np.array(3)}], "c": np.ones((1, 0), ml_dtypes.bfloat16)}
     found = decode(parse_json(to_json(encode(value, "it", arrays), "it")), arrays)
@@ -279,7 +279,7 @@ def test_arrays_within_come_back_in_their_place():
         (Path("a"), "['x']", "a PosixPath"),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_place(tmp_path, value, place, kind):
+def test_values_that_cannot_be_stored_are_refused_by_path(tmp_path, value, place, kind):
     with pytest.raises(CheckpointError) as caught:
         write(tmp_path, checkpoint(3, fixed=False, about={"x": value}), Quick())
     assert str(caught.value) == (
@@ -296,7 +296,7 @@ def nested(depth):
     return value
 
 
-def test_what_lies_deep_is_refused_both_ways():
+def test_deep_nesting_is_refused_when_writing_and_reading():
     encode(nested(DEEPEST), "it", [])
     endless = []
     endless.append(endless)
@@ -312,7 +312,7 @@ def test_what_lies_deep_is_refused_both_ways():
             decode(parse_json(b"[" * depth + b"0" + b"]" * depth), [])
 
 
-def test_what_takes_too_much_is_refused_both_ways():
+def test_too_large_values_are_refused_when_writing_and_reading():
     hint = (
         ". Convert long lists in the states of hooks and sources to NumPy arrays, which are "
         "stored in another file"

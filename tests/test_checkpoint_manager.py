@@ -76,7 +76,7 @@ def test_before_finds_where_to_start_from(tmp_path):
         ({"keep_best": 1, "keep_every": 9, "keep_last": 1}, [0, 6, 9, 18]),
     ],
 )
-def test_what_is_kept(tmp_path, options, steps):
+def test_the_right_checkpoints_are_kept(tmp_path, options, steps):
     scores = [9.0, 0.5, 0.1, 0.2, 0.7, float("nan"), 0.3]
     checkpoints = saved(tmp_path, 0, 3, 6, 9, 12, 15, 18, scores=scores, **options)
     if options.get("direction") == "max":  # step 0 is kept anyway, and counts as one of the best
@@ -117,7 +117,7 @@ def test_the_same_step_again_is_the_newer_one(tmp_path):
     assert names(tmp_path / "fixed") == []  # what only the first one named
 
 
-def test_a_run_that_went_back_leaves_what_came_later(tmp_path):
+def test_a_save_after_a_rollback_removes_later_checkpoints(tmp_path):
     checkpoints = saved(tmp_path, 0, 6, 12, 18, keep_last=3)
     assert checkpoints.before(7).progress.step == 6
     checkpoints.save(checkpoint(8))
@@ -194,7 +194,7 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     assert alive[0]() is None  # nor does the thread keep it
 
 
-def test_what_hooks_returned_is_saved_as_it_was_when_it_was_handed_over(tmp_path):
+def test_the_state_of_hooks_is_saved_as_it_was_at_the_call(tmp_path):
     files = Gated()
     checkpoints = Checkpoints(tmp_path, files=files)
     kept = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
@@ -230,7 +230,7 @@ def test_only_what_may_change_is_copied(tmp_path):
 
 
 @pytest.mark.faults
-def test_what_cannot_be_saved_is_told_as_a_failure_to_write_is(tmp_path):
+def test_values_that_cannot_be_saved_raise_like_failed_writes(tmp_path):
     checkpoints = saved(tmp_path, 0)
     assert checkpoints.save(checkpoint(6, about={"x": {1, 2}}))
     assert checkpoints.committed == 0 and not checkpoints.busy
@@ -297,7 +297,7 @@ def test_the_end_of_the_process_waits_for_the_writer(tmp_path, leaving):
 
 
 @pytest.mark.faults
-def test_a_failure_that_nobody_asked_for_is_told_at_the_end(tmp_path):
+def test_a_failure_not_yet_raised_is_reported_at_the_end(tmp_path):
     command = [sys.executable, "-c", PROCESS, str(tmp_path), "full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
@@ -317,7 +317,7 @@ def test_an_idle_writer_does_not_hold_up_the_end(tmp_path):
 
 
 @pytest.mark.faults
-def test_clocks_say_nothing_and_the_run_may_be_moved(tmp_path):
+def test_the_order_of_checkpoints_does_not_depend_on_clocks_or_location(tmp_path):
     saved(tmp_path / "run" / "checkpoints", 0, 6, 12)
     for path in (tmp_path / "run" / "checkpoints" / "step-000000000006").iterdir():
         os.utime(path, (2e9, 2e9))
@@ -339,7 +339,7 @@ def test_a_folder_that_was_renamed_is_not_another_step(tmp_path):
     assert found.rejected == [("step-000000000016", f"{tmp_path}/step-000000000016 holds step 6")]
 
 
-def test_what_a_newer_version_wrote_is_not_passed_over(tmp_path):
+def test_checkpoints_of_a_newer_version_are_not_skipped(tmp_path):
     saved(tmp_path, 0, 6)
     newer = tmp_path / "step-000000000006" / "manifest.json"
     newer.write_bytes(data := newer.read_bytes().replace(b'"format": 2', b'"format": 3'))
@@ -359,7 +359,7 @@ def test_what_a_newer_version_wrote_is_not_passed_over(tmp_path):
         ({"direction": "up"}, "direction must be 'min' or 'max', not 'up'"),
     ],
 )
-def test_numbers_that_cannot_be_meant(tmp_path, options, message):
+def test_invalid_numbers_are_refused(tmp_path, options, message):
     with pytest.raises(ConfigurationError) as caught:
         Checkpoints(tmp_path, **options)
     assert str(caught.value) == message
@@ -459,7 +459,7 @@ def test_a_disk_with_errors_commits_nothing(tmp_path, operation, text, doing):
 
 
 @pytest.mark.faults
-def test_what_cannot_be_removed_is_told_and_costs_nothing(tmp_path):
+def test_files_that_cannot_be_removed_are_reported_without_an_error(tmp_path):
     checkpoints = saved(tmp_path, 0, 6, keep_last=1)
     checkpoints._files = Refuses(errno.EIO, "unlink", "removed-step-000000000006")
     checkpoints.save(checkpoint(12))
@@ -477,7 +477,7 @@ def test_what_cannot_be_removed_is_told_and_costs_nothing(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path, number):
+def test_an_unwritable_folder_is_an_error_before_the_first_step(tmp_path, number):
     folder = tmp_path / "checkpoints"
     for operation, doing, path in (
         ("mkdir", "make the folder", f"{folder}:"),

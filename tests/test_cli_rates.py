@@ -101,7 +101,7 @@ def test_the_rates_of_a_task():
         (["find-lr", "digits", "--monitor", "los"], "Did you mean 'loss'?"),
     ],
 )
-def test_what_cannot_be_meant_is_one_red_line(arguments, message):
+def test_wrong_usage_is_one_red_line(arguments, message):
     result = treadle(*arguments, code=2)
     assert message in result.stderr
     assert result.stderr.startswith("error: ")

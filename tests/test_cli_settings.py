@@ -110,7 +110,7 @@ def test_known_defaults_are_settings_too(typed):
         ("=3", "write it as name=value"),
     ],
 )
-def test_what_does_not_fit_is_told(typed, given, message):
+def test_values_that_do_not_fit_are_refused(typed, given, message):
     with pytest.raises(ConfigurationError, match=message):
         typed.settings([given])
 
@@ -123,7 +123,7 @@ def test_a_parameter_without_default_is_needed(tmp_path):
     assert recipe.settings(["units=3"]) == {"units": 3}
 
 
-def test_signatures_are_inherited_as_far_as_files_can_be_read(tmp_path):
+def test_signatures_are_inherited_from_readable_files(tmp_path):
     written(tmp_path, "class Base(Task):\n    def __init__(self, a: int = 1): ...\n", "base.py")
     path = written(
         tmp_path,
@@ -181,21 +181,21 @@ def test_objects_and_functions_count_when_they_are_named(tmp_path):
         ("class Mine(Task): ...", ":Mina", "no class, function or object 'Mina'. Did you mean"),
     ],
 )
-def test_what_cannot_be_found_is_told(tmp_path, text, target, message):
+def test_missing_tasks_are_reported(tmp_path, text, target, message):
     if text is not None:
         written(tmp_path, text)
     with pytest.raises(ConfigurationError, match=message):
         resolve(f"{tmp_path / 'mine.py'}{target}")
 
 
-def test_a_task_may_inherit_from_one_in_a_file_beside(tmp_path):
+def test_a_task_may_inherit_from_one_in_a_file_in_the_same_folder(tmp_path):
     written(tmp_path, "class Base(Task):\n    def __init__(self, units: int = 3): ...", "base.py")
     path = written(tmp_path, "from base import Base\nclass Odd: ...\nclass Mine(Base): ...")
     assert resolve(str(path)).target == "Mine"
     assert resolve(str(path)).settings(["units=4"]) == {"units": 4}
 
 
-def test_an_unknown_recipe_is_told():
+def test_an_unknown_recipe_is_reported():
     with pytest.raises(ConfigurationError, match=r"no recipe 'digit'\. Did you mean 'digits'\?"):
         resolve("digit")
 

@@ -34,7 +34,7 @@ def test_the_seed_of_the_command_wins_over_that_of_the_file():
     assert setting_up("")[1:] == (0, 0)
 
 
-def test_what_the_command_says_is_evaluated_again():
+def test_evaluate_uses_the_settings_of_the_command():
     last, _, _ = setting_up("treadle.setup(seed=1)", "--seed", 3)
     import keras
 

@@ -51,7 +51,7 @@ VALUES: dict[str, Any] = {
         ("val-loss.b > 0", True),
     ],
 )
-def test_what_conditions_mean(text: str, holds: bool) -> None:
+def test_conditions_have_the_documented_meaning(text: str, holds: bool) -> None:
     assert parse(text).holds(VALUES) is holds
 
 
@@ -75,7 +75,7 @@ def test_what_conditions_mean(text: str, holds: bool) -> None:
         "loss + 1 > 5",
     ],
 )
-def test_what_is_no_condition(text: str) -> None:
+def test_invalid_conditions_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read the condition .* as in 'loss > 5'"):
         parse(text)
 

@@ -73,7 +73,7 @@ def test_reading_from_k_equals_skipping_k(name):
 
 @pytest.mark.parametrize("name", SEEKING)
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_what_is_put_back_comes_again(name, most):
+def test_returned_batches_are_read_again(name, most):
     expected = all_batches(SEEKING[name](), 1)
     reader, found = SEEKING[name]().read(1), 0
     while (window := reader.take(4)) is not None:
@@ -111,7 +111,7 @@ def test_groups_join_batches_of_different_form():
     assert (window.count, window.examples) == (1, 8)
 
 
-def test_nothing_reads_ahead_of_a_closed_source():
+def test_a_closed_loop_source_is_never_prefetched():
     calls = []
 
     def act(loop):
@@ -195,7 +195,7 @@ def values(source, epoch, start=0, most=2):
 
 
 @pytest.mark.parametrize("data", [numbers, lambda: numbers], ids=["iterator", "function"])
-def test_limited_streams_go_on_across_epochs(data):
+def test_limited_streams_continue_across_epochs(data):
     source = limited(data(), 3)
     assert source.length is None  # it cannot be known that it is endless
     assert [values(source, epoch) for epoch in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -215,7 +215,7 @@ def test_limited_streams_go_on_within_an_epoch():
     assert values(source, 1) == [5, 6, 7, 8, 9]
 
 
-def test_limited_streams_read_an_earlier_position_anew():
+def test_limited_streams_read_an_earlier_position_from_the_start():
     source = limited(lambda: numbers(), 3)
     assert values(source, 0) == values(source, 0) == [0, 1, 2]
     spent = limited(numbers(), 3)
@@ -279,7 +279,7 @@ def test_messages(call, message):
         lambda: limited(iter(np.zeros((6, 2))), 9),
     ],
 )
-def test_what_is_put_back_joins_what_follows(make):
+def test_returned_batches_join_the_following_ones(make):
     reader = make().read(0)
     reader.put_back(reader.take(1))  # as a loop does that looks at the first batch
     assert reader.take(4).count == 4

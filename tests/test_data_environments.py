@@ -61,7 +61,7 @@ def test_one_environment_takes_one_action():
     )
 
 
-def test_a_move_tells_what_was_shown_and_what_came_of_it():
+def test_a_step_returns_observations_actions_rewards_and_next_observations():
     environments = Environments(Walk, 3, seed=0)
     before = environments.observations
     moves = environments.step([1, 0, 1])
@@ -107,7 +107,7 @@ def test_the_returns_of_the_last_hundred_episodes_are_kept():
     assert set(environments.recent) <= {1.0, 1.5, 2.0}
 
 
-def test_those_that_do_not_play_stand_still():
+def test_inactive_environments_do_not_move():
     environments = Environments(Walk, 2, seed=0)
     before = environments.observations
     moves = environments.step([1, 1], playing=[True, False])
@@ -156,7 +156,7 @@ def test_a_checkpoint_holds_them(make, moves):
     assert same(played(environments, 30, seed=1), expected)
 
 
-def test_an_environment_that_does_not_do_the_same_again_is_named():
+def test_an_environment_that_is_not_reproducible_is_named():
     environments = Environments(Forgetful, 2, seed=0)
     environments.step([0, 0], playing=[False, True])
     message = (
@@ -196,7 +196,7 @@ def test_messages(monkeypatch):
     Environments(Walk, 2)  # a function needs no Gymnasium
 
 
-def test_closed_is_exact_where_all_that_it_changes_is_named():
+def test_a_closed_loop_source_is_exact_if_all_changed_objects_are_named():
     environments = Environments(Walk, 2, seed=0)
     assert closed_loop(print).inexact.endswith(
         "checkpoints: pass objects that have them as keeps=[…]"
@@ -211,7 +211,7 @@ def test_closed_is_exact_where_all_that_it_changes_is_named():
         closed_loop(print, keeps=[environments, []])
 
 
-def test_what_is_kept_goes_on_with_the_source():
+def test_kept_objects_are_restored_with_the_source():
     def source():
         one, other = Environments(Walk, 2, seed=0), Environments(Walk, 1, seed=1)
 
@@ -327,7 +327,7 @@ def die(loop):
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("saved", [0, 2, 3, 4])
-def test_a_closed_source_goes_on_where_its_objects_were(tmp_path, saved, prepared):
+def test_a_closed_loop_source_resumes_from_the_state_of_its_objects(tmp_path, saved, prepared):
     """Also at the end of an epoch, and where the source is asked before the loop trains."""
     whole = counted(None)
     assert whole[0] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -339,7 +339,7 @@ def test_a_closed_source_goes_on_where_its_objects_were(tmp_path, saved, prepare
     assert counted(tmp_path, never, prepared=prepared) == whole
 
 
-def test_a_closed_source_goes_on_in_a_second_call(tmp_path):
+def test_a_closed_loop_source_continues_in_a_second_call(tmp_path):
     fits = ({"steps": 2}, {"steps": 3})
     whole = counted(None, length=None, fits=fits)
     never = treadle.hooks.Checkpoint("1000 steps")

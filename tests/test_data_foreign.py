@@ -137,7 +137,7 @@ def test_reading_from_k_equals_skipping_k(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_epochs_are_read_anew(name):
+def test_every_epoch_reads_all_batches_again(name):
     source = as_source(KINDS[name][0]())
     assert tuples(all_batches(source, 0)) == IN_ORDER
     if name in ("generator", "iterator"):
@@ -153,7 +153,7 @@ def test_epochs_are_read_anew(name):
 
 
 @pytest.mark.parametrize("name", ["generator", "iterator"])
-def test_iterators_go_on_where_they_stand(name):
+def test_iterators_continue_at_their_position(name):
     source = as_source(KINDS[name][0]())
     reader = source.read(0)
     window = reader.take(2)
@@ -169,7 +169,7 @@ def test_iterators_go_on_where_they_stand(name):
 
 
 @pytest.mark.parametrize("name", ["generator", "DataLoader", "generator function"])
-def test_streams_that_are_passed_again_while_being_read_go_on(name):
+def test_a_stream_passed_again_continues(name):
     data = KINDS[name][0]()
     source = as_source(data)
     assert as_source(data) is source
@@ -198,7 +198,7 @@ def test_tensorflow_stream_without_end_is_cut_into_epochs():
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
-def test_tensorflow_tensors_that_only_it_knows(kind):
+def test_tensors_that_only_tensorflow_supports(kind):
     import tensorflow as tf
 
     tensor = (
@@ -221,7 +221,7 @@ def test_tensorflow_texts():
         as_source(data).read(0).take(1)
 
 
-def test_shuffled_loaders_come_alike_for_equal_seeds():
+def test_shuffled_loaders_have_equal_orders_for_equal_seeds():
     import torch
 
     expected = all_batches(as_source(torch_loader(shuffle=True)), 2, seed=1)
@@ -324,7 +324,7 @@ class NotBatches:
         ),
     ],
 )
-def test_what_is_not_accepted(make, message):
+def test_objects_that_are_not_accepted(make, message):
     with pytest.raises(DataError, match=message):
         as_source(make())
 
@@ -338,7 +338,7 @@ def test_functions_that_return_no_iterator(made):
         as_source(batch).read(0).take(1)
 
 
-def test_frameworks_are_looked_for_among_loaded_modules(monkeypatch):
+def test_as_source_imports_no_framework(monkeypatch):
     for name in ("tensorflow", "torch", "grain", "keras"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     source = as_source(in_order())
@@ -347,9 +347,7 @@ def test_frameworks_are_looked_for_among_loaded_modules(monkeypatch):
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_an_iterator_of_tf_data_is_let_go_of_before_the_next_one_fills_its_buffers(
-    shuffled, monkeypatch
-):
+def test_an_iterator_of_tf_data_is_released_before_the_next_one_is_created(shuffled, monkeypatch):
     tf = pytest.importorskip("tensorflow")
     dataset, made = tf.data.Dataset.range(8).batch(2), []
     dataset = dataset.shuffle(4, seed=1) if shuffled else dataset

@@ -23,7 +23,7 @@ def test_function_never_changes():
     ]
 
 
-def test_closed_is_asked_when_needed_and_never_ahead():
+def test_a_closed_loop_source_is_called_when_needed_and_never_ahead():
     loop, calls = View(), []
 
     def act(view):
@@ -45,7 +45,7 @@ def test_closed_is_asked_when_needed_and_never_ahead():
     assert len(calls) == 4
 
 
-def test_closed_with_a_length_makes_epochs():
+def test_a_closed_loop_source_with_a_length_has_epochs():
     source = closed_loop(lambda loop: np.zeros(2), length=3)
     assert (source.length, source.endless) == (3, False)
     assert len(all_batches(source, 1, loop=View())) == 3

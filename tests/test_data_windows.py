@@ -58,7 +58,7 @@ def test_windows_of_any_size_hold_the_same_batches(name, most):
 
 @pytest.mark.parametrize("name", SEEKING)
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_what_is_put_back_comes_again(name, most):
+def test_returned_batches_are_read_again(name, most):
     source = SEEKING[name]()
     expected = all_batches(source, 2)
     reader, found = source.read(2), []

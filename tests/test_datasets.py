@@ -104,7 +104,7 @@ def test_examples_of_the_docstrings():
 
 
 @pytest.mark.parametrize("name", ["digits", "wine", "alice"])
-def test_what_is_shipped_imports_no_keras(name):
+def test_included_data_sets_import_no_keras(name):
     code = f"import sys, treadle.datasets as d; d.{name}(); assert 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -19,7 +19,7 @@ from treadle.errors import ConfigurationError
         ("no/rate.png", "no/rate.png cannot be drawn: there is no folder no"),
     ],
 )
-def test_what_cannot_be_drawn(path, message, tmp_path, monkeypatch):
+def test_invalid_values_are_not_drawn(path, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         drawing.checked_picture(path)

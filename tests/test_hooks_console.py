@@ -56,7 +56,7 @@ def test_a_log_record_is_a_line(plain_text):
     ]
 
 
-def test_a_validation_is_told_once(plain_text):
+def test_a_validation_is_printed_once(plain_text):
     run = plain_text()
     run.window(steps=50)
     run.record("validation", loss=0.6, val_loss=0.7)
@@ -72,7 +72,7 @@ def test_a_validation_is_told_once(plain_text):
     assert run.lines[3:] == ["step 120  val_loss 0.5", "finished: 120 steps in 0.00 s"]
 
 
-def test_the_plan_is_told_once_when_it_is_known(plain_text):
+def test_the_plan_is_printed_once_when_it_is_known(plain_text):
     run = plain_text(plan="")
     assert run.lines == []
     run.plan = "8 steps per call"
@@ -82,7 +82,7 @@ def test_the_plan_is_told_once_when_it_is_known(plain_text):
     assert len(run.lines) == 2
 
 
-def test_a_run_that_goes_on_says_from_where(plain_text):
+def test_a_resumed_run_reports_its_step(plain_text):
     run = plain_text(at=31)
     assert run.lines[0] == "resuming after step 31"
 
@@ -122,7 +122,7 @@ def test_a_sentence_is_printed_without_a_run(plain_text):
     assert run.lines[-1] == "done before"
 
 
-def test_plain_text_shows_what_takes_long(plain_text):
+def test_plain_text_shows_activities_that_take_long(plain_text):
     run = plain_text()
     run.hook.validation(run, None)
     run.clock.now += 31

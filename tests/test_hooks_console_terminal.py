@@ -27,7 +27,7 @@ def terminal(clock_):
     return make
 
 
-def test_metrics_are_asked_for_once_a_second_at_most(terminal):
+def test_metrics_are_read_once_a_second_at_most(terminal):
     run = terminal()
     for _ in range(1000):
         run.window(steps=1, seconds=0.01)
@@ -57,7 +57,7 @@ def test_a_slow_terminal_slows_no_run(terminal, monkeypatch):
     assert len(drawn) == 10  # at once, and every second: half of it would be too little rest
 
 
-def test_a_terminal_goes_on_where_metrics_take_their_time(terminal, monkeypatch):
+def test_a_terminal_is_updated_while_metrics_are_slow(terminal, monkeypatch):
     run = terminal()
     drawn = []
     monkeypatch.setattr(console.Live, "refresh", lambda self: drawn.append(run.clock.now))
@@ -148,7 +148,7 @@ def test_no_end_is_known_and_the_time_passed_is_shown(terminal):
     assert run.shown[-3] == "step  1,235  1 examples/s"
 
 
-def test_a_terminal_shows_what_takes_long_and_for_how_long(terminal):
+def test_a_terminal_shows_long_activities_and_their_duration(terminal):
     run = terminal(plan="")
     call = run.hook._call
 
@@ -203,7 +203,7 @@ def test_bars_of_an_older_width_are_erased(terminal, monkeypatch):
     assert "\x1b[J" not in run.file.getvalue()[before:]
 
 
-def test_values_that_do_not_fit_are_left_out(terminal):
+def test_values_that_do_not_fit_the_width_are_omitted(terminal):
     run = terminal(width=44)
     run.metrics = lambda: {f"metric_{number}": 0.5 for number in range(8)}
     run.window()

@@ -59,7 +59,7 @@ def test_learning_curve_is_left_out_without_matplotlib(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_panels_put_training_beside_validation():
+def test_panels_show_training_next_to_validation():
     loss, accuracy = curves._panels(history())
     assert (loss.name, accuracy.name) == ("loss", "accuracy")
     assert loss.noisy[0].tolist() == list(range(1, 151))

@@ -25,7 +25,7 @@ def dense():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
 
 
-def test_final_model_writes_what_was_learnt(tmp_path):
+def test_final_model_saves_the_model(tmp_path):
     task = SimpleNamespace(model=dense(), critic=dense(), units=3, optimizer=keras.optimizers.SGD())
     loop = Loop(tmp_path, step=5, task=task)
     loop.weights = 7
@@ -39,7 +39,7 @@ def test_final_model_writes_what_was_learnt(tmp_path):
     assert loop.warnings == []
 
 
-def test_final_model_tells_of_a_model_that_cannot_be_saved(tmp_path):
+def test_final_model_reports_a_model_that_cannot_be_saved(tmp_path):
     odd = Twice(lambda x: x)
     odd(np.zeros((1, 2), np.float32))
     loop = Loop(tmp_path, step=5, task=SimpleNamespace(odd=odd, model=dense()))
@@ -53,7 +53,7 @@ def test_final_model_tells_of_a_model_that_cannot_be_saved(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.keras", "state.safetensors"]
 
 
-def test_final_model_writes_nothing_where_nothing_was_learnt(tmp_path):
+def test_final_model_saves_nothing_before_the_first_step_or_without_a_directory(tmp_path):
     task = SimpleNamespace(model=dense())
     hooks.FinalModel().end(Loop(tmp_path, task=task), KeyboardInterrupt())
     hooks.FinalModel().end(Loop(tmp_path, task=task), None)
@@ -61,7 +61,7 @@ def test_final_model_writes_nothing_where_nothing_was_learnt(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_to_go_on_leaves_no_final_model(tmp_path):
+def test_an_unfinished_run_saves_no_final_model(tmp_path):
     loop = Loop(tmp_path, step=5, task=SimpleNamespace(model=dense()))
     hooks.FinalModel().end(loop, KeyboardInterrupt())
     loop.unfinished = True

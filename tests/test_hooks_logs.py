@@ -98,7 +98,7 @@ LOG = b"""{"step": 1, "loss": 0.5}
 """
 
 
-def test_a_torn_last_line_is_passed_over(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     path = tmp_path / "log.jsonl"
     whole = LOG.rstrip()
     for length in range(len(whole) + 1):
@@ -120,7 +120,7 @@ def test_a_line_that_is_not_of_a_log_is_named(tmp_path):
 
 @pytest.mark.parametrize("tail", [b"", b"{", b'{"step": 4, "lo', b"\xff\xfe\x00"])
 @pytest.mark.parametrize(("step", "lines"), [(0, 0), (1, 1), (2, 3), (3, 5), (9, 5)])
-def test_a_log_goes_on_where_the_run_does(tmp_path, step, lines, tail):
+def test_a_log_continues_at_the_step_of_the_resume(tmp_path, step, lines, tail):
     path = tmp_path / "log.jsonl"
     path.write_bytes(LOG + tail)
     loop, hook = Loop(tmp_path, step=step), hooks.JSONLines()
@@ -172,7 +172,7 @@ def test_csv_grows_columns(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
 
 
-def test_csv_is_written_anew_once_for_a_column(tmp_path, monkeypatch):
+def test_csv_is_rewritten_once_for_a_new_column(tmp_path, monkeypatch):
     loop, hook = Loop(tmp_path), hooks.CSV()
     replaced, replace = [], os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (replaced.append(b), replace(a, b)))
@@ -184,7 +184,7 @@ def test_csv_is_written_anew_once_for_a_column(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (10, 1), (19, 1), (20, 2), (99, 2)])
 @pytest.mark.parametrize("tail", ["", "4,3", "4,30,1.0,0.5,0."])
-def test_csv_goes_on_where_the_run_does(tmp_path, step, kept, tail):
+def test_csv_continues_at_the_epoch_of_the_resume(tmp_path, step, kept, tail):
     table = "epoch,step,seconds,loss,val_loss\n2,10,2.5,2.0,\n3,20,5.0,1.0,3.0\n"
     path = tmp_path / "epochs.csv"
     path.write_text(table + tail)

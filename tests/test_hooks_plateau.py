@@ -31,7 +31,7 @@ def test_a_rate_is_reduced_where_nothing_improves():
     assert plateau(hook, losses) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125]
 
 
-def test_a_reduction_is_told():
+def test_a_reduction_is_logged():
     loop = Loop()
     plateau(hooks.ReduceOnPlateau(factor=0.5, patience=1), [1, 2], loop=loop)
     assert loop.history.records[-1].values == {
@@ -41,7 +41,7 @@ def test_a_reduction_is_told():
     }
 
 
-def test_what_follows_a_reduction_may_count_for_nothing():
+def test_epochs_of_the_cooldown_do_not_count():
     hook = hooks.ReduceOnPlateau(factor=0.5, patience=1, cooldown=2)
     assert plateau(hook, [1] * 8) == [1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
 
@@ -83,7 +83,7 @@ def test_a_plateau_survives_a_restart():
         ({"min_delta": -1.0}, "ReduceOnPlateau needs a min_delta of at least 0, not -1.0"),
     ],
 )
-def test_what_a_plateau_cannot_be(wrong, message):
+def test_invalid_plateau_arguments(wrong, message):
     with pytest.raises(ConfigurationError) as caught:
         hooks.ReduceOnPlateau(**wrong)
     assert str(caught.value) == message

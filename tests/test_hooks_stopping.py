@@ -26,7 +26,7 @@ ENDS = [None, ValueError("boom"), KeyboardInterrupt(), SystemExit()]
 
 
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
-def test_the_best_weights_are_put_back_on_every_way_out(error):
+def test_the_best_weights_are_restored_however_training_ends(error):
     loop = trained(hooks.EarlyStopping(), [3, 1, 2], error)
     assert loop.weights == 2 and loop.reason is None
     stopped = trained(hooks.EarlyStopping(patience=2), [3, 1, 2, 4, 0], error)
@@ -37,7 +37,7 @@ def test_the_best_weights_are_put_back_on_every_way_out(error):
     assert loop.warnings == stopped.warnings == []
 
 
-def test_the_best_weights_need_not_be_put_back():
+def test_restoring_the_best_weights_can_be_disabled():
     loop = trained(hooks.EarlyStopping(patience=1, restore_best=False), [1, 2])
     assert loop.weights == 102
     assert loop.reason == "val_loss did not improve in the last record: its best is 1, at step 1"
@@ -136,7 +136,7 @@ def test_a_validation_may_come_later_than_an_epoch():
     assert hook.state()["best_step"] == 2
 
 
-def test_a_monitor_that_never_came_is_told_of():
+def test_a_monitor_that_was_never_logged_is_reported():
     loop = trained(hooks.EarlyStopping(), [1.0], name="loss")
     assert loop.warnings == [
         "EarlyStopping found no val_loss: pass a validation source to fit, or monitor a value "
@@ -164,7 +164,7 @@ def test_early_stopping_survives_a_restart():
     assert loop.warnings == []
 
 
-def test_early_stopping_begins_anew_with_each_call():
+def test_early_stopping_is_reset_at_each_call():
     hook = hooks.EarlyStopping(patience=2)
     trained(hook, [1, 2, 3])
     loop = trained(hook, [9, 8, 9], loop=Loop(step=10))

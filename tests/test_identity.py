@@ -115,7 +115,7 @@ def test_wrong_arguments_are_python_s_own_errors(make: Any, message: str) -> Non
         make()
 
 
-def test_supervised_tells_models_and_optimizers_by_what_is_in_them() -> None:
+def test_supervised_identifies_models_and_optimizers_by_their_configuration() -> None:
     def made(units: int = 4, rate: float = 0.1, loss: Any = "mse") -> Any:
         layers = [keras.layers.Flatten(), keras.layers.Dense(units)]
         model, optimizer = keras.Sequential(layers), keras.optimizers.SGD(rate)
@@ -158,7 +158,7 @@ def test_values_in_words_that_files_know(value: Any, expected: Any) -> None:
     assert described(value) == expected
 
 
-def test_a_class_that_cannot_tell_its_configuration_is_named() -> None:
+def test_a_class_without_a_readable_configuration_is_named() -> None:
     class Odd(keras.layers.Layer):
         def get_config(self) -> Any:
             raise RuntimeError("odd")
@@ -166,7 +166,7 @@ def test_a_class_that_cannot_tell_its_configuration_is_named() -> None:
     assert described(Odd()) == {"class": "Odd"}
 
 
-def test_sources_tell_what_they_know_unread() -> None:
+def test_sources_are_described_without_reading_them() -> None:
     arrays = treadle.data.from_arrays(np.zeros(10), batch_size=4, shuffle=False)
     assert source_facts(arrays) == {
         "length": 3,
@@ -269,7 +269,7 @@ def test_what_changed_is_named(tmp_path: Path, old: str, new: str, changed: str 
     assert bool(sentence) == bool(changed)
 
 
-def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_functions_of_one_name_are_distinguished(tmp_path: Path) -> None:
     source = SOURCE.replace("def apart(x)", "def helping(y, x=1)").replace(
         "return contrastive(batch)", "return helping(batch)"
     )
@@ -279,7 +279,7 @@ def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [name for name in before if before[name] != after[name]] == ["helping"]
 
 
-def test_nothing_is_said_of_code_that_is_not_known() -> None:
+def test_unknown_code_is_not_reported() -> None:
     assert changed_code({}, {"a": "1"}) == changed_code({"a": "1"}, {}) == ""
     many = {str(i): "1" for i in range(8)}
     assert "the code of 0, 1, 2, 3, 4 and 3 more changed" in changed_code(many, dict.fromkeys(many))

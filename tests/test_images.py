@@ -83,7 +83,7 @@ def test_an_image_is_its_own():
         (np.array([[0, 255]]), r"or uint8, not int64: .* made uint8 by x.astype\('uint8'\)"),
     ],
 )
-def test_what_is_no_picture(array, message):
+def test_invalid_pictures_are_refused(array, message):
     with pytest.raises(ConfigurationError, match=f"an Image .*{message}"):
         Image(array)
 
@@ -110,7 +110,7 @@ def test_a_grid_is_filled_row_by_row():
         ),
     ],
 )
-def test_what_is_no_grid(samples, columns, message):
+def test_invalid_grids_are_refused(samples, columns, message):
     with pytest.raises(ConfigurationError, match=message):
         image_grid(samples, columns)
 
@@ -182,7 +182,7 @@ def test_without_a_directory_pictures_are_in_the_history_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_a_run_that_begins_anew_removes_its_pictures(tmp_path):
+def test_a_run_started_from_scratch_removes_its_pictures(tmp_path):
     train(tmp_path)
     (tmp_path / "images" / "mine.png").touch()
     train(tmp_path, epochs=1, fresh=True)

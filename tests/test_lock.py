@@ -39,7 +39,7 @@ def locked(directory):
     return False
 
 
-def test_one_has_it_at_a_time(tmp_path):
+def test_the_lock_has_one_holder_at_a_time(tmp_path):
     lock = Lock(tmp_path)
     lock.acquire()
     lock.acquire()
@@ -49,7 +49,7 @@ def test_one_has_it_at_a_time(tmp_path):
     assert list(tmp_path.iterdir()) == [] and not locked(tmp_path)
 
 
-def test_a_forked_process_has_no_part_in_it(tmp_path):
+def test_a_forked_process_does_not_hold_the_lock(tmp_path):
     """Workers that load data outlive a run that is killed, and must not hold its directory."""
     command = [sys.executable, "-c", FORKING, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -68,7 +68,7 @@ def test_a_forked_process_has_no_part_in_it(tmp_path):
             os.kill(child, signal.SIGKILL)
 
 
-def test_it_is_released_whoever_has_the_open_directory_too(tmp_path):
+def test_the_lock_is_released_although_a_child_inherited_the_directory(tmp_path):
     lock = Lock(tmp_path)
     lock.acquire()
     other = os.dup(lock._open)  # as a process that was forked without Python's knowledge has it

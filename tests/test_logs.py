@@ -61,20 +61,20 @@ def test_each_value_counts_by_its_own_weight() -> None:
     assert means.result() == {"loss": 1.75, "tokens": 15.0}
 
 
-def test_what_has_no_weight_has_no_mean() -> None:
+def test_values_without_weight_have_no_mean() -> None:
     means = Means()
     assert means.result() == {}
     means.add({"loss": np.array([1.0])}, {"loss": np.array([0.0])})
     assert means.result() == {}
 
 
-def test_nan_is_told_not_hidden() -> None:
+def test_nan_is_reported_not_hidden() -> None:
     means = Means()
     means.add({"loss": np.array([1.0, np.nan])}, {"loss": np.ones(2)})
     assert np.isnan(means.result()["loss"])
 
 
-def test_what_counts_nothing_may_be_no_number() -> None:
+def test_a_value_of_weight_0_may_be_nan() -> None:
     means = Means()
     means.add({"loss": np.array([1.0, np.nan, np.inf])}, {"loss": np.array([2.0, 0.0, 0.0])})
     assert means.result() == {"loss": 1.0}
@@ -150,7 +150,7 @@ def test_a_metric_has_no_value_for_a_step() -> None:
 # Logs
 
 
-def test_metrics_are_computed_when_asked_for_and_once() -> None:
+def test_metrics_are_computed_lazily_and_once() -> None:
     calls = []
 
     def metrics() -> dict[str, float]:

@@ -45,7 +45,7 @@ def test_options_are_frozen_values_with_defaults() -> None:
         Options().window = 3  # type: ignore[misc]
 
 
-def test_what_options_cannot_be() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Options(execution="eagre")  # type: ignore[arg-type]
     assert str(caught.value) == (
@@ -114,7 +114,7 @@ def test_an_unknown_backend_and_an_unknown_precision() -> None:
 
 
 @pytest.mark.parametrize("what", [{"seed": 0}, {"precision": "float32"}, {"devices": object()}])
-def test_what_comes_too_late(what: dict[str, Any]) -> None:
+def test_settings_after_layers_were_created_are_refused(what: dict[str, Any]) -> None:
     keras.layers.Dense(1)
     with pytest.raises(ConfigurationError) as caught:
         treadle.setup(**what)

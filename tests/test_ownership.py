@@ -125,7 +125,9 @@ def test_a_function_of_a_library_does_not_make_its_folder_a_project() -> None:
     assert Project([library.copytree]).folders == ()
 
 
-def test_what_is_lazy_is_never_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_of_lazy_objects_are_never_accessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     class LazyObject:

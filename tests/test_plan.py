@@ -49,7 +49,7 @@ def test_the_rule(facts: Facts, options: dict[str, object], plan: str) -> None:
     assert str(choose(facts, Options(**options))) == plan
 
 
-def test_a_compiled_step_that_was_asked_for_and_cannot_be_had() -> None:
+def test_a_requested_compiled_step_that_is_not_available() -> None:
     with pytest.raises(StepError) as caught:
         choose(Facts("cpu", refusal="it looks at values"), Options(execution="compiled"), "forward")
     assert str(caught.value) == (
@@ -58,7 +58,7 @@ def test_a_compiled_step_that_was_asked_for_and_cannot_be_had() -> None:
     )
 
 
-def test_everything_that_could_be_chosen_is_a_candidate() -> None:
+def test_every_possible_plan_is_a_candidate() -> None:
     for facts in (Facts("cpu", BOTH), Facts("cpu", (XLA,), convolves=True), Facts("cpu")):
         chosen = choose(facts, Options())
         kinds = [(plan.compiler, plan.fused) for plan in candidates(facts)]
@@ -66,7 +66,7 @@ def test_everything_that_could_be_chosen_is_a_candidate() -> None:
         assert len(set(kinds)) == len(kinds)
 
 
-def test_where_data_lies() -> None:
+def test_data_up_to_2_gib_is_placed_on_the_device() -> None:
     assert places(2**31, Options()) and not places(2**31 + 1, Options())
     assert places(2**40, Options(data_on_device=True))
     assert not places(1, Options(data_on_device=False))
@@ -119,7 +119,7 @@ def test_windows_of_large_batches_are_short() -> None:
     assert pace.size == 1
 
 
-def test_a_size_that_was_asked_for_stays() -> None:
+def test_a_requested_size_is_kept() -> None:
     pace = Pace(7)
     pace.ran(window(7), 100.0, largest=7)
     assert pace.size == 7
@@ -131,7 +131,7 @@ def test_there_are_few_programs() -> None:
     assert [capacity(1, 1), capacity(300, 256)] == [2, 300]
 
 
-def test_a_window_of_rows_is_gathered_where_it_is_looked_at() -> None:
+def test_a_window_of_rows_is_gathered_when_a_batch_is_read() -> None:
     x, y = np.arange(10) * 10, np.arange(10.0)
     rows = Rows(object, {"x": x, "y": y, "none": None}, np.array([[1, 3], [2, 0], [9, 9]]))
     whole = Window.of_rows(rows)

@@ -113,7 +113,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad", "text"), ENDS, ids=[end[0] for end in ENDS])
-def test_what_was_shown_is_read_off_the_log(name, good, bad, text, tmp_path):
+def test_a_program_is_judged_by_its_log(name, good, bad, text, tmp_path):
     begin = STARTS.get(name, {})
     shown, told = PROGRAMS[name].judge({PLAIN: run_of(tmp_path / "good", [begin, good])})
     assert shown is True
@@ -206,7 +206,7 @@ def test_a_recipe_is_run_by_the_command_line(tmp_path):
 
 
 @pytest.mark.long
-def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
+def test_failures_and_timeouts_are_reported(tmp_path, monkeypatch):
     found = programs.measured("linear", "jax", minutes=0.001, docs=tmp_path)
     assert (found["shown"], found["measured"]) == (None, "not done after 0.001 minutes")
     monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
@@ -224,7 +224,7 @@ def test_what_fails_and_what_takes_too_long_is_told(tmp_path, monkeypatch):
         ("{}", ""),
     ],
 )
-def test_a_run_that_was_cut_off_tells_how_far_it_was(tmp_path, monkeypatch, planned, told):
+def test_an_interrupted_run_reports_its_progress(tmp_path, monkeypatch, planned, told):
     def cut_off(command, **options):
         directory = Path(command[command.index("--directory") + 1])
         run_of(directory, [{"loss": 1.0, "seconds": 60.0 * i} for i in (1, 2, 3)])
@@ -236,7 +236,7 @@ def test_a_run_that_was_cut_off_tells_how_far_it_was(tmp_path, monkeypatch, plan
     assert (found["shown"], found["measured"]) == (None, f"not done after 1 minutes{told}")
 
 
-def test_a_run_that_was_killed_is_told(tmp_path, monkeypatch):
+def test_a_killed_run_is_reported(tmp_path, monkeypatch):
     done = SimpleNamespace(returncode=-9, stderr="the last words were about something else")
     monkeypatch.setattr(programs.subprocess, "run", lambda *arguments, **options: done)
     found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
@@ -283,7 +283,7 @@ def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():
     assert "Not measured yet on jax" not in page
 
 
-def test_where_a_recipe_runs():
+def test_the_backends_that_a_recipe_runs_on():
     assert programs._backends("linear-native", ("jax", "torch")) == ("tensorflow",)
     assert programs._backends("linear", ("jax", "torch")) == ("jax", "torch")
     assert programs._backends("linear", None) == (PROGRAMS["linear"].backend,)

@@ -9,7 +9,7 @@ from treadle.core import progress
 from treadle.core.progress import Progress
 
 
-def test_it_moves_by_making_another() -> None:
+def test_advancing_returns_a_new_progress() -> None:
     start = Progress()
     assert dataclasses.astuple(start) == (0, 0, 0, 0, 0.0)
     later = start.advanced(steps=3, examples=96).after_seconds(1.5)
@@ -24,7 +24,7 @@ def test_an_epoch_begins_at_its_first_batch() -> None:
     assert later == Progress(step=10, epoch=2, batch=0, examples=320, seconds=2.0)
 
 
-def test_it_speaks_as_messages_do() -> None:
+def test_progress_is_described_as_in_messages() -> None:
     assert str(Progress(step=12, epoch=1, batch=4)) == "step 12, epoch 2, batch 4"
     assert str(Progress(step=12, epoch=1)) == "step 12 and 1 epoch"
     assert str(Progress(step=16, epoch=4)) == "step 16 and 4 epochs"

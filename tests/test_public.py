@@ -36,7 +36,7 @@ def test_importing_treadle_imports_neither_keras_nor_a_framework() -> None:
     assert run(f"import sys, treadle; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
 
 
-def test_what_needs_no_keras_does_not_import_it() -> None:
+def test_parts_that_need_no_keras_do_not_import_it() -> None:
     code = (
         "import sys, treadle; treadle.every('1 step', print); treadle.Options(); treadle.Hook();"
         "treadle.History(); treadle.Progress(); treadle.TreadleError; print('keras' in sys.modules)"
@@ -161,7 +161,7 @@ def test_every_extra_is_described(page: str) -> None:
         assert f"`{extra}`" in text or f"[{extra}]" in text, extra
 
 
-def test_what_report_requires_is_imported() -> None:
+def test_requirements_of_the_report_extra_are_imported() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     for requirement in PROJECT["optional-dependencies"]["report"]:
         assert re.search(rf"\b{re.match('[a-z0-9]+', requirement)[0]}\b", sources)  # type: ignore

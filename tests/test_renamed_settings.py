@@ -68,7 +68,7 @@ def settings_in(directory):
     return json.loads((directory / "run.json").read_text())["configuration"]["settings"]
 
 
-def test_commands_go_on_with_a_run_that_has_the_earlier_names(tmp_path):
+def test_commands_resume_a_run_with_earlier_names(tmp_path):
     directory = tmp_path / "run"
     run = ("run", "custom-gradients", "--set", "noise_variance=0.5", "--directory", directory)
     treadle_command(*run, "--steps", 2)
@@ -85,7 +85,7 @@ def test_commands_go_on_with_a_run_that_has_the_earlier_names(tmp_path):
     assert "settings.noise_variance was 0.5, now 0.1" in " ".join(refused.output.split())
 
 
-def test_scripts_go_on_with_a_run_that_has_the_earlier_names(tmp_path):
+def test_scripts_resume_a_run_with_earlier_names(tmp_path):
     from treadle.recipes.custom_gradients import CustomGradients
 
     def fit(steps, **settings):

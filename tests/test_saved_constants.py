@@ -63,7 +63,7 @@ def restored(found: Any) -> tuple[Plain, dict[str, Any]]:
     return task, constants.missing(changes)
 
 
-def test_nothing_is_recorded_of_what_did_not_change() -> None:
+def test_unchanged_values_are_not_recorded() -> None:
     assert changed(lambda task: None) == {}
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_recorded_of_what_did_not_change() -> None:
         ("function", None),
     ],
 )
-def test_values_are_put_back_with_their_types(name: str, value: Any) -> None:
+def test_values_are_restored_with_their_types(name: str, value: Any) -> None:
     found, missing = restored(changed(lambda task: setattr(task, name, value)))
     back = getattr(found, name)
     assert not missing
@@ -98,7 +98,7 @@ def test_values_are_put_back_with_their_types(name: str, value: Any) -> None:
     assert repr(back) == repr(value)
 
 
-def test_what_was_changed_back_is_recorded_as_it_is() -> None:
+def test_a_value_changed_back_is_recorded_too() -> None:
     task = Plain()
     constants = SavedConstants(task)
     task.number = 3.0
@@ -154,7 +154,7 @@ def test_the_list_itself_is_kept() -> None:
         ),
     ],
 )
-def test_what_cannot_be_put_back_is_told(change: Any, told: str) -> None:
+def test_values_that_cannot_be_restored_are_reported(change: Any, told: str) -> None:
     _, missing = restored(changed(change))
     assert described(missing) == told
 
@@ -209,7 +209,7 @@ def test_no_path_is_set_but_those_of_the_tasks_own_values(path: str) -> None:
     assert callable(task.layer.kernel_initializer)
 
 
-def test_no_object_gives_way_to_a_value_but_none() -> None:
+def test_objects_are_replaced_by_no_value_but_none() -> None:
     for path in ("layer", "layers/0", "function", "setting"):
         task, missing = restored({path: {"was": None, "now": value("plain", 7.0)}})
         assert set(missing) == {path}
@@ -236,7 +236,7 @@ def test_no_object_gives_way_to_a_value_but_none() -> None:
         {str(i): {"was": None, "now": None} for i in range(MOST_CHANGED + 1)},
     ],
 )
-def test_what_no_checkpoint_says_is_refused(found: Any) -> None:
+def test_values_that_no_checkpoint_contains_are_refused(found: Any) -> None:
     with pytest.raises(CheckpointError, match="Python values in this checkpoint cannot be read: "):
         SavedConstants(Plain()).read(found)
 
@@ -251,6 +251,6 @@ def test_what_no_checkpoint_says_is_refused(found: Any) -> None:
         value("list", 2, "Evil"),
     ],
 )
-def test_what_fits_no_value_of_the_task_is_left_out(now: Any) -> None:
+def test_values_of_another_type_are_not_restored(now: Any) -> None:
     task, missing = restored({"color": {"was": None, "now": now}})
     assert set(missing) == {"color"} and task.color is Color.RED

@@ -58,7 +58,7 @@ from treadle.schedules import Cyclic, OneCycle, Piecewise, WarmUp
         ),
     ],
 )
-def test_what_cannot_be_meant(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(ConfigurationError) as caught:
         make()
     assert str(caught.value) == message

@@ -59,11 +59,11 @@ def test_containers_of_all_kinds() -> None:
     ]
 
 
-def test_other_objects_are_not_looked_into() -> None:
+def test_other_objects_are_not_searched() -> None:
     assert paths(other=SimpleNamespace(hidden=variable()), function=lambda: variable()) == []
 
 
-def test_what_is_held_twice_is_found_once_under_its_first_name() -> None:
+def test_a_variable_held_twice_is_found_once_under_its_first_name() -> None:
     shared, layer = variable(), keras.layers.Dense(1)
     layer.build((None, 2))
     assert paths(a=shared, b=[shared], one=layer, two=Pair(layer, layer)) == [
@@ -73,14 +73,14 @@ def test_what_is_held_twice_is_found_once_under_its_first_name() -> None:
     ]
 
 
-def test_things_that_hold_one_another() -> None:
+def test_objects_that_refer_to_each_other() -> None:
     inner = Holder(value=variable())
     inner.myself = inner
     inner.circle = [inner]
     assert paths(inner=inner) == ["inner/value"]
 
 
-def test_names_that_would_be_equal_are_told_apart() -> None:
+def test_equal_names_are_made_unique() -> None:
     assert paths(**{"a/b": variable(), "a": {"b": variable()}}) == ["a/b", "a/b_1"]
 
 

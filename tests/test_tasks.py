@@ -48,7 +48,7 @@ class Empty(treadle.Task):
         ),
     ],
 )
-def test_what_is_not_written_is_said(call: Any, message: str) -> None:
+def test_missing_methods_are_reported(call: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         call(Empty())
     assert str(caught.value) == message

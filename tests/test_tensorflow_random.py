@@ -81,7 +81,7 @@ def test_other_types_and_algorithms_are_left_alone() -> None:
     assert named.numpy().tobytes() == tf.random.stateless_uniform((4,), seed).numpy().tobytes()
 
 
-def test_what_was_put_in_their_place_is_taken_away_again() -> None:
+def test_patches_are_removed_afterwards() -> None:
     before = keras.random.uniform((3,), seed=1)
     with pytest.raises(ValueError, match="boom"), like_kernels():
         raise ValueError("boom")

@@ -121,9 +121,7 @@ def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_script_that_is_run_again_goes_on_with_its_own_weights(
-    before: Any, tmp_path: Path
-) -> None:
+def test_a_script_run_again_resumes_with_its_own_weights(before: Any, tmp_path: Path) -> None:
     directory, _ = before
 
     def script(folder: str, *hooks: Any) -> treadle.Loop:
@@ -160,7 +158,7 @@ def test_a_script_that_is_run_again_goes_on_with_its_own_weights(
         ),
     ],
 )
-def test_what_does_not_fit_changes_nothing(
+def test_a_mismatch_changes_nothing(
     before: Any, how: dict[str, Any], error: Any, message: str
 ) -> None:
     task = Body(**how.pop("task", {}))

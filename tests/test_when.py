@@ -60,7 +60,7 @@ def test_spans_are_read(text: str, amount: float, of: str) -> None:
         ("3 weeks", "unknown unit 'weeks' in '3 weeks'."),
     ],
 )
-def test_what_is_no_span(text: Any, message: str) -> None:
+def test_invalid_spans_are_refused(text: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Span.parse(text)
     assert str(caught.value).startswith(message)
@@ -109,7 +109,7 @@ def test_steps_until_a_count_of_examples(examples: int, per_batch: int, expected
 
 
 @pytest.mark.parametrize("text", ["1 epoch", "10 s"])
-def test_steps_cannot_tell_of_epochs_and_seconds(text: str) -> None:
+def test_epochs_and_seconds_give_no_number_of_steps(text: str) -> None:
     assert When(Span.parse(text)).steps_until(Progress(), 32) is None
 
 

@@ -142,7 +142,7 @@ def ours(rate: Any, slopes: list[Any], steps: int, **kwargs: Any) -> Any:
 class TestWhatKerasAccumulationDoes:
     """Why there is another one: by hand, each of three ways in which it is no large batch."""
 
-    def test_it_counts_batches_in_the_schedule(self) -> None:
+    def test_the_learning_rate_schedule_counts_updates_not_batches(self) -> None:
         # Updates 0 and 1 are to have the rate 0.1, and all after them 0.01.
         def rate() -> Any:
             return keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01])
@@ -287,7 +287,7 @@ def test_a_half_filled_window_is_part_of_the_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.long_to_compile
-def test_what_waits_is_neither_weight_nor_needed_to_evaluate(tmp_path: Path) -> None:
+def test_pending_sums_are_not_weights_and_not_needed_to_evaluate(tmp_path: Path) -> None:
     class Built(Classifier):
         def __init__(self) -> None:
             super().__init__(OPTIMIZERS["sgd"](), 4)
@@ -336,7 +336,7 @@ def test_a_skipped_batch_is_not_part_of_the_window() -> None:
         np.testing.assert_array_equal(value, theirs[path], err_msg=path)
 
 
-def test_other_gradients_than_before() -> None:
+def test_gradients_of_other_shapes_are_refused() -> None:
     accumulator = treadle.Accumulator(2)
     accumulator.add([ops.ones((2,)), ops.ones(())], lambda mean: None)
     with pytest.raises(StepError) as caught:
@@ -370,7 +370,7 @@ class Spoiled(Classifier):
 
 
 @pytest.mark.long_to_compile
-def test_the_kit_finds_what_is_no_large_batch() -> None:
+def test_the_kit_finds_a_step_that_differs_from_a_large_batch() -> None:
     batches = cut(*rows(64), (16,))
     accumulated_equals_large_batch(
         lambda steps: Classifier(OPTIMIZERS["adamw"](), steps), batches, steps=4

@@ -86,7 +86,7 @@ def test_the_end_is_that_of_fit(tmp_path: Path) -> None:
     same(again.task.model.get_weights(), model.get_weights())
 
 
-def test_a_second_call_goes_on_from_the_averages_as_fit_does() -> None:
+def test_a_second_call_starts_from_the_averages_as_fit_does() -> None:
     model = new_model()
     model.compile(averaging(), "mse", jit_compile=keras.config.backend() == "jax")
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_second_call_goes_on_from_the_averages_as_fit_does() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_longer_run_goes_on_from_the_raw_weights(tmp_path: Path) -> None:
+def test_a_longer_run_resumes_from_the_raw_weights(tmp_path: Path) -> None:
     train(epochs=2, directory=tmp_path / "a")
     longer = train(epochs=4, directory=tmp_path / "a", override=["epochs"])
     whole = train(epochs=4, directory=tmp_path / "b")
@@ -163,7 +163,7 @@ def test_early_stopping_ends_with_the_averages_of_the_best_step(swapped: bool) -
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loop_of_ones_own_ends_with_averages_where_its_block_ends() -> None:
+def test_a_hand_written_loop_ends_with_averages_at_the_end_of_its_with_block() -> None:
     task = new_task()
     with treadle.Loop(task, options=OPTIONS, console=False) as loop:
         for _ in loop.epochs(3):
@@ -293,7 +293,7 @@ def test_weights_that_a_callback_swaps(by_epochs: bool, how: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("by_epochs", [False, True])
-def test_weights_that_a_callback_swaps_end_as_averages_where_another_one_stops(
+def test_swapped_weights_end_as_averages_if_another_callback_stops_the_run(
     by_epochs: bool,
 ) -> None:
     callbacks = [

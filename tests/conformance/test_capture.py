@@ -101,7 +101,7 @@ SCHEDULES: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_learning_rates_that_follow_a_schedule(name: str) -> None:
+def test_scheduled_learning_rates(name: str) -> None:
     assert_captured(lambda: Classifier([dense(), head()], keras.optimizers.SGD(SCHEDULES[name]())))
 
 
@@ -226,7 +226,7 @@ def test_branches_inside_branches_change_the_state() -> None:
 # What is left out, and done otherwise
 
 
-def test_poolings_take_images_as_they_lie() -> None:
+def test_pooling_uses_the_memory_layout_of_images() -> None:
     """Keras copies images before it pools them; the values stay the same."""
 
     def make() -> Any:
@@ -311,7 +311,7 @@ def test_higher_derivatives_and_vmap() -> None:
     assert_captured(lambda: Steps(step))
 
 
-def test_what_pytorch_looks_at_only_to_check_it() -> None:
+def test_values_that_pytorch_reads_only_to_check_arguments_are_captured() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         targets = ops.one_hot(y, 3)
         return {"loss": learn(task, x, y), "first": ops.sum(targets[:, 0])}
@@ -340,7 +340,7 @@ def test_statistics_that_an_operator_changes() -> None:
 # What the proof must leave alone
 
 
-def test_the_proof_leaves_everything_as_it_was() -> None:
+def test_verification_restores_all_state() -> None:
     keras.utils.set_random_seed(5)
     task = Steps(lambda task, x, y: {"loss": learn(task, x, y)}, dense(), keras.layers.Dropout(0.5))
     runner = Runner(task, BATCHES[0])
@@ -364,7 +364,7 @@ def test_the_proof_leaves_everything_as_it_was() -> None:
         assert variable._value.grad_fn is None
 
 
-def test_slots_that_are_made_while_a_step_is_proven_begin_anew() -> None:
+def test_slots_created_during_verification_get_their_initial_values() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         if context().build is None:  # as Python may, that decides by something else than a batch
             treadle.minimize(lambda: ops.sum(task.late**2), [task.late], task.other)
@@ -382,7 +382,7 @@ def windows(chosen: Any) -> Any:
     return _windows(chosen, (len(chosen),))
 
 
-def test_a_user_s_own_view_of_a_weight_follows() -> None:
+def test_a_user_s_own_view_of_a_weight_is_updated() -> None:
     task = Steps(lambda task, x, y: {"loss": learn(task, x, y)})
     kernel = task.model.layers[0].kernel
     view = kernel.value[0].detach()
@@ -401,7 +401,7 @@ SHORT = [(x[:5], y[:5]) for x, y in BATCHES[:2]]
 MANY = "the step could not be captured: batches have more than 1 different shapes"
 
 
-def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_forms_beyond_a_limit_run_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.backends.torch.capture.windows.MOST_FORMS", 1)
 
     def run(execution: str) -> Trace:
@@ -423,7 +423,7 @@ def test_forms_beyond_a_limit_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_what_fails_in_a_captured_step_names_the_line() -> None:
+def test_an_error_in_a_captured_step_names_the_line() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         task.table.assign_add(ops.take(task.table.value, y, axis=0)[:4] * 0.1)  # this line
         return {"sum": ops.sum(task.table.value)}
@@ -466,7 +466,7 @@ def test_rows_of_arrays_are_gathered_as_batches_of_them() -> None:
     ],
     ids=["seeded", "unseeded", "gamma"],
 )
-def test_reading_goes_on_beside_a_step_that_leaves_the_reader_s_random_numbers_alone(
+def test_only_steps_that_draw_no_global_random_numbers_run_in_the_background(
     make: Make, in_background: bool
 ) -> None:
     runner = Runner(make(), BATCHES[0])

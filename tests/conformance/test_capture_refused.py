@@ -102,7 +102,7 @@ def in_spite_of_an_exception(task: Any, x: Any, y: Any) -> Any:
         ),
     ],
 )
-def test_python_that_looks_at_a_value(step: Step) -> None:
+def test_python_that_reads_a_value(step: Step) -> None:
     assert re.fullmatch(PYTHON_VALUE + LINE, refusal(lambda: Steps(step)))
 
 
@@ -177,7 +177,7 @@ def into_the_step_number(task: Any, x: Any, y: Any) -> Any:
         (into_the_step_number, "aten.add_.Tensor changes the step's number in place"),
     ],
 )
-def test_changes_of_what_is_no_variable(step: Step, what: str) -> None:
+def test_in_place_changes_of_other_tensors_than_variables(step: Step, what: str) -> None:
     def make() -> Any:
         return Steps(step, box={"sum": torch.zeros(()), "mean": torch.zeros(FEATURES)})
 
@@ -221,7 +221,7 @@ def test_a_step_that_calls_backward_itself() -> None:
     assert re.fullmatch("it calls backward\\(\\) itself" + LINE, refusal(lambda: Steps(step)))
 
 
-def test_backward_where_it_cannot_be_seen() -> None:
+def test_a_step_that_calls_torch_autograd_backward() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         loss = task.loss(y, task.model(x))
         torch.autograd.backward([loss])
@@ -315,7 +315,7 @@ def test_a_branch_that_changes_a_tensor_from_outside() -> None:
 # Errors of the step's own
 
 
-def test_an_error_that_comes_only_where_it_is_recorded() -> None:
+def test_an_error_that_occurs_only_while_recording() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         from treadle.backends.torch.capture.recording import current
 
@@ -342,7 +342,7 @@ def test_the_step_s_own_error_comes_first(execution: str) -> None:
         assert all(map(np.array_equal, before, task.model.get_weights()))
 
 
-def test_compiled_execution_tells_what_could_not_be_captured() -> None:
+def test_compiled_execution_reports_what_could_not_be_captured() -> None:
     with pytest.raises(StepError) as caught:
         run_steps(Steps(by_number), BATCHES[:1], treadle.Options(execution="compiled"))
     assert re.fullmatch(

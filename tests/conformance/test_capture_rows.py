@@ -138,7 +138,7 @@ def test_rows_are_captured_as_a_loop(name: str) -> None:
     assert is_rolled(ROWS[name])
 
 
-def test_poolings_of_rows_may_work_as_their_images_lie() -> None:
+def test_pooling_of_rows_may_use_the_memory_layout_of_images() -> None:
     def make() -> Rows:
         return Rows(learn, *copies(POOLED))
 

@@ -46,7 +46,7 @@ def float32_again() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", ["", "treadle.setup(seed=1, precision='float32')"])
-def test_the_task_is_made_again_as_it_was(
+def test_the_task_is_made_again_with_its_file_s_setup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32_again: None, line: str
 ) -> None:
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -68,7 +68,7 @@ def test_the_task_is_made_again_as_it_was(
 
 @pytest.mark.long
 @pytest.mark.every_backend
-def test_what_is_exact_is_certified() -> None:
+def test_an_exact_task_is_certified() -> None:
     done = certified("Sound", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -106,7 +106,7 @@ def test_data_that_depends_on_its_past_is_caught() -> None:
 
 @pytest.mark.long
 @pytest.mark.any_backend
-def test_data_of_the_moment_is_caught() -> None:
+def test_data_that_differs_in_each_process_is_caught() -> None:
     told = message(broken.Line, broken.momentary_data)
     has(
         told,
@@ -171,13 +171,15 @@ def test_a_step_that_reads_what_a_hook_counts_for_itself_is_caught() -> None:
     ],
     ids=["a generator that cannot begin again", "a step that counts in Python"],
 )
-def test_what_training_refuses_is_told(make_task: Any, make_source: Any, told: list[str]) -> None:
+def test_an_error_of_training_is_reported(
+    make_task: Any, make_source: Any, told: list[str]
+) -> None:
     has(message(make_task, make_source), *told)
 
 
 @pytest.mark.long
 @pytest.mark.any_backend
-def test_initial_values_of_the_moment_are_caught() -> None:
+def test_initial_values_that_differ_in_each_process_are_caught() -> None:
     has(
         message(broken.Unseeded, broken.fixed),
         "differs         two fresh processes",

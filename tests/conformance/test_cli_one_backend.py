@@ -158,7 +158,7 @@ def test_a_script_uses_the_only_installed_backend(folder: Path, lines: str) -> N
 
 
 @pytest.mark.long
-def test_a_run_with_keras_in_a_folder_without_metadata(folder: Path) -> None:
+def test_a_run_with_keras_on_the_path_without_package_metadata(folder: Path) -> None:
     (folder / "copies").mkdir()
     (folder / "copies" / "keras").symlink_to(Path(keras.__file__).parent)
     path = os.pathsep.join(str(folder / name) for name in ("copies", "hiding"))

@@ -89,7 +89,7 @@ def test_another_configuration_is_not_the_finished_run(
     assert run(tmp_path, validation=source()).reason == "it was finished before"
 
 
-def test_the_backend_and_the_precision_tell_runs_apart(tmp_path: Path) -> None:
+def test_backend_and_precision_are_part_of_the_configuration(tmp_path: Path) -> None:
     run(tmp_path)
     record = recorded(tmp_path)
     configuration = record["configuration"]
@@ -104,7 +104,7 @@ def test_the_backend_and_the_precision_tell_runs_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_backend
-def test_a_finished_run_says_so_and_stands_where_it_ended(tmp_path: Path, capsys: Any) -> None:
+def test_a_finished_run_is_reported_and_has_its_final_state(tmp_path: Path, capsys: Any) -> None:
     first = run(tmp_path, validation=source())
     capsys.readouterr()
     again = run(tmp_path, console=True, validation=source())
@@ -115,7 +115,7 @@ def test_a_finished_run_says_so_and_stands_where_it_ended(tmp_path: Path, capsys
     assert "loss, m" not in repr(first.history) and "errors/a/0" in first.history.names()
 
 
-def test_changed_code_is_told_and_destroys_nothing(
+def test_changed_code_is_reported_and_deletes_nothing(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(tmp_path)
@@ -145,7 +145,7 @@ class Failing(treadle.Hook):
     ("error", "text"),
     [(KeyboardInterrupt(), "KeyboardInterrupt"), (ValueError("boom"), "ValueError: boom")],
 )
-def test_what_was_learnt_survives_what_ends_a_run(
+def test_a_failed_run_is_recorded_and_resumes(
     tmp_path: Path, error: BaseException, text: str
 ) -> None:
     look = treadle.every("4 steps", lambda loop: None)
@@ -258,7 +258,7 @@ def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
+def test_a_run_with_only_the_checkpoint_of_step_0_reports_that_it_starts_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def die(loop: treadle.Loop) -> None:
@@ -280,7 +280,7 @@ def test_a_run_that_has_nothing_but_its_start_says_that_it_begins_there(
     assert "there is no readable checkpoint after step 0: the run restarts from step 0" in told
 
 
-def test_what_nobody_would_see_is_a_warning_of_python(tmp_path: Path) -> None:
+def test_warnings_without_a_console_are_python_warnings(tmp_path: Path) -> None:
     def batches() -> Any:
         for _ in range(3):
             yield np.ones((8, 3), "float32"), np.ones((8, 1), "float32")

@@ -112,7 +112,7 @@ def test_of_several_losses_the_one_that_misses_is_named(message: Message) -> Non
     )
 
 
-def test_zeros_may_be_asked_for(execution: str) -> None:
+def test_unreached_variables_get_zeros_on_request(execution: str) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         loss, grads = treadle.gradients(
             lambda: stopped(task, x, y), task.model.trainable_variables, unreached="zeros"
@@ -161,7 +161,7 @@ def test_gradients_over_no_variables(message: Message) -> None:
         ),
     ],
 )
-def test_what_is_no_loss(message: Message, loss: Any, expected: str) -> None:
+def test_values_that_are_no_loss(message: Message, loss: Any, expected: str) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         variables = task.model.trainable_variables
         treadle.gradients(lambda: loss(task, x, y), variables)
@@ -283,7 +283,7 @@ def test_an_optimizer_that_scales_the_loss(message: Message, make: Any) -> None:
 
 
 @pytest.mark.every_backend
-def test_variables_made_anew_in_each_step(message: Message) -> None:
+def test_variables_created_again_in_each_step(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         task.layers = [*getattr(task, "layers", []), keras.layers.Dense(2)]
         return ops.mean(task.layers[-1](x))
@@ -294,7 +294,7 @@ def test_variables_made_anew_in_each_step(message: Message) -> None:
     )
 
 
-def test_a_layer_made_anew_and_forgotten(message: Message) -> None:
+def test_a_layer_created_in_each_step(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         return ops.mean(keras.layers.Dense(2, name="forgotten")(x))
 
@@ -334,14 +334,14 @@ def test_a_layer_made_anew_and_forgotten(message: Message) -> None:
         ),
     ],
 )
-def test_what_a_step_must_not_return(message: Message, result: Any, expected: str) -> None:
+def test_invalid_return_values_of_a_step(message: Message, result: Any, expected: str) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         return result(ops.mean(task.model(x)))
 
     assert message(StepError, step) == expected
 
 
-def test_other_names_than_before(message: Message) -> None:
+def test_a_step_that_returns_other_names_than_before(message: Message) -> None:
     calls = []
 
     def step(task: Broken, x: Any, y: Any) -> Any:
@@ -355,7 +355,7 @@ def test_other_names_than_before(message: Message) -> None:
 
 
 @pytest.mark.every_backend
-def test_python_values_that_move(message: Message) -> None:
+def test_a_python_value_that_the_step_changes(message: Message) -> None:
     def step(task: Broken, x: Any, y: Any) -> Any:
         task.calls = getattr(task, "calls", 0) + 1
         return {"loss": ops.mean(task.model(x))}

@@ -66,7 +66,7 @@ COMPILED = ("tensorflow", "jax")
         "optimizer",
     ],
 )  # fmt: skip
-def test_broken_rules_come_with_what_to_do(
+def test_framework_errors_get_a_note_with_advice(
     action: Any, hint: str, backends: tuple[str, ...]
 ) -> None:
     if keras.config.backend() not in backends:
@@ -79,7 +79,7 @@ def test_broken_rules_come_with_what_to_do(
     assert notes[-1].startswith("in train_step, step 1 (epoch 1, batch 1); the weights are those ")
 
 
-def test_rules_broken_in_evaluations_too() -> None:
+def test_framework_errors_in_evaluations_get_the_note_too() -> None:
     if keras.config.backend() == "torch":
         pytest.skip("there a tensor's value is known")
 

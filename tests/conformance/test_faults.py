@@ -75,7 +75,7 @@ def test_a_run_killed_five_times_within_one_epoch_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.faults_long
-def test_no_kill_at_any_instant_changes_what_comes_out(
+def test_a_kill_at_any_instant_does_not_change_the_result(
     forks: Forks, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     kills = int(os.environ.get("TREADLE_KILLS", "50"))
@@ -85,7 +85,7 @@ def test_no_kill_at_any_instant_changes_what_comes_out(
 
 
 @pytest.mark.long
-def test_wherever_it_is_killed_it_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_run_killed_anywhere_resumes_to_the_same_end(tmp_path: Path) -> None:
     moments = [
         "start 0",  # before the first checkpoint
         "epoch 2",  # at its end
@@ -243,7 +243,7 @@ def test_outside_the_main_thread_a_loop_works_and_leaves_signals_alone(tmp_path:
 # The directory
 
 
-def test_a_second_process_leaves_and_names_the_first_whose_lock_dies_with_it(
+def test_a_second_process_exits_and_names_the_first_whose_lock_ends_with_it(
     forks: Forks, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
@@ -260,7 +260,7 @@ def test_a_second_process_leaves_and_names_the_first_whose_lock_dies_with_it(
     assert outcome(run(directory)) == never_interrupted()
 
 
-def test_a_directory_that_cannot_be_written_to_is_told_before_the_first_step(
+def test_an_unwritable_directory_is_an_error_before_the_first_step(
     tmp_path: Path,
 ) -> None:
     moments: list[str] = []
@@ -276,7 +276,7 @@ def test_a_directory_that_cannot_be_written_to_is_told_before_the_first_step(
     assert not [moment for moment in moments if moment.startswith("step")]
 
 
-def test_a_directory_removed_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_directory_removed_during_a_run_is_reported(tmp_path: Path) -> None:
     def at(moment: str, loop: Any) -> None:
         if moment == "step 16":
             (tmp_path / "run").rename(tmp_path / "gone")

@@ -98,7 +98,7 @@ def said(capsys: Any) -> str:
         ),
     ],
 )
-def test_an_error_tells_where_it_came_and_after_the_mend_nothing_is_lost(
+def test_an_error_names_its_step_and_the_run_resumes_once_fixed(
     tmp_path: Path, who: str, notes: list[str]
 ) -> None:
     train, broken = in_list(), False
@@ -132,7 +132,7 @@ def test_an_error_tells_where_it_came_and_after_the_mend_nothing_is_lost(
 
 
 @pytest.mark.long
-def test_what_a_user_draws_comes_out_the_same(tmp_path: Path) -> None:
+def test_random_numbers_drawn_by_the_user_are_restored(tmp_path: Path) -> None:
     def noisy() -> Noisy:
         return Noisy(batches())
 
@@ -173,7 +173,7 @@ def test_a_generator_is_skipped_forward_and_not_called_exact(tmp_path: Path, cap
         ({"seed": 5}, r"train\.fingerprint was '\w+', now '\w+'"),
     ],
 )
-def test_other_data_is_refused_with_the_difference_unless_it_is_meant(
+def test_other_data_is_refused_with_the_difference_unless_overridden(
     killed: Path, changed: Any, difference: str
 ) -> None:
     with pytest.raises(DirectoryError, match=f"holds another run: {difference}.*override=True"):
@@ -304,7 +304,7 @@ class Sharper(Drill):
         return {"loss": 2 * super().eval_step(batch)["loss"]}
 
 
-def test_other_code_is_told(killed: Path, capsys: Any) -> None:
+def test_changed_code_is_reported(killed: Path, capsys: Any) -> None:
     run(killed, task=Sharper, console=True)
     assert "warning: the code of Sharper.eval_step changed since this run" in said(capsys)
 
@@ -326,7 +326,7 @@ def lost(capsys: Any) -> list[str]:
         ("devices", ["tpu"] * 8, "devices was ['tpu', "),
     ],
 )
-def test_where_something_else_computes_it_is_said_what_is_lost(
+def test_another_device_or_version_is_reported_with_the_lost_guarantee(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
@@ -352,7 +352,7 @@ def _interrupted(moment: str, loop: Any) -> None:
         raise KeyboardInterrupt
 
 
-def test_where_it_is_executed_otherwise_it_is_said_what_is_lost(killed: Path, capsys: Any) -> None:
+def test_another_plan_is_reported_with_the_lost_guarantee(killed: Path, capsys: Any) -> None:
     run(killed, console=True, options=treadle.Options(execution="eager"))
     [found] = lost(capsys)
     assert re.match(r"plan was '.+', now '.*eager.*'", found)
@@ -368,7 +368,7 @@ def test_another_precision_is_refused(killed: Path) -> None:
 
 @pytest.mark.long_to_compile
 @pytest.mark.every_backend
-def test_where_nothing_changed_nothing_is_said(killed: Path, capsys: Any) -> None:
+def test_an_unchanged_run_resumes_without_a_warning(killed: Path, capsys: Any) -> None:
     run(killed, console=True)
     assert lost(capsys) == []
 
@@ -378,7 +378,7 @@ def test_where_nothing_changed_nothing_is_said(killed: Path, capsys: Any) -> Non
 
 @pytest.mark.long
 @pytest.mark.every_backend
-def test_a_run_of_another_backend_or_version_goes_on_from_the_same_bits(
+def test_a_run_of_another_backend_or_version_resumes_from_the_same_bits(
     tmp_path: Path, capsys: Any
 ) -> None:
     directory = tmp_path / "run"

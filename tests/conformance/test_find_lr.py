@@ -140,7 +140,7 @@ def test_of_several_optimizers_one_is_named() -> None:
         find_learning_rate(task, [BATCH], optimizer="othr")
 
 
-def test_what_cannot_be_tested_is_told() -> None:
+def test_what_cannot_be_tested_is_refused_with_the_reason() -> None:
     def message(task: Any = None, **how: Any) -> str:
         with pytest.raises(ConfigurationError) as caught:
             find_learning_rate(task or One(lambda w: w * w), [BATCH], **how)
@@ -187,7 +187,7 @@ def test_divergence_and_smoothing_by_hand() -> None:
     assert good_steps([1.0, np.inf], 0) == 1
 
 
-def test_what_was_found_is_told_and_drawn(tmp_path: Any) -> None:
+def test_results_are_printed_and_drawn(tmp_path: Any) -> None:
     found = RangeTest(
         optimizer="optimizer",
         monitor="loss",

@@ -135,7 +135,7 @@ def test_the_first_numbers_are_those_of_the_hand_written_loop() -> None:
 
 
 @pytest.mark.parametrize("method", ["step", "steps"])
-def test_every_way_to_train_knows_forms(method: str) -> None:
+def test_step_and_steps_support_forms(method: str) -> None:
     order, losses = "abbab", []
     with treadle.Loop(Pair("shape", Momentum.make), console=False) as loop:
         if method == "step":
@@ -484,7 +484,7 @@ def test_functions_are_built_for_each_form_of_their_inputs() -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_goes_back_forgets_what_a_later_form_made(tmp_path: Path) -> None:
+def test_a_rollback_resets_variables_that_a_later_form_created(tmp_path: Path) -> None:
     bad = {"b": np.full((4, 2), np.nan, "float32")}
     given = [*inputs("aabab")]
 

@@ -63,7 +63,7 @@ def test_zeros_have_the_form_of_their_variables() -> None:
     assert not ops.convert_to_numpy(ops.any(ops.cast(zeros, "bool")))
 
 
-def test_what_is_reached_without_effect_has_zeros_and_no_error() -> None:
+def test_variables_reached_without_effect_have_zero_gradients_and_no_error() -> None:
     a = keras.Variable(-2.0)
     _, (gradient,) = treadle.gradients(lambda: ops.relu(a) + 0.0 * a, [a])
     assert number(gradient) == 0
@@ -190,7 +190,7 @@ def test_second_derivatives_go_through_normalization() -> None:
     assert number(second) == pytest.approx(expected, rel=2e-2)
 
 
-def test_what_an_objective_changes_survives() -> None:
+def test_assignments_inside_an_objective_are_kept() -> None:
     a, count = keras.Variable(2.0), keras.Variable(0, dtype="int32", trainable=False)
     norm, noise = keras.layers.BatchNormalization(), keras.random.SeedGenerator(1)
     norm.build((2, 3))
@@ -236,7 +236,7 @@ def test_losses_that_layers_add() -> None:
     assert number(gradient) == pytest.approx(1e-2 * 2)
 
 
-def test_substituted_puts_back_what_it_took_and_keeps_the_rest() -> None:
+def test_substituted_restores_its_variables_and_keeps_other_changes() -> None:
     a, count = keras.Variable(2.0), keras.Variable(0.0, trainable=False)
     with treadle.substituted([a], [5.0]):
         assert number(a) == 5

@@ -115,7 +115,7 @@ for name in METHODS:
 
 
 @pytest.mark.parametrize("stop", [None, (1, 2), (1, 5)])
-def test_every_moment_is_that_of_fit(stop: tuple[int, int] | None) -> None:
+def test_methods_are_called_at_the_same_points_as_in_fit(stop: tuple[int, int] | None) -> None:
     theirs, ours = Seen(stop), Seen(stop)
     under_fit([theirs], epochs=3)
     loop = under_treadle([ours], epochs=3)
@@ -280,7 +280,7 @@ class Counting(Callback):  # type: ignore[misc]
 
 @pytest.mark.long
 @pytest.mark.parametrize("at", [16, 18, 20])
-def test_what_callbacks_count_survives_a_kill(tmp_path: Path, at: int) -> None:
+def test_counters_of_callbacks_are_restored_after_a_kill(tmp_path: Path, at: int) -> None:
     def new(folder: str) -> list[Any]:
         kinds = keras.callbacks
         return [
@@ -318,7 +318,7 @@ def test_what_callbacks_count_survives_a_kill(tmp_path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("every", ["1 epoch", "100 steps"])
-def test_a_log_of_epochs_goes_on_in_its_file(tmp_path: Path, every: str) -> None:
+def test_csv_logger_appends_after_a_resume(tmp_path: Path, every: str) -> None:
     def run(*hooks: Any) -> None:
         logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
         under_treadle([logger], 3, tmp_path / "run", [Saving(every), *hooks])
@@ -386,14 +386,14 @@ def test_of_several_models_one_is_named() -> None:
     )
 
 
-def test_what_is_no_callback(tmp_path: Path) -> None:
+def test_objects_that_are_no_callbacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"objects of keras.callbacks.Callback, and found"):
         KerasCallbacks([print])
     with pytest.raises(ConfigurationError, match="cannot run BackupAndRestore, which would put"):
         KerasCallbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))])
 
 
-def test_what_is_never_called_is_said() -> None:
+def test_methods_that_are_never_called_give_a_warning() -> None:
     callback = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
     loop = under_treadle([callback], epochs=1)
     assert loop.history["warning"] == [

@@ -109,7 +109,7 @@ CASES: dict[str, Case] = {
 }
 OTHERWISE = {
     "Callback": "the base class",
-    "BackupAndRestore": "refused; see test_what_is_no_callback",
+    "BackupAndRestore": "refused; see test_objects_that_are_no_callbacks_are_refused",
     "RemoteMonitor": "sends to a server; test_a_remote_monitor",
     "TensorBoard": "test_tensorboard_of_keras",
     "OrbaxCheckpoint": "needs orbax-checkpoint, which is not installed with Treadle",

@@ -121,7 +121,7 @@ class TwoOptimizers(treadle.Supervised):
         return {"loss": loss}
 
 
-def test_of_several_optimizers_one_is_asked_for_by_the_callback_that_needs_it() -> None:
+def test_of_several_optimizers_one_must_be_chosen_for_callbacks_that_use_it() -> None:
     train(TwoOptimizers(), [kinds.EarlyStopping("loss"), kinds.History()])
     halving = kinds.LearningRateScheduler(lambda epoch, rate: rate / 2)
     with pytest.raises(ConfigurationError) as caught:
@@ -177,7 +177,7 @@ def with_nan() -> Any:
 
 
 @pytest.mark.every_backend
-def test_where_terminate_on_nan_is_passed_it_decides(tmp_path: Path) -> None:
+def test_terminate_on_nan_replaces_the_default_nonfinite_hook(tmp_path: Path) -> None:
     ended: list[str] = []
     watching = kinds.LambdaCallback(
         on_epoch_end=lambda epoch, logs: ended.append(f"epoch {epoch}"),
@@ -193,7 +193,7 @@ def test_where_terminate_on_nan_is_passed_it_decides(tmp_path: Path) -> None:
         train(treadle.Supervised(new_model(), "mse", "sgd"), [watching], train=with_nan())
 
 
-def test_a_nonfinite_hook_of_ones_own_acts_as_it_says() -> None:
+def test_a_nonfinite_hook_passed_by_the_user_keeps_its_action() -> None:
     def run(action: Any) -> treadle.Loop:
         task = treadle.Supervised(new_model(), "mse", "sgd")
         guard = treadle.hooks.NonFinite(action)
@@ -224,7 +224,7 @@ def half_squared(y: Any, outputs: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss", ["mse", half_squared])
-def test_a_file_of_a_callback_goes_on_as_a_compiled_model(loss: Any, tmp_path: Path) -> None:
+def test_a_file_of_a_callback_loads_as_a_compiled_model(loss: Any, tmp_path: Path) -> None:
     optimizer = keras.optimizers.Adam(0.01)
     task = treadle.Supervised(new_model(), loss, optimizer, ["mae"])
     path = tmp_path / "model.keras"
@@ -251,7 +251,7 @@ def test_a_file_where_several_optimizers_update_the_model_holds_the_model(tmp_pa
     np.testing.assert_array_equal(loaded.get_weights()[0], task.model.get_weights()[0])
 
 
-def test_an_evaluation_of_ones_own_notifies_callbacks() -> None:
+def test_an_explicit_evaluation_notifies_callbacks() -> None:
     seen: list[str] = []
     watching = kinds.LambdaCallback(
         on_test_begin=lambda logs: seen.append("begin"),

@@ -60,7 +60,7 @@ def trace(loss: Any = (1.0, 0.5), weights: Any = None, dtype: str = "float32", *
 
 
 @pytest.mark.every_backend
-def test_what_holds_holds() -> None:
+def test_a_correct_task_passes_the_kit() -> None:
     fused_equals_unfused(make, BATCHES)
     compiled_equals_eager(make, BATCHES)
 
@@ -190,7 +190,7 @@ def test_same_start_needs_built_layers() -> None:
         same_start(make())
 
 
-def test_run_steps_goes_on_from_where_the_task_stands() -> None:
+def test_run_steps_continues_from_the_current_state_of_the_task() -> None:
     task = make()
     first = run_steps(task, BATCHES, start=1)
     second = run_steps(task, BATCHES)
@@ -215,7 +215,7 @@ def test_steps_are_numbered_from_0() -> None:
     assert found.values["sum"].tolist() == [0, 1, 3, 6]
 
 
-def test_what_cannot_be_run() -> None:
+def test_arguments_that_cannot_be_run() -> None:
     for check in (
         fused_equals_unfused,
         compiled_equals_eager,

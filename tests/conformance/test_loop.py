@@ -85,7 +85,7 @@ def test_state_is_exactly_at_the_step_that_the_body_sees() -> None:
     same(states[4], other.state.arrays())
 
 
-def test_a_look_by_time_needs_a_new_step() -> None:
+def test_loop_steps_by_time_yields_each_step_once() -> None:
     with loop_of() as loop:
         seen = []
         for logs in loop.steps(source(), every="0.001 s"):
@@ -106,7 +106,7 @@ def test_leaving_an_epoch_by_a_break_begins_the_next() -> None:
     assert len(loop.history.epochs) == 2
 
 
-def test_what_ends_within_an_epoch_is_recorded() -> None:
+def test_a_call_that_ends_within_an_epoch_is_recorded() -> None:
     with loop_of() as loop:
         history = loop.fit(source(), validation=source(1), steps=8)
     assert [record.kind for record in history.records] == ["epoch", "validation"]
@@ -143,7 +143,7 @@ def test_closed_sources_see_every_update() -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_a_call_goes_on_where_the_last_one_stopped() -> None:
+def test_a_call_continues_where_the_last_one_stopped() -> None:
     with loop_of() as whole:
         whole.fit(source(), epochs=2)
     with loop_of() as pieces:
@@ -194,7 +194,7 @@ def test_evaluate_predict_and_call_change_nothing() -> None:
 
 
 @pytest.mark.every_backend
-def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
+def test_a_changed_python_value_is_named_and_the_step_recompiled() -> None:
     class Tempered(Classifier):
         def __init__(self) -> None:
             super().__init__([dense(), head()])
@@ -215,7 +215,7 @@ def test_a_changed_python_value_is_named_and_compiled_anew() -> None:
     assert history["note"] == ["recompiled because temperature changed from 1.0 to 0.5"]
 
 
-def test_the_state_takes_back_what_it_gave_and_checks_it_first() -> None:
+def test_restore_undoes_training_and_state_arrays_are_checked_first() -> None:
     with loop_of() as loop:
         loop.fit(source(), steps=2)
         before = loop.state.arrays()

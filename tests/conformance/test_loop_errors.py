@@ -145,7 +145,7 @@ def test_bad_input_is_refused() -> None:
         loop_of(NoEvaluation()).predict(source())
 
 
-def test_labels_of_the_wrong_shape_come_out_with_the_place() -> None:
+def test_labels_of_the_wrong_shape_are_reported_with_the_step() -> None:
     x, _ = arrays()
     wrong = data.from_arrays(x, np.zeros((ROWS, 7), "int32"), batch_size=8)
     with pytest.raises(Exception) as caught, loop_of() as loop:

@@ -112,7 +112,7 @@ def test_detailed_hooks_are_called_before_windows_and_around_evaluations() -> No
     assert [call for call in hook.calls if isinstance(call, int)] == other.calls
 
 
-def test_stopping_is_told_and_ends_at_the_boundary() -> None:
+def test_a_stop_is_reported_and_ends_the_run_at_the_window_boundary() -> None:
     hooks = [treadle.every("3 steps", lambda loop: loop.stop("seen enough"))]
     with loop_of(hooks=hooks) as loop:
         loop.fit(source(), epochs=5)

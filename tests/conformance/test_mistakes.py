@@ -60,7 +60,7 @@ def options(request: pytest.FixtureRequest) -> treadle.Options:
     ],
     ids=["number-in-list", "key-in-dict", "tensor-in-list", "tensor-in-dict"],
 )
-def test_what_a_step_puts_into_containers(
+def test_tensors_that_a_step_puts_into_containers(
     options: treadle.Options, holder: Any, keep: Any, expected: str
 ) -> None:
     task = Does(lambda task, batch, loss: keep(task.held, loss), held=type(holder)(holder))
@@ -81,7 +81,7 @@ def test_containers_that_hooks_fill_are_constants() -> None:
     assert history["note"] == ["recompiled because seen changed from a list of 0 to a list of 1"]
 
 
-def test_an_optimizer_of_another_kind_is_told_by_both() -> None:
+def test_a_replaced_optimizer_is_reported_with_both_classes() -> None:
     def replaced(loop: Any) -> None:
         loop.task.optimizer = keras.optimizers.SGD(0.1)
 
@@ -137,7 +137,7 @@ def test_random_numbers_of_keras_and_of_sources_are_fine(options: treadle.Option
 # Losses and gradients
 
 
-def test_the_loss_comes_first(options: treadle.Options) -> None:
+def test_an_objective_that_does_not_return_the_loss_first(options: treadle.Options) -> None:
     class Swapped(Does):
         def train_step(self, batch: Any) -> Any:
             x, y = batch
@@ -257,19 +257,19 @@ def test_scalars_and_texts_of_any_library_are_logged(tmp_path: Any) -> None:
         ),
     ],
 )
-def test_what_hooks_must_not_return(value: Any, expected: str) -> None:
+def test_invalid_return_values_of_hooks(value: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         logged(value)
     assert str(caught.value) == expected
     assert caught.value.__notes__[0].startswith("in hook, after step 2, epoch 1, batch 2")
 
 
-def test_tensors_that_hooks_return_by_the_way_are_passed_over() -> None:
+def test_tensors_returned_by_expressions_as_hooks_are_ignored() -> None:
     history = logged(lambda loop: loop.task.optimizer.iterations.assign(7))
     assert history.names() == ["loss", "accuracy"]
 
 
-def test_what_users_must_not_log() -> None:
+def test_invalid_values_for_loop_log() -> None:
     task = Does(lambda task, batch, loss: None)
     with (
         treadle.Loop(task, console=False) as loop,
@@ -308,7 +308,7 @@ def test_accuracy_is_the_one_that_fits_the_loss(loss: Any, like: str, name: str)
     assert 0 < history[name][0] < 1
 
 
-def test_accuracy_of_binary_logits_is_theirs() -> None:
+def test_accuracy_of_binary_logits_has_a_threshold_of_0() -> None:
     model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     task = treadle.Supervised(model, loss, keras.optimizers.SGD(0.0), {"hits": "accuracy"})

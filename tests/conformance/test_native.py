@@ -150,7 +150,7 @@ def native_tasks() -> list[Callable[[], treadle.Task]]:
 
 @on_both
 @pytest.mark.parametrize("make", native_tasks(), ids=lambda make: make.__name__)
-def test_native_steps_keep_what_treadle_promises(make: Any) -> None:
+def test_native_steps_keep_treadles_guarantees(make: Any) -> None:
     compiled_equals_eager(make, BATCHES)
     fused_equals_unfused(make, BATCHES)
 

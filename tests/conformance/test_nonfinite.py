@@ -71,7 +71,7 @@ def message_of(how: Any, task: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_are_looked_at_when_an_epoch_ends(value: float, tmp_path: Path) -> None:
+def test_weights_are_checked_at_the_end_of_an_epoch(value: float, tmp_path: Path) -> None:
     # Ruined by the last step of the second epoch, so that no later loss shows it.
     task = Ruined(10, value)
     text = message_of(lambda loop: loop.fit(source(), epochs=3), task, directory=tmp_path)
@@ -87,7 +87,7 @@ def test_weights_are_looked_at_when_an_epoch_ends(value: float, tmp_path: Path) 
     assert not (tmp_path / "model.keras").exists()
 
 
-def test_weights_are_looked_at_when_a_call_ends_amid_an_epoch() -> None:
+def test_weights_are_checked_when_a_call_ends_within_an_epoch() -> None:
     for how in (
         lambda loop: loop.fit(source(), steps=3),
         lambda loop: [logs for _, logs in zip(range(3), loop.steps(source()), strict=False)],
@@ -95,7 +95,7 @@ def test_weights_are_looked_at_when_a_call_ends_amid_an_epoch() -> None:
         assert "since some step from 1 to 3" in message_of(how, Ruined(3))
 
 
-def test_weights_are_looked_at_when_the_run_is_left(tmp_path: Path) -> None:
+def test_weights_are_checked_when_the_with_block_ends(tmp_path: Path) -> None:
     def left(loop: Any) -> None:
         for logs in loop.steps(source()):
             if logs.step == 2:
@@ -121,7 +121,7 @@ def test_the_run_may_stop_instead(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_backend
-def test_variables_of_every_float_type_are_looked_at() -> None:
+def test_variables_of_every_float_dtype_are_checked() -> None:
     for dtype in ("float32", "bfloat16"):
         values = [[1.0, 2.0], [1.0, np.nan], [np.inf, -np.inf]]
         variables = [keras.Variable(value, dtype=dtype) for value in values]
@@ -129,14 +129,14 @@ def test_variables_of_every_float_type_are_looked_at() -> None:
         assert list(active().finite([])) == []
 
 
-def test_infinity_may_be_meant() -> None:
+def test_a_variable_that_was_infinite_from_the_start_is_allowed() -> None:
     best = keras.Variable(float("inf"), trainable=False)
     with loop_of(Ruined(0, best=best)) as loop:
         loop.fit(source(), epochs=2)
     assert loop.progress.step == 10
 
 
-def test_what_evaluations_return_is_warned_of_once() -> None:
+def test_nonfinite_results_of_evaluations_are_warned_of_once() -> None:
     class Measures(Ruined):
         def eval_step(self, batch: Any) -> Any:
             return {"loss": super().eval_step(batch)["loss"], "ratio": ops.mean(batch[0]) / 0.0}

@@ -197,7 +197,7 @@ def counted(trace: Trace, path: str) -> int:
     ],
 )
 @pytest.mark.parametrize("run", [runs.compiled, runs.eager], ids=["compiled", "eager"])
-def test_everything_happens_once_and_survives(run, name: str, path: str, times: int) -> None:
+def test_every_assignment_happens_once_and_is_kept(run, name: str, path: str, times: int) -> None:
     assert counted(run(name), path) == times
 
 
@@ -212,7 +212,7 @@ def test_moving_averages_move_once_per_call() -> None:
         assert (moved > momentum ** (calls + 1)).all()
 
 
-def test_copies_are_copies_and_followers_follow() -> None:
+def test_frozen_copies_stay_and_averages_follow() -> None:
     trace = runs.compiled("momentum-encoder")
     for i in (0, 1):
         online, slow, target = (

@@ -103,7 +103,7 @@ def test_some_layers_in_float16_are_enough() -> None:
 
 
 @pytest.mark.long_to_compile
-def test_the_precision_is_part_of_what_a_run_is(tmp_path: Any) -> None:
+def test_the_precision_is_part_of_the_configuration_of_a_run(tmp_path: Any) -> None:
     def make() -> Any:
         return Classifier([dense(), head()])
 
@@ -188,6 +188,6 @@ def test_names_that_loss_scaling_needs() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"initial": 0.0}, {"initial": float("nan")}, {"growth_steps": 0}]
 )
-def test_a_scale_that_cannot_be(wrong: Any) -> None:
+def test_invalid_loss_scales(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="LossScale needs a positive scale and at least 1"):
         treadle.LossScale(**wrong)

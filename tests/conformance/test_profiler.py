@@ -72,7 +72,7 @@ def test_only_the_table() -> None:
 
 
 @pytest.mark.parametrize("steps", ["100", "5:5", "7:3", "a:b", "1:2:3", "4:"])
-def test_what_is_no_range_of_steps(steps: str) -> None:
+def test_invalid_ranges_of_steps(steps: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be two numbers of steps, the second"):
         Profiler(steps)
 

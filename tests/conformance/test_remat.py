@@ -80,7 +80,7 @@ def test_training_is_the_same(middle: Callable[[], Any], execution: str) -> None
         np.testing.assert_allclose(state_again[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
-def test_it_is_computed_again() -> None:
+def test_activations_are_computed_again() -> None:
     calls: list[Any] = []
     kernel = keras.Variable(np.ones((3, 3), "float32"))
 
@@ -99,7 +99,7 @@ def test_it_is_computed_again() -> None:
 
 @pytest.mark.skipif(BACKEND != "torch", reason="elsewhere nothing lives in Python")
 @pytest.mark.parametrize("wrap", [plain, treadle.remat])
-def test_what_lies_within_is_given_back(wrap: Callable[..., Any]) -> None:
+def test_activations_inside_are_released(wrap: Callable[..., Any]) -> None:
     layers = [keras.layers.Dense(4, "tanh") for _ in range(3)]
     for layer in layers:
         layer.build((None, 4))
@@ -169,7 +169,7 @@ def test_gradients_reach_inputs_variables_and_values_that_stand_in_for_them() ->
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_what_is_used_twice_draws_twice() -> None:
+def test_a_layer_used_twice_draws_twice() -> None:
     dropout, kernel = keras.layers.Dropout(0.5, seed=0), keras.Variable(np.ones((64,), "float32"))
 
     def function(x: Any) -> Any:
@@ -203,7 +203,7 @@ class Within(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_a_layer_around_it_is_there_again(policy: str) -> None:
+def test_recomputing_has_the_training_mode_and_dtype_of_the_enclosing_layer(policy: str) -> None:
     found: list[Any] = []
     keras.config.set_dtype_policy(policy)
     try:
@@ -302,7 +302,7 @@ def test_numbers_that_keras_draws_again_are_refused() -> None:
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere it has its gradient")
-def test_what_tensorflow_would_not_differentiate_is_refused() -> None:
+def test_functions_that_tensorflow_would_not_differentiate_are_refused() -> None:
     class Outside(Deep):
         def train_step(self, batch: Any) -> Any:
             x, y = batch

@@ -52,7 +52,7 @@ def noisy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         STEPS,
     ],
 )
-def test_a_step_visited_again_equals_the_log_bit_for_bit(noisy_run: Path, step: int) -> None:
+def test_a_replayed_step_equals_the_log_bit_for_bit(noisy_run: Path, step: int) -> None:
     before = hashes(noisy_run)
     found = visit(noisy, source(), noisy_run, step)
     assert hashes(noisy_run) == before
@@ -81,7 +81,7 @@ def test_the_task_is_left_as_it_was_after_the_step(noisy_run: Path) -> None:
     assert keras.ops.convert_to_numpy(task.model.layers[0].kernel).tobytes() == kernel.tobytes()
 
 
-def test_what_is_shown_is_what_the_step_computed(tmp_path: Path) -> None:
+def test_the_report_shows_the_values_that_the_step_computed(tmp_path: Path) -> None:
     train(plain, tmp_path / "run")
     found = visit(plain, source(), tmp_path / "run", 7)
     file = tmp_path / "step.npz"
@@ -318,7 +318,7 @@ def test_bisect_finds_what_no_checkpoint_has_seen(tmp_path: Path) -> None:
         ({"bisect": "loss"}, ConfigurationError, "cannot read the condition 'loss': compare"),
     ],
 )
-def test_what_cannot_be_meant(
+def test_invalid_arguments_are_refused(
     noisy_run: Path, asked: Any, kind: type[TreadleError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
@@ -338,7 +338,7 @@ def test_the_run_of_another_task_is_refused(noisy_run: Path, tmp_path: Path) -> 
         visit(noisy, other, noisy_run, 1)
 
 
-def test_a_run_without_checkpoints_is_told(noisy_run: Path, tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_is_refused(noisy_run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(noisy_run, copy)
     shutil.rmtree(copy / "checkpoints")
@@ -346,7 +346,7 @@ def test_a_run_without_checkpoints_is_told(noisy_run: Path, tmp_path: Path) -> N
         visit(noisy, source(), copy, 7)
 
 
-def test_batches_of_one_s_own_cannot_be_drawn_again(tmp_path: Path) -> None:
+def test_batches_passed_to_loop_step_cannot_be_replayed(tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
     with treadle.Loop(plain(), tmp_path, console=False) as loop:
         loop.step(arrays())
@@ -354,7 +354,7 @@ def test_batches_of_one_s_own_cannot_be_drawn_again(tmp_path: Path) -> None:
         visit(plain, source(), tmp_path, 1)
 
 
-def test_a_run_that_goes_on_meanwhile_can_be_looked_into(tmp_path: Path) -> None:
+def test_a_run_in_progress_can_be_replayed(tmp_path: Path) -> None:
     seen: list[Replay] = []
 
     def look(loop: Any) -> None:

@@ -107,7 +107,7 @@ def spoil(loop: Any) -> None:
     slot.assign(value)
 
 
-def test_nan_in_a_slot_is_traced_to_what_set_it(tmp_path: Path) -> None:
+def test_nan_in_an_optimizer_slot_is_traced_to_its_cause(tmp_path: Path) -> None:
     hooks = [treadle.at("7 steps", spoil)]
     _, step = stopped(adam, tmp_path, hooks=hooks)
     assert step > 8
@@ -151,7 +151,7 @@ class Rooted(Classifier):
         return {"loss": treadle.minimize(objective, variables, self.optimizer)}
 
 
-def test_a_gradient_that_is_not_finite_is_told_from_its_loss(tmp_path: Path) -> None:
+def test_a_nonfinite_gradient_is_distinguished_from_a_nonfinite_loss(tmp_path: Path) -> None:
     _, step = stopped(Rooted, tmp_path)
     assert step == 2  # the first one that is seen to be NaN
     found = visit(Rooted, source(), tmp_path, 1)
@@ -186,7 +186,9 @@ class Divided(Classifier):
         ("memory", "1 of 1 numbers of the update of memory, while its gradient is finite"),
     ],
 )
-def test_what_is_made_of_finite_numbers_is_told(tmp_path: Path, what: str, told: str) -> None:
+def test_nonfinite_results_of_finite_inputs_are_reported(
+    tmp_path: Path, what: str, told: str
+) -> None:
     def make() -> Divided:
         return Divided(what)
 
@@ -208,7 +210,7 @@ def test_weights_ruined_at_an_unknown_step_are_searched_for(tmp_path: Path) -> N
     )
 
 
-def test_without_a_directory_there_is_no_step_to_go_back_to() -> None:
+def test_without_a_directory_no_step_can_be_replayed() -> None:
     with pytest.raises(NonFiniteError) as caught:
         train(plain, None, sources=[ruined()])
     assert "replay" not in str(caught.value)

@@ -180,7 +180,7 @@ def test_a_run_whose_checkpoints_an_older_version_wrote_is_the_same_run(tmp_path
 @pytest.mark.long
 @pytest.mark.every_backend
 @pytest.mark.parametrize("body", LOOPS, ids=lambda body: body.__name__)
-def test_a_run_that_is_cut_often_is_the_run_that_was_never_cut(tmp_path: Path, body: Any) -> None:
+def test_a_run_interrupted_often_equals_an_uninterrupted_run(tmp_path: Path, body: Any) -> None:
     how: Any = {"body": body, "jit": None}
     straight = run(tmp_path / "straight", **how)
     for step in (2, 7, 10, 15):  # before a checkpoint, in and at the end of epochs
@@ -189,7 +189,7 @@ def test_a_run_that_is_cut_often_is_the_run_that_was_never_cut(tmp_path: Path, b
     same_run(run(tmp_path / "cut", **how), straight)
 
 
-def test_early_stopping_and_the_best_weights_go_on(tmp_path: Path) -> None:
+def test_early_stopping_and_the_best_weights_are_restored(tmp_path: Path) -> None:
     def patient() -> Any:
         return [EarlyStopping("val_loss", patience=2)]
 
@@ -207,7 +207,7 @@ def test_early_stopping_and_the_best_weights_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_windows_may_be_others_after_a_resume(tmp_path: Path) -> None:
+def test_windows_may_have_other_sizes_after_a_resume(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight")
     with pytest.raises(OSError, match="killed"):
         run(tmp_path / "cut", die_at=8, options=treadle.Options(window=1))
@@ -277,7 +277,7 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_backend
-def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_a_run_ended_by_a_deadline_can_be_resumed(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         loop.fit(source(), epochs=3, until="0.000001 s")
 
@@ -299,7 +299,7 @@ def test_a_deadline_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         ({"body": own_epochs}, r"holds another run: .*train was .* now None"),
     ],
 )
-def test_another_configuration_does_not_go_on(tmp_path: Path, changed: Any, message: str) -> None:
+def test_another_configuration_is_not_resumed(tmp_path: Path, changed: Any, message: str) -> None:
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, die_at=5)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -309,7 +309,7 @@ def test_another_configuration_does_not_go_on(tmp_path: Path, changed: Any, mess
 
 
 @pytest.mark.long
-def test_what_may_differ_can_be_said(tmp_path: Path) -> None:
+def test_override_lists_what_may_differ(tmp_path: Path) -> None:
     def longer(epochs: int) -> Any:
         return lambda loop: loop.fit(source(), validation=source(5), epochs=epochs)
 
@@ -333,7 +333,7 @@ def test_shapes_that_changed_are_all_listed_and_nothing_is_assigned(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_finished_call_restores_its_weights_before_training(tmp_path: Path) -> None:
     first = run(tmp_path, own_epochs)
     results = first.evaluate(source())
     again = run(tmp_path, own_epochs)
@@ -351,7 +351,7 @@ def test_a_finished_call_gives_back_its_weights_before_anything_is_trained(tmp_p
 
 @pytest.mark.long_to_compile
 @pytest.mark.every_backend
-def test_saving_by_hand_and_its_place(tmp_path: Path) -> None:
+def test_loop_save_saves_immediately(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         for logs in loop.steps(source(), every="1 step"):
             if logs.step == 4:
@@ -391,12 +391,12 @@ def test_two_loops_cannot_train_into_one_directory(tmp_path: Path) -> None:
         ({"keep_last": 0}, "keep_last must be at least 1"),
     ],
 )
-def test_what_a_checkpoint_cannot_mean(tmp_path: Path, arguments: Any, message: str) -> None:
+def test_invalid_checkpoint_settings(tmp_path: Path, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         treadle.Loop(Noisy(), tmp_path, hooks=[Checkpoint(**arguments)], console=False)
 
 
-def test_loops_that_rest_in_turns_leave_no_deaf_handler() -> None:
+def test_interleaved_loops_restore_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
     first, second = (treadle.Loop(Noisy(), console=False) for _ in range(2))
     one = first.steps(source(), every="1 step")

@@ -235,7 +235,7 @@ def scheduled() -> Many:
         (select_the_second, Two),
     ],
 )
-def test_what_a_hook_changed_is_as_in_a_run_that_was_never_cut(
+def test_values_changed_by_hooks_are_as_in_an_uninterrupted_run(
     tmp_path: Path, change: Callable[[Any], None], task: Any
 ) -> None:
     def hooks() -> Any:
@@ -271,7 +271,7 @@ def test_a_float_that_a_hook_doubles(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.any_backend
-def test_what_was_changed_back_stays_so(tmp_path: Path) -> None:
+def test_a_value_that_a_hook_changed_back_is_restored(tmp_path: Path) -> None:
     def body(loop: treadle.Loop) -> None:
         loop.task.scale = 3.0  # by the script, each time that it runs
         three_epochs(loop)
@@ -297,7 +297,7 @@ class Starting(treadle.Hook):
 
 @pytest.mark.long
 @pytest.mark.any_backend
-def test_what_hooks_set_as_they_start_is_set_once(tmp_path: Path) -> None:
+def test_values_that_hooks_set_in_start_are_set_once(tmp_path: Path) -> None:
     def hooks() -> Any:
         return [Starting(), treadle.at("1 epochs", double)]
 
@@ -334,7 +334,7 @@ def single_steps(loop: treadle.Loop) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("body", [own_epochs, several_calls, single_steps])
 @pytest.mark.any_backend
-def test_what_the_script_sets_itself(tmp_path: Path, body: Any) -> None:
+def test_values_that_the_script_sets_itself(tmp_path: Path, body: Any) -> None:
     straight = run(tmp_path / "straight", body=body)
     same_run(cut(tmp_path / "cut", 4, 6, 11, body=body), straight)
 
@@ -388,7 +388,7 @@ def add_attribute(loop: Any) -> None:
         (replace_large_array, "large changed from one ndarray to one ndarray"),
     ],
 )
-def test_what_cannot_be_put_back_is_named(tmp_path: Path, change: Any, told: str) -> None:
+def test_values_that_cannot_be_restored_are_named(tmp_path: Path, change: Any, told: str) -> None:
     hooks = [treadle.at("6 steps", change)]
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, hooks, die_at=9)
@@ -414,7 +414,7 @@ def test_an_attribute_that_a_hook_added_is_named_in_a_warning(tmp_path: Path, ca
 
 
 @pytest.mark.any_backend
-def test_an_override_resumes_without_what_cannot_be_put_back(tmp_path: Path) -> None:
+def test_an_override_resumes_without_values_that_cannot_be_restored(tmp_path: Path) -> None:
     hooks = [treadle.at("6 steps", replace_function), treadle.at("6 steps", double)]
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, hooks, die_at=9)
@@ -462,7 +462,7 @@ def spoiled(at: int) -> Iterator[Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("change", [double, replace_optimizer, unfreeze])
 @pytest.mark.parametrize("every", ["4 steps", "100 steps"])
-def test_a_rollback_goes_back_to_the_values_of_the_checkpoint(
+def test_a_rollback_restores_the_values_of_the_checkpoint(
     tmp_path: Path, change: Any, every: str
 ) -> None:
     def hooks() -> Any:

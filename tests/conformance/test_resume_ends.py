@@ -78,7 +78,7 @@ def test_a_process_may_end_while_hooks_end(tmp_path: Path, body: Any) -> None:
 
 @pytest.mark.long_to_compile
 @pytest.mark.every_backend
-def test_epochs_of_ones_own_that_were_done_have_their_weights(tmp_path: Path) -> None:
+def test_a_hand_written_loop_over_completed_epochs_has_their_weights(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", own_epochs)
     with pytest.raises(OSError, match="killed"):
         run(tmp_path / "cut", own_epochs, hooks=[DyingAtTheEnd()])
@@ -96,7 +96,7 @@ def test_a_process_may_end_in_the_last_validation(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_best_weights_are_where_the_next_call_begins(tmp_path: Path) -> None:
+def test_the_next_call_starts_from_the_best_weights(tmp_path: Path) -> None:
     def both(loop: treadle.Loop) -> None:
         stopping_early(loop)
         loop.fit(source(10), validation=source(), epochs=2)
@@ -114,7 +114,7 @@ def test_the_best_weights_are_where_the_next_call_begins(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_call_with_longer_epochs_goes_on_after_one_with_shorter_ones(tmp_path: Path) -> None:
+def test_a_call_with_longer_epochs_resumes_after_one_with_shorter_epochs(tmp_path: Path) -> None:
     def growing(loop: treadle.Loop) -> None:
         loop.fit(source(10), epochs=1)  # 4 batches
         loop.fit(source(2), epochs=1)  # 20 batches
@@ -140,7 +140,7 @@ def test_a_signal_in_the_last_validation_loses_nothing(tmp_path: Path) -> None:
     require_finished(run(tmp_path / "cut", by_epochs, every="1 h"), straight)
 
 
-def test_a_signal_does_not_undo_that_a_run_was_told_to_stop(tmp_path: Path) -> None:
+def test_a_signal_does_not_undo_a_requested_stop(tmp_path: Path) -> None:
     class Both(treadle.Hook):
         def __init__(self, signalled: bool) -> None:
             self.signalled = signalled
@@ -161,7 +161,7 @@ def test_a_signal_does_not_undo_that_a_run_was_told_to_stop(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_the_history_goes_on_where_the_log_has_another_place(tmp_path: Path) -> None:
+def test_the_history_is_restored_from_a_log_at_another_path(tmp_path: Path) -> None:
     def logging(folder: str) -> Any:
         return JSONLines(tmp_path / folder / "mine.jsonl")
 
@@ -173,7 +173,7 @@ def test_the_history_goes_on_where_the_log_has_another_place(tmp_path: Path) -> 
     assert cut.history.epochs == straight.history.epochs
 
 
-def test_what_steps_return_may_change_and_the_history_goes_on(tmp_path: Path) -> None:
+def test_the_history_continues_if_the_step_returns_other_values(tmp_path: Path) -> None:
     class Changing(Noisy):
         def __init__(self) -> None:
             super().__init__()

@@ -282,7 +282,7 @@ def test_whole_numbers_have_no_gradients() -> None:
         treadle.gradients(lambda: ops.cast(count, "float32") * 2.0, [count])
 
 
-def test_names_that_come_later_are_filled_up() -> None:
+def test_values_that_appear_later_are_filled_with_nan() -> None:
     task = Plain(more=False)
     original = task.train_step
 
@@ -322,6 +322,6 @@ def test_single_steps_are_not_part_of_an_epoch() -> None:
     assert loop.progress.step == 8
 
 
-def test_a_look_by_epochs_comes_at_their_end() -> None:
+def test_hooks_triggered_by_epochs_run_at_their_end() -> None:
     with loop_of(Plain()) as loop:
         assert [logs.step for logs in loop.steps(source(), every="1 epoch")] == [5]

@@ -104,7 +104,7 @@ def passed_over(loop: treadle.Loop) -> list[str]:
 
 
 @pytest.mark.parametrize("execution", ["auto", "eager"])
-def test_a_run_that_went_back_is_one_whose_data_lacks_the_batches(
+def test_a_rolled_back_run_equals_a_run_without_the_excluded_batches(
     execution: Any, tmp_path: Path
 ) -> None:
     options, bad = treadle.Options(execution=execution), arrays(7, 8)
@@ -132,7 +132,7 @@ def test_the_step_is_found_that_ruined_a_weight_while_its_loss_was_a_number(tmp_
 
 
 @pytest.mark.every_backend
-def test_a_run_goes_back_into_the_epoch_before(tmp_path: Path) -> None:
+def test_a_rollback_may_return_to_the_previous_epoch(tmp_path: Path) -> None:
     good, bad = batches(of=arrays()), batches(of=arrays(0))
 
     def epochs(reading: Any) -> Any:
@@ -150,7 +150,7 @@ def test_a_run_goes_back_into_the_epoch_before(tmp_path: Path) -> None:
     assert "skipped batch 1 of epoch 2" in passed_over(went)[0]
 
 
-def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
+def test_another_process_and_a_replay_skip_the_excluded_batch_too(tmp_path: Path) -> None:
     source = data.from_arrays(*arrays(4), batch_size=BATCH, shuffle=False)
     stopped = trained(source, tmp_path / "a", treadle.at("7 steps", lambda loop: loop.stop("!")))
     assert stopped.progress.step == 7 and stopped.progress.batch == 8
@@ -165,7 +165,7 @@ def test_another_process_and_a_replay_pass_over_it_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_not_the_data_ends_the_run(tmp_path: Path) -> None:
+def test_a_nan_not_caused_by_the_data_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="10 batches were excluded before this one"):
         trained(batches(of=arrays(*range(1, 12))), tmp_path)
 
@@ -185,12 +185,12 @@ def test_a_run_that_does_not_repeat_itself_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_place_for_checkpoints_is_needed() -> None:
+def test_rollback_needs_a_directory() -> None:
     with pytest.raises(ConfigurationError, match="needs checkpoints, but this run has no"):
         treadle.Loop(Line(), hooks=[NonFinite(action="rollback")], console=False)
 
 
-def test_the_body_of_a_loop_of_ones_own_cannot_be_taken_back(tmp_path: Path) -> None:
+def test_rollback_is_refused_in_a_hand_written_loop(tmp_path: Path) -> None:
     hooks = [NonFinite(action="rollback")]
     with treadle.Loop(Line(), tmp_path, hooks=hooks, console=False) as loop:
         for call in (

@@ -74,7 +74,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, operation: str, text: str, times: int 
 
 
 @pytest.mark.every_backend
-def test_what_a_hook_keeps_is_saved_as_it_was_at_that_step(
+def test_arrays_of_a_hook_are_saved_as_they_were_at_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed, perform = threading.Event(), Files.perform
@@ -138,7 +138,7 @@ def test_a_save_that_fails_again_is_raised(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("steps", [(1, 2), (1,)])
-def test_what_cannot_be_removed_is_told_of_what_is_saved(
+def test_old_checkpoints_that_cannot_be_removed_give_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: Any
 ) -> None:
     fail(monkeypatch, "unlink", "removed-step-000000000001")
@@ -156,7 +156,7 @@ def scores(directory: Path) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("every", ["1 h", "1 step"])
-def test_the_best_is_one_of_those_that_were_measured(tmp_path: Path, every: str) -> None:
+def test_the_best_checkpoint_is_one_of_the_measured_ones(tmp_path: Path, every: str) -> None:
     hook = Checkpoint(every, keep_last=1, keep_best=2, monitor="val_loss", keep_every="1 step")
     calm = treadle.every("1 step", lambda loop: hook.saved.settle())  # each is saved that is due
     how: Any = {"validation": source(), "validate_every": "4 steps", "epochs": 4}
@@ -171,7 +171,7 @@ def test_the_best_is_one_of_those_that_were_measured(tmp_path: Path, every: str)
     assert best is not None and best.about["score"] == min(expected.values())
 
 
-def test_what_is_measured_while_a_checkpoint_is_written_is_saved_too(
+def test_states_measured_while_a_checkpoint_is_written_are_saved_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook = Checkpoint("1 h", keep_best=9, monitor="val_loss")
@@ -188,7 +188,7 @@ def test_what_is_measured_while_a_checkpoint_is_written_is_saved_too(
     assert list(scores(tmp_path)) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_what_was_measured_goes_on(tmp_path: Path) -> None:
+def test_the_measured_score_is_part_of_the_state_of_the_hook(tmp_path: Path) -> None:
     hook, other = Checkpoint(monitor="loss"), Checkpoint(monitor="loss")
     loop = run(tmp_path, hook)
     assert hook.state()["measured"] == (6, loop.history["loss"][-1])
@@ -213,7 +213,7 @@ def begun(directory: Path, steps: int) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_run_that_went_on_elsewhere_is_not_gone_on_with(tmp_path: Path, before: bool) -> None:
+def test_a_run_continued_by_another_process_is_an_error(tmp_path: Path, before: bool) -> None:
     """A script may take a while from what it reads to its first step."""
     if before:
         begun(tmp_path, 3)
@@ -232,7 +232,7 @@ def test_a_run_that_went_on_elsewhere_is_not_gone_on_with(tmp_path: Path, before
 
 
 @pytest.mark.parametrize("moment", ["start", "steps"])
-def test_a_loop_that_comes_late_touches_nothing(tmp_path: Path, moment: str) -> None:
+def test_a_second_loop_changes_nothing_in_the_directory_in_use(tmp_path: Path, moment: str) -> None:
     late = treadle.Loop(task(), tmp_path, console=False)
 
     class Meanwhile(treadle.Hook):

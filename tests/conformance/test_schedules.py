@@ -78,7 +78,7 @@ def test_many_steps_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_what_is_saved_comes_back(name: str) -> None:
+def test_saved_schedules_are_restored(name: str) -> None:
     schedule, numbers = BY_HAND[name]
     optimizer = keras.optimizers.SGD(schedule)
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))

@@ -97,7 +97,7 @@ def test_the_logs_of_a_skipped_step_are_nan(execution: Any) -> None:
     np.testing.assert_allclose(means, [steps[:2].mean(), steps[3], steps[4:].mean()], rtol=1e-6)
 
 
-def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
+def test_the_count_of_skipped_steps_is_restored(tmp_path: Path) -> None:
     x, y = arrays()
     x[[9, 41], 0] = np.nan  # in batches 2 and 6
 
@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
     assert len(told) == 2 and told[1].endswith("(2 of 6 so far)")
 
 
-def test_what_is_finite_is_trained_as_without_it() -> None:
+def test_finite_batches_train_as_without_the_hook() -> None:
     x, y = arrays()
     skipping, raising = trained(x, y, NonFinite(action="skip")), trained(x, y)
     theirs = raising.state.arrays()

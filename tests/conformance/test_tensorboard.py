@@ -217,7 +217,7 @@ def test_no_step_is_there_twice_after_a_resume(tmp_path: Path, at: int) -> None:
     assert len(hyper_parameters(tmp_path / "cut" / "tensorboard")) == 1
 
 
-def test_later_calls_go_on_in_the_same_place(tmp_path: Path) -> None:
+def test_later_calls_append_to_the_same_event_files(tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
     with treadle.Loop(Classify(), hooks=[TensorBoard(tmp_path)], console=False) as loop:
         loop.fit(source(), epochs=1)
@@ -227,7 +227,7 @@ def test_later_calls_go_on_in_the_same_place(tmp_path: Path) -> None:
         train(None, [TensorBoard(tmp_path)], epochs=1)
 
 
-def test_a_run_begun_anew_begins_its_events_anew(tmp_path: Path) -> None:
+def test_a_run_started_from_scratch_starts_new_event_files(tmp_path: Path) -> None:
     train(tmp_path, [TensorBoard()], epochs=1)
     with treadle.Loop(Classify(), tmp_path, [TensorBoard()], fresh=True, console=False) as loop:
         loop.fit(source(), epochs=1)

@@ -223,7 +223,7 @@ def test_a_number_is_no_seed_of_noise() -> None:
     )
 
 
-def test_centralized_takes_away_the_mean_of_each_output() -> None:
+def test_centralized_subtracts_the_mean_of_each_output() -> None:
     kernel = np.arange(12, dtype="float32").reshape(2, 3, 2)  # as of a convolution
     found = treadle.centralized([ops.array(kernel), ops.array([1.0, 5.0]), ops.array(2.0)])
     close(found, kernel - kernel.mean(axis=(0, 1)), [1, 5], 2)

@@ -169,7 +169,7 @@ def _nothing(name: str) -> Any:
         *("accumulated by Keras", "warm-up", "all skipped"),
     ],
 )
-def test_what_is_meant_is_not_reported(name: str) -> None:
+def test_a_call_that_is_meant_to_change_no_weight_is_not_reported(name: str) -> None:
     assert told(_nothing(name)) == []
 
 

@@ -132,7 +132,7 @@ def test_a_step_that_xla_compiles_alone_agrees_for_all_windows() -> None:
         np.testing.assert_allclose(expected[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
 
 
-def test_what_is_read_ahead_is_neither_lost_nor_counted() -> None:
+def test_prefetched_batches_are_neither_lost_nor_counted() -> None:
     given: list[int] = []
 
     def stream() -> Iterator[Any]:
@@ -315,7 +315,7 @@ def test_a_step_that_xla_refuses_is_a_graph() -> None:
             trained(make, source(), epochs=1, fused=fused, jit=True)
 
 
-def test_what_cannot_be_compiled_says_so_where_that_was_asked_for() -> None:
+def test_a_step_that_cannot_be_compiled_is_an_error_if_compilation_was_requested() -> None:
     if active().name != "torch":
         pytest.skip("TensorFlow and JAX compile every step that they can trace")
 

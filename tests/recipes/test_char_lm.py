@@ -89,7 +89,7 @@ def test_it_trains_in_half_the_precision(half_the_precision):
     assert made.task.model.layers[-1].compute_dtype == "float32"
 
 
-def test_what_is_written_follows_from_what_was_written():
+def test_generated_text_continues_from_its_last_character():
     """Where one character always follows another, that is what it writes."""
     task = make("char-lm", *SMALL).task
     task.model = Next()
@@ -124,6 +124,6 @@ def test_the_end_of_the_book_is_not_trained_on():
             assert decode(row) in book[:end]
 
 
-def test_what_follows_is_the_next_character():
+def test_targets_are_the_next_characters():
     inputs, targets = inputs_and_targets(encode("Alice was")[None])
     assert (decode(inputs[0]), decode(targets[0])) == ("Alice wa", "lice was")

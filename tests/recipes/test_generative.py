@@ -69,7 +69,7 @@ def test_each_network_of_a_gan_follows_its_own_loss_alone(still):
         assert moved(before[name], network) == (name != still)
 
 
-def test_a_phase_that_moves_the_other_network_is_refused():
+def test_a_phase_that_updates_the_other_network_is_refused():
     made = make("mnist-gan", "batch_size=50")
     task = made.task
     rest = task.discriminator.trainable_variables

@@ -57,7 +57,7 @@ def test_held_out_curves_are_always_the_same_and_never_trained_on():
     assert not np.isin(seen(first.train, 1), seen(first.train, 0)).any()
 
 
-def test_a_curve_is_drawn_without_gaps_over_those_before_it():
+def test_a_curve_is_drawn_without_gaps_over_earlier_ones():
     x = np.linspace(-5, 5, 400)[:, None]
     pixels = draw([4 * np.sin(x), x, *[np.full_like(x, 9.0)] * 3]).pixels
     assert pixels.shape == (240, 400, 3)

@@ -68,7 +68,7 @@ def test_reinforce():
     assert loop.costs.programs == 1  # whatever the length of episodes
 
 
-def test_episodes_are_filled_up_and_gains_discounted():
+def test_episodes_are_padded_and_returns_discounted():
     task = make("reinforce", "discount=0.5").task
     task.environments = of_lengths(2, 4)
     batch, _ = played(task)
@@ -88,7 +88,7 @@ def test_episodes_are_filled_up_and_gains_discounted():
     ]
 
 
-def test_what_is_filled_up_does_not_count_and_good_moves_become_more_probable():
+def test_padding_does_not_count_and_good_actions_become_more_probable():
     task = make("reinforce").task
     task.environments = of_lengths(2, 4, 3)
     task.optimizer = keras.optimizers.SGD(0.1)
@@ -147,7 +147,7 @@ def test_a_run_stops_when_it_is_solved(module, monkeypatch):
 
 
 @pytest.mark.parametrize("truncating", [False, True])
-def test_advantages_look_on_to_the_end_of_an_episode(truncating):
+def test_advantages_are_summed_up_to_the_end_of_an_episode(truncating):
     settings = ("rollout_steps=7", "discount=0.9", "gae_lambda=0.8")
     task = make("actor-critic", *settings).task
     task.environments = of_lengths(3, 100, truncating=truncating)
@@ -205,7 +205,7 @@ def test_dqn_learns_which_action_pays():
     assert loop.costs.programs == 1
 
 
-def test_the_double_estimate_and_the_target_that_follows():
+def test_the_td_target_uses_double_q_learning_and_the_target_network_follows():
     task = make("dqn", "discount=0.9", "target_update_rate=0.25").task
     random = np.random.default_rng(0)
     task.target.set_weights([w + random.normal(0, 0.3, w.shape) for w in task.target.get_weights()])
@@ -232,7 +232,7 @@ def test_the_double_estimate_and_the_target_that_follows():
         np.testing.assert_allclose(new, old + 0.25 * (fast - old), atol=1e-5)
 
 
-def test_a_buffer_holds_the_newest_moves_and_comes_back():
+def test_the_replay_buffer_holds_the_newest_transitions_and_is_restored():
     environments, buffer = of_lengths(4, 5, 6), ReplayBuffer(8)
     seen = []
     for _ in range(5):
@@ -280,5 +280,5 @@ def small_dqn():
 
 @pytest.mark.long
 @pytest.mark.parametrize("make_task", [small_reinforce, small_actor_critic, small_dqn])
-def test_a_run_that_was_killed_goes_on_in_the_midst_of_its_episodes(make_task):
+def test_a_killed_run_resumes_in_the_middle_of_its_episodes(make_task):
     resumed_equals_uninterrupted(make_task, steps=12 if make_task is small_dqn else 4)

@@ -14,7 +14,7 @@ EAGER = treadle.Options(execution="eager")  # some steps of it take less time th
 
 
 @pytest.mark.long
-def test_it_learns_to_find_the_other_view():
+def test_it_learns_to_find_the_positive_pair():
     small = ("features=32", "projection_size=16", "batch_size=40", "learning_rate=0.003")
     alike = ("min_crop_size=0.9", "erase_size=0.1")
     _, loop = run("self-supervised", *small, *alike, epochs=4)
@@ -72,7 +72,7 @@ def test_a_view_of_the_whole_is_the_image():
     np.testing.assert_allclose(views, images, atol=1e-5)
 
 
-def test_what_is_erased_is_a_square_of_its_own_for_each_image():
+def test_each_image_has_its_own_erased_square():
     images = np.ones((20, 28, 28, 1), "float32")
     views = seen(images, "min_crop_size=1", "erase_size=0.5")[..., 0]
     erased = views == 0
@@ -99,7 +99,7 @@ def parts_of(rows):
     return rows[:100], rows[100:]
 
 
-def test_a_probe_learns_what_can_be_told_apart_by_planes():
+def test_a_linear_probe_learns_linearly_separable_classes():
     random = np.random.default_rng(0)
     middles = 3 * random.normal(size=(10, 20))
     digits = np.arange(300) % 10

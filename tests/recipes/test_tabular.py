@@ -51,7 +51,7 @@ class Kept(treadle.Hook):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_best_weights_are_put_back_whatever_ended_training(way):
+def test_the_best_weights_are_restored_however_training_ends(way):
     settings, hooks, error = WAYS[way]
     made = make("tabular", *SETTINGS, *settings)
     datasets = made.datasets()

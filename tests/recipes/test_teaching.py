@@ -25,7 +25,7 @@ def test_distillation():
     assert loop.history["val_teacher_accuracy"][1:] == [loop.history["val_teacher_accuracy"][0]] * 2
 
 
-def test_students_differ_by_what_they_learn_from_alone():
+def test_students_differ_only_in_their_training_targets():
     settings = ["teacher_steps=0", "units=8", "batch_size=50", "distillation_weight=0.0"]
     made = make("distillation", *settings)
     task = made.task
@@ -82,7 +82,7 @@ def test_teacher_forcing():
     assert 0 <= loop.history["val_exact_match"][-1] <= 1
 
 
-def test_a_told_word_is_where_the_next_one_begins():
+def test_a_true_word_is_the_input_of_the_next_step():
     task = make("teacher-forcing", "units=16").task
     digits, words = examples(np.array([4207, 777777]))
     others = words.copy()
