@@ -145,6 +145,7 @@ class Files:
             raise CheckpointError(f"cannot {doing} {path}: {why}") from error
 
     def _free(self, path: Path) -> str:
+        """Return the number of free bytes on the disk of a file as text, for messages."""
         try:
             return f"{self.free(path.parent):,}"
         except CheckpointError:

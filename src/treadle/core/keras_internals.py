@@ -111,7 +111,7 @@ ATTRIBUTES: dict[str, Attribute] = {
     ),
     "_operations": Attribute(
         "Functional",
-        "tells functional models from other layers, without importing their class",
+        "distinguishes functional models from other layers without importing their class",
         f"{KERAS}/ops/function.py",
     ),
     "_learning_rate": Attribute(

@@ -210,7 +210,12 @@ class _Ramp(LearningRateSchedule):
 
 
 class _LossRecorder(Hook):
-    """Records the losses, and stops the run when they diverge."""
+    """Records the losses, and stops the run when they diverge.
+
+    Args:
+        monitor: The value that is recorded.
+        reach: How many neighbors on either side the losses are smoothed over.
+    """
 
     def __init__(self, monitor: str, reach: int) -> None:
         self.losses: list[float] = []

@@ -66,5 +66,5 @@ class Configuration:
 
 
 def _text(space: Space) -> str:
-    """Return a text that identifies a space; `str` of a choice would not tell 1 from "1"."""
+    """Return a text that identifies a space; `str` of a choice is the same for 1 and "1"."""
     return str(space) if isinstance(space, Range) else repr(space)

@@ -26,7 +26,7 @@ INTERNALS: dict[str, Internal] = {
     ),
     "Var": Internal(
         "jax.extend.core:Var",
-        "tells variables of a jaxpr from its literals, to find what a loss depends on",
+        "distinguishes variables of a jaxpr from its literals, to find what a loss depends on",
         "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
     ),
 }

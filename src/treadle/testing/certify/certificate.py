@@ -266,6 +266,7 @@ def judged(
 
 
 def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Check:
+    """Compare two uninterrupted processes up to step `middle`, where the second was killed."""
     refused = _refused(straight, "the first process") or _refused(killed, "another process")
     if refused is not None:
         return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
@@ -277,6 +278,7 @@ def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Chec
 
 
 def _resumed(straight: RunArtifacts, resumed: RunArtifacts, middle: int, last: int) -> Check:
+    """Compare an uninterrupted process with one that resumed at `middle`, up to step `last`."""
     refused = _refused(resumed, "the resumed run")
     if refused is not None:
         return Check(RESUMED, REFUSED, "the resumed run did not finish", (refused,))
