@@ -27,6 +27,16 @@ def test_help_names_the_commands_and_exit_codes():
     assert treadle("--version").output == f"treadle {__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "limited"),
+    [("run", True), ("resume", True), ("evaluate", False), ("replay", False)],
+)
+def test_help_lists_only_exit_codes_that_the_command_has(command, limited):
+    text = " ".join(treadle(command, "--help").output.split())
+    assert "Exit codes: 0 done" in text
+    assert ("3 time limit reached" in text) == limited
+
+
 def test_recipes_lists_each_with_its_settings():
     text = treadle("recipes").output
     for name in find():

@@ -43,6 +43,10 @@ EPILOG = (
     "2 wrong usage, configuration, backend, data or directory, 3 time limit reached, can be "
     "resumed, 130 interrupted and saved, 143 terminated and saved."
 )
+EPILOG_WITHOUT_RUN = (  # of commands that save nothing and have no time limit
+    "Exit codes: 0 done, 1 an error in the task's code, 2 wrong usage, configuration, backend, "
+    "data or directory, 130 interrupted."
+)
 
 app = typer.Typer(
     name="treadle",
@@ -74,7 +78,7 @@ def root(
     """Parse the options before the command."""
 
 
-@app.command(cls=Command, epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
 def recipes() -> None:
     """List the tasks that come with Treadle, and their settings."""
     with reporting_errors():
@@ -179,7 +183,7 @@ def refuse_extra(arguments: list[str]) -> None:
         raise ConfigurationError(f"unexpected argument {word!r}: {hint}")
 
 
-@app.command(cls=Command, epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
 def evaluate(
     directory: RunDirectory,
     data_dir: DataDir = None,
@@ -199,7 +203,7 @@ def evaluate(
         output.print_results(results, json)
 
 
-@app.command(cls=Command, epilog=EPILOG)
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
 def replay(
     directory: RunDirectory,
     step: StepNumber = None,

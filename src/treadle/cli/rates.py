@@ -12,7 +12,7 @@ from ..core.drawing import checked_picture
 from ..core.options import overriding
 from ..recipes import Recipe, make, resolve
 from . import environment, output, schedule_texts
-from .commands import EPILOG, app, refuse_extra
+from .commands import EPILOG_WITHOUT_RUN, app, refuse_extra
 from .help import Command
 from .output import reporting_errors
 from .parameters import PRINTED, Backend, DataDir, Json, Precision, Seed, Settings, TaskName
@@ -31,7 +31,9 @@ Plot = Annotated[
 ]
 
 
-@app.command("find-lr", cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command(
+    "find-lr", cls=Command, epilog=EPILOG_WITHOUT_RUN, context_settings={"allow_extra_args": True}
+)
 def find_lr(
     context: typer.Context,
     task: TaskName,
@@ -99,7 +101,7 @@ def find_lr(
             )
 
 
-@app.command(cls=Command, epilog=EPILOG, context_settings={"allow_extra_args": True})
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN, context_settings={"allow_extra_args": True})
 def schedule(
     context: typer.Context,
     what: Annotated[
