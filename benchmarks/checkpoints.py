@@ -18,7 +18,7 @@ from . import parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = ("mlp-sgd", "cifar10-cnn")
-# Five times as often as the 10 seconds that are asked about: what it costs can be told from noise.
+# Five times as often as the 10 seconds in question, so that the cost stands out from the noise.
 EVERY = 2.0
 
 

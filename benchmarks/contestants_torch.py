@@ -90,7 +90,7 @@ def supervised(models: Any, optimizers: Any, counted: Counted, backward: Backwar
 
 
 def adversarial(models: Any, optimizers: Any, counted: Counted, backward: Backward) -> Step:
-    """Return the step of a GAN; each loss goes back to its own weights only."""
+    """Return the step of a GAN; each loss is differentiated by its own weights only."""
     discriminator, generator = models
     weights = [list(model.parameters()) for model in models]
 

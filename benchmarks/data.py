@@ -42,7 +42,7 @@ def photographs(examples: int) -> Arrays:
 
 
 def tokens(examples: int) -> Arrays:
-    """Sequences in which a token mostly tells the next one, and the same shifted by one."""
+    """Sequences in which a token mostly determines the next one, and the same shifted by one."""
     rng = np.random.default_rng(0)
     follower = rng.permutation(VOCABULARY)
     found = np.empty((examples, LENGTH + 1), "int32")

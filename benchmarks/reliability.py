@@ -71,7 +71,7 @@ def measured(backend: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def fits_killed(forks: Forks, root: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Kill `fit` with `BackupAndRestore` in the midst of its second epoch, and let it go on."""
+    """Kill `fit` with `BackupAndRestore` in its second epoch, and resume it."""
     random, how = Random(seed), {"what": "fit", "pace": 0.005, "every": 5}
     expected = forks.start(root / "never.txt", place=root / "never", **how).result()
     found: dict[str, Any] = {"kills": 0, "same": 0, "failed": 0, "steps": []}

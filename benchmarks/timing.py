@@ -73,7 +73,7 @@ def take_turns(
 ) -> dict[str, Times]:
     """Time contestants in turn, each round in another order.
 
-    Making them and their first epoch are timed apart; a second one tells how many epochs a turn
+    Making them and their first epoch are timed apart; a second one shows how many epochs a turn
     has.
 
     Args:

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
 
 
 def searched(task: str, trials: int, folder: Path) -> dict[str, Any]:
-    """Return the best settings of a search that is killed in the midst and goes on."""
+    """Return the best settings of a search that is killed and resumed."""
     command = [sys.executable, "-c", "from treadle.cli import main; main()", "tune", task]
     command += ["--trials", str(trials), "--directory", str(folder)]
     began = time.monotonic()

@@ -68,7 +68,7 @@ class Job:
 
 
 def job(name: str, steps: int | None = None) -> Job:
-    """Return a workload with the data of an epoch, which may be told to be shorter or longer."""
+    """Return a workload with the data of an epoch, whose length can be set."""
     workload = WORKLOADS[name]
     steps = steps or workload.steps[keras.config.backend()]
     return Job(name, workload, steps, workload.arrays(steps * workload.batch_size))

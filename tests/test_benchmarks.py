@@ -153,7 +153,7 @@ def test_contestants_that_learn_something_else_are_named() -> None:
     assert musts.odd_losses(measured) == []
     measured["times"]["fit"]["values"]["loss"] = 0.6
     assert musts.odd_losses(measured) == ["fit (loss 0.600, the others 0.500)"]
-    measured["times"]["fit"]["steps"] = 5  # a part of the epoch tells nothing
+    measured["times"]["fit"]["steps"] = 5  # a part of the epoch is not comparable
     assert musts.odd_losses(measured) == []
 
 

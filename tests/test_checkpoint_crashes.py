@@ -52,7 +52,7 @@ def check_after(folder, told, options):
 
 
 def check_rest(folder, position, options):
-    """The run goes on to its end from what was found."""
+    """The run resumes from the found checkpoint, and ends."""
     checkpoints = Checkpoints(folder / "checkpoints", files=Quick(), **options)
     for _ in run(checkpoints, min(position + 1, len(STEPS) - 1)):
         pass
@@ -69,7 +69,7 @@ def operations(folder, options):
 
 
 def save_one(folder, position, files, options):
-    """A process goes on with a run, and saves once."""
+    """A process resumes a run, and saves once."""
     checkpoints = Checkpoints(folder / "checkpoints", files=files, **options)
     checkpoints.clean()
     checkpoints.latest()

@@ -1,4 +1,4 @@
-"""Files that were cut, changed, lost or made to harm: found out, named, and passed over."""
+"""Truncated, changed, missing and malicious files are detected, named and skipped."""
 
 import errno
 import io

@@ -448,7 +448,7 @@ def test_a_disk_with_errors_commits_nothing(tmp_path, operation, text, doing):
     assert message.startswith(f"cannot {doing} {folder}")
     assert message.endswith(": Input/output error") and text in message
     assert checkpoints.committed == 6
-    # What is complete and yet not told of may be found, where the disk has it after all.
+    # A complete checkpoint that was not announced may be found, if the disk has it after all.
     found = Checkpoints(folder).latest()
     assert same(found, checkpoint(found.progress.step)) and found.progress.step in (6, 12)
     assert not [name for name in names(folder) if name.startswith(".")]

@@ -281,7 +281,7 @@ def test_messages(call, message):
 )
 def test_returned_batches_join_the_following_ones(make):
     reader = make().read(0)
-    reader.put_back(reader.take(1))  # as a loop does that looks at the first batch
+    reader.put_back(reader.take(1))  # as a loop does that peeks at the first batch
     assert reader.take(4).count == 4
     assert reader.take(4).count == 2
     assert reader.take(4) is None

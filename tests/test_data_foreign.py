@@ -192,7 +192,7 @@ def test_tensorflow_stream_without_end_is_cut_into_epochs():
     source = limited(tensorflow_dataset().repeat(), 2)
     assert source.length == 2
     assert all_batches(source, 0, most=5) == IN_ORDER[:2]
-    # Goes on, also from anywhere.
+    # The next epoch continues the stream, also if it is read from its second batch.
     assert all_batches(source, 1) == [IN_ORDER[2], IN_ORDER[0]]
     assert all_batches(limited(tensorflow_dataset().repeat(), 2), 1, 1) == [IN_ORDER[0]]
 

@@ -32,7 +32,7 @@ def test_json_lines_are_strict_and_exact(tmp_path):
     loop.window(hook, loss=losses, norm=np.array([NAN, INF, -INF]), n=np.arange(3))
     loop.record(hook, "epoch", loss=1 / 3, val_loss=NAN, note='a "text"\n', image=np.zeros((2, 2)))
     path = tmp_path / "log.jsonl"
-    text = path.read_text()  # flushed, though the run goes on
+    text = path.read_text()  # flushed while the run continues
     assert strict(text) == [
         {"step": 1, "loss": float(losses[0]), "norm": "NaN", "n": 0},
         {"step": 2, "loss": float(losses[1]), "norm": "Infinity", "n": 1},

@@ -1,4 +1,4 @@
-"""What tells one run from another: what a task is made with, its source, and the user's code."""
+"""The identity of a run: the arguments of its task, its source, and the user's code."""
 
 import copy
 import dataclasses

@@ -17,7 +17,7 @@ from treadle.steps.state import State
 
 EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
 
-# Two forms of batch that differ in one thing, and how a step tells which one it was given.
+# Two forms of batch that differ in one thing, and how a step recognizes the first one.
 KINDS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
     "structure": (
         lambda x: {"a": np.full(2, x, "float32")},

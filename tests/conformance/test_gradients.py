@@ -33,7 +33,7 @@ def test_losses_of_one_forward_pass_each_for_its_own_variables() -> None:
         return {"product": a * b, "square": b * b}, "extra"
 
     (losses, extra), grads = treadle.gradients(objective, {"product": [a, b], "square": [b]})
-    assert len(calls) <= 2  # JAX looks at its form first
+    assert len(calls) <= 2  # JAX traces it for its form first
     assert {name: number(loss) for name, loss in losses.items()} == {"product": 6, "square": 9}
     assert extra == "extra"
     assert [number(g) for g in grads["product"]] == [3, 2]

@@ -251,7 +251,7 @@ def test_weights_are_swapped_for_validation() -> None:
 
 
 class Saving(treadle.hooks.Checkpoint):
-    """Waits for each checkpoint, so that a run goes on from the last one that was due."""
+    """Waits for each checkpoint, so that a run resumes from the last one that was due."""
 
     def save(self, loop: Any, wait: bool = False) -> bool:
         return super().save(loop, wait=True)

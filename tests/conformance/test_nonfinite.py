@@ -1,4 +1,4 @@
-"""NaN and infinity in what a run learns and measures: found out, and told by name."""
+"""NaN and infinity in weights and results are detected and named."""
 
 from pathlib import Path
 from typing import Any

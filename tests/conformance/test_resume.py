@@ -1,4 +1,4 @@
-"""A run that goes on in another process is the run that it would have been.
+"""A run that resumes in another process ends like an uninterrupted one.
 
 Here a process ends by an exception, and the next one is a new task and a new loop; what signals and
 kills do is tested with processes of their own.

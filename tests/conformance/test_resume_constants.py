@@ -171,7 +171,7 @@ def cut(directory: Path, *steps: int, **how: Any) -> treadle.Loop:
     return run(directory, hooks(), **how)
 
 
-# What is put back
+# What is restored
 
 
 def unfreeze(loop: Any) -> None:

@@ -154,7 +154,7 @@ def test_another_process_and_a_replay_skip_the_excluded_batch_too(tmp_path: Path
     source = data.from_arrays(*arrays(4), batch_size=BATCH, shuffle=False)
     stopped = trained(source, tmp_path / "a", treadle.at("7 steps", lambda loop: loop.stop("!")))
     assert stopped.progress.step == 7 and stopped.progress.batch == 8
-    for later in (tmp_path / "a" / "checkpoints").glob("*7*"):  # it goes on from before the batch
+    for later in (tmp_path / "a" / "checkpoints").glob("*7*"):  # it resumes before the batch
         shutil.rmtree(later)
     whole = trained(source, tmp_path / "b")
     keras.utils.set_random_seed(0)

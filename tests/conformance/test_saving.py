@@ -1,4 +1,4 @@
-"""What is saved while a run goes on: of which moment, whatever went wrong before."""
+"""Saves during a run hold the state of their step, also after failed saves."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def saved(directory: Path) -> Checkpoints:
 
 
 class Counting(treadle.Hook):
-    """Returns what it goes on changing."""
+    """Returns an array that it changes afterwards."""
 
     def __init__(self, changed: threading.Event) -> None:
         self.kept: Any = {"steps": [], "count": np.zeros(1)}
@@ -203,7 +203,7 @@ def files(directory: Path) -> dict[Path, bytes]:
 
 
 def begun(directory: Path, steps: int) -> None:
-    """A run that ended after so many steps, and is to go on."""
+    """A run that was interrupted after so many steps."""
 
     def leave(loop: Any) -> None:
         raise OSError("killed")

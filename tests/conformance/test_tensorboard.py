@@ -60,7 +60,7 @@ class Telling(treadle.Hook):
 
 
 class Saving(treadle.hooks.Checkpoint):
-    """Waits for each checkpoint, so that a run goes on from the last one that was due."""
+    """Waits for each checkpoint, so that a run resumes from the last one that was due."""
 
     def save(self, loop: Any, wait: bool = False) -> bool:
         return super().save(loop, wait=True)

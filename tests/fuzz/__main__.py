@@ -123,7 +123,7 @@ def follow(
     counts: Counter[str],
     plans: Counter[str],
 ) -> int:
-    """Read what a worker tells; return the number of the next program."""
+    """Read the output of a worker; return the number of the next program."""
     assert process.stdout is not None
     begun, shown = False, 0.0
     limit = signal.signal(signal.SIGALRM, lambda *_: process.kill())

@@ -184,7 +184,7 @@ class Program:
 
     @property
     def steps(self) -> int:
-        """How many steps it has, where no batch is passed over."""
+        """The number of steps if no batch is skipped."""
         return sum(
             count * len(self.order) if unit == "epochs" else count for unit, count in self.calls
         )
