@@ -14,6 +14,7 @@ NAMES = (
     "tuning",
     "remat",
     "against",
+    "single_steps",
 )
 
 if __name__ == "__main__":

@@ -149,6 +149,7 @@ class Fit(Contestant):
     def __init__(self, model: Any, data: Any, steps: int, **arguments: Any) -> None:
         self.model, self.steps = model, steps
         self._data, self._arguments = data, arguments
+        self._callbacks: list[Any] = arguments.pop("callbacks", [])
         self._fresh = True
 
     def round(self, epochs: int = 1) -> Round:
@@ -159,7 +160,11 @@ class Fit(Contestant):
         self._fresh = False
         started = time.perf_counter()
         self.model.fit(
-            *self._data, epochs=epochs + more, verbose=0, callbacks=[clock], **self._arguments
+            *self._data,
+            epochs=epochs + more,
+            verbose=0,
+            callbacks=[clock, *self._callbacks],
+            **self._arguments,
         )
         ends = [started, *clock.ends]
         return Round(ends[-1] - ends[more], epochs * self.steps, clock.values)

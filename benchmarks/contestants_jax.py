@@ -132,6 +132,46 @@ def over_slices(job: Job) -> Contestant:
     return Contestant(hand.epoch(run), job.steps)
 
 
+def reading_loss(job: Job) -> Callable[..., float]:
+    """A jitted step over NumPy batches that donates its state, and whose loss is read each time."""
+    task = job.make()
+    model, optimizer, loss_function = task.model, task.optimizer, task.loss
+    metrics = task.metrics
+    optimizer.build(model.trainable_variables)
+
+    def objective(trainable: Any, other: Any, x: Any, y: Any) -> Any:
+        outputs, other = model.stateless_call(trainable, other, x, training=True)
+        return loss_function(y, outputs), (other, outputs)
+
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: State, x: Any, y: Any) -> tuple[State, Any]:
+        trainable, other, slots, counters = state
+        (loss, (other, outputs)), gradients = differentiate(trainable, other, x, y)
+        trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+        counters = {
+            name: metric.stateless_update_state(counters[name], y, outputs)
+            for name, metric in metrics.items()
+        }
+        return (trainable, other, slots, counters), loss
+
+    state: State = (
+        _values(model.trainable_variables),
+        _values(model.non_trainable_variables),
+        _values(optimizer.variables),
+        {name: _values(metric.variables) for name, metric in metrics.items()},
+    )
+    state = jax.tree.map(lambda v: jnp.array(v, copy=True), state)
+
+    def run(x: Any, y: Any) -> float:
+        nonlocal state
+        state, loss = step(state, x, y)
+        return float(loss)
+
+    return run
+
+
 def gathering(job: Job) -> Contestant:
     """A jitted step that picks its batch out of arrays on the device."""
     hand = Hand(job)

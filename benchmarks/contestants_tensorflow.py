@@ -125,6 +125,26 @@ def over_slices(job: Job) -> Contestant:
     return Contestant(hand.epoch(run), job.steps)
 
 
+def reading_loss(job: Job) -> Callable[..., float]:
+    """A compiled step over NumPy batches whose loss is read each time."""
+    task = job.make()
+    model, optimizer, loss_function = task.model, task.optimizer, task.loss
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = loss_function(y, outputs)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        for metric in task.metrics.values():
+            metric.update_state(y, outputs)
+        return loss
+
+    return lambda x, y: float(step(tf.constant(x), tf.constant(y)))
+
+
 def epoch_in_graph(job: Job) -> Contestant:
     """A whole epoch over tf.data in one `@tf.function`."""
     hand, data = Hand(job), dataset(job)

@@ -127,6 +127,28 @@ def torch_nn(job: Job, compiled: bool = False, loaded: bool = False) -> Contesta
     return looped(step, counted, batches, job.steps)
 
 
+def reading_loss(job: Job) -> Callable[..., float]:
+    """A loop over the task's own Keras layers and optimizer; the loss is read each time."""
+    task = job.make()
+    model, optimizer, loss_function = task.model, task.optimizer, task.loss
+    optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+
+    def run(x: Any, y: Any) -> float:
+        model.zero_grad()
+        x, y = torch.from_numpy(x), torch.from_numpy(y)
+        outputs = model(x, training=True)
+        loss = loss_function(y, outputs)
+        loss.backward()
+        with torch.no_grad():
+            optimizer.apply([v.value.grad for v in weights], weights)
+            for metric in task.metrics.values():
+                metric.update_state(y, outputs)
+        return float(loss)
+
+    return run
+
+
 def accelerate(job: Job) -> Contestant:
     """The same model and loop, driven through Accelerate."""
     from accelerate import Accelerator
