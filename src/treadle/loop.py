@@ -348,7 +348,8 @@ class Loop:
         lost = training.steps_lost_on_error(window)
         try:
             with noting("train_step", session.progress, window.count, lost), explaining(window):
-                logs = training.run(window, session.progress, meanwhile)
+                background = window.count > 1 or session.feed.slow
+                logs = training.run(window, session.progress, meanwhile, background)
             session.feed.ran(until=training.ended)
             session.warn_of_lost_guarantee()
         except BaseException:  # these batches are read again by a later call

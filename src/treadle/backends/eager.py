@@ -87,7 +87,7 @@ class EagerExecutor:
         """Return False: nothing is compiled."""
         return False
 
-    def run(self, window: Window, first_step: int) -> Done:
+    def run(self, window: Window, first_step: int, background: bool = True) -> Done:
         """Run the window's batches in order."""
         started = time.monotonic()
         results: list[StepResult] = []

@@ -1,6 +1,6 @@
 """Windows: consecutive batches of equal structure, shapes and dtypes."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """Bytes of the data set."""
-        return sum(x.nbytes for x in keras.tree.flatten(self.arrays) if x is not None)
+        return _nbytes(self.arrays)
 
 
 class Window:
@@ -84,7 +84,7 @@ class Window:
         """Bytes of the stacked batches; 0 if they are rows of a data set."""
         if self.rows is not None:
             return 0
-        return sum(x.nbytes for x in keras.tree.flatten(self._batches) if x is not None)
+        return _nbytes(self._batches)
 
     def streamed(self) -> "Window":
         """Return this window with its batches gathered, and without the data set."""
@@ -130,8 +130,11 @@ class Window:
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
             rows = self.rows
-            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
-        return Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
+            window = Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
+        else:
+            window = Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
+        window._form = self.form
+        return window
 
 
 def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> int:
@@ -184,6 +187,18 @@ def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:
     if len(leaves) == 1 and leaves[0] is structure:  # a Python number
         return type(structure)
     return type(structure), *(_form(x, shape) for x in leaves)
+
+
+def _nbytes(structure: Any) -> int:
+    # Hand-written for the same reason: it runs for every window.
+    if structure is None:
+        return 0
+    if isinstance(structure, (dict, list, tuple)):
+        parts: Iterable[Any] = structure.values() if isinstance(structure, dict) else structure
+        return sum(map(_nbytes, parts))
+    if hasattr(structure, "nbytes"):
+        return structure.nbytes
+    return sum(map(_nbytes, keras.tree.flatten(structure)))
 
 
 def row(batches: Any, index: int) -> Any:

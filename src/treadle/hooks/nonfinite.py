@@ -229,14 +229,15 @@ def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
 
     A step fails if it returns a non-finite value that loss scaling does not explain.
     """
+    scaled = LOSS_SCALE in logs.values
     bad = {
         name: ~np.isfinite(array)
         for name, array in logs.values.items()
         if array.dtype.kind == "f" and not np.isfinite(array).all()
     }
-    undone = logs.values[UNDONE] if LOSS_SCALE in logs.values else np.zeros(logs.steps)
-    if not bad and not undone.any():
+    if not bad and not (scaled and logs.values[UNDONE].any()):
         return 0, ""
+    undone = logs.values[UNDONE] if scaled else np.zeros(logs.steps)
     for offset in range(logs.steps):
         step = logs.first_step + offset
         at = Progress(step, logs.progress.epoch, logs.progress.batch - logs.steps + offset + 1)
@@ -250,7 +251,7 @@ def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
         rows = _bad_inputs(loop.batch_at(step)) if names else []
         if names and (rows or not undone[offset]):
             value = logs.values[min(names)][offset]
-            reason = _reason(rows, LOSS_SCALE in logs.values)
+            reason = _reason(rows, scaled)
             return step, f"{min(names)} is {value} at {at}. {reason}"
     return 0, ""
 

@@ -1,14 +1,12 @@
 """Hook dispatch: calls the hooks of a run."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..core.error_notes import noting
+from ..core.error_notes import add_note
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Plain, loggable
@@ -32,11 +30,14 @@ class HookDispatcher:
     Args:
         hooks: The hooks, in the order in which they are called.
         scheduled: The functions with their triggers.
+
+    Attributes:
+        running: The name of the running hook, or "".
     """
 
     def __init__(self, hooks: Sequence[Hook], scheduled: Sequence[Scheduled] = ()) -> None:
         self._hooks, self._scheduled = list(hooks), list(scheduled)
-        self._running = ""  # the name of the running hook, or ""
+        self.running = ""
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each hook for checkpoints, by the hook's name."""
@@ -73,7 +74,7 @@ class HookDispatcher:
             # Methods that do nothing are left out: a call of each per window would take time.
             if method is None or getattr(method, "__func__", None) in _EMPTY:
                 continue
-            with self._run(f"{type(hook).__name__}.{what}", loop):
+            with _HookRun(self, f"{type(hook).__name__}.{what}", loop):
                 method(loop, *arguments)
 
     def run_due(self, loop: LoopView, before: Progress, epoch_ended: bool = False) -> None:
@@ -82,7 +83,7 @@ class HookDispatcher:
             if scheduled.when.due(before, loop.progress, epoch_ended):
                 function: Callable[[Any], Any] = scheduled.function
                 name = getattr(function, "__name__", type(function).__name__)
-                with self._run(name, loop):
+                with _HookRun(self, name, loop):
                     result = _values_to_log(function(loop), f"the hook {name}")
                     if result:
                         loop.log(result)
@@ -93,21 +94,12 @@ class HookDispatcher:
         Raises:
             ConfigurationError: If called from a hook.
         """
-        if self._running:
+        if self.running:
             raise ConfigurationError(
-                f"loop.{method} trains, and was called by the hook {self._running} while the loop "
+                f"loop.{method} trains, and was called by the hook {self.running} while the loop "
                 "trains: a hook may call evaluate, predict and call. To train between steps, write "
                 "the loop yourself: `for logs in loop.steps(train, every='200 steps')`"
             )
-
-    @contextmanager
-    def _run(self, name: str, loop: LoopView) -> Generator[None]:
-        before, self._running = self._running, name  # a hook may log, which calls other hooks
-        try:
-            with noting(name, loop.progress), _reporting_missing_directory(loop.directory):
-                yield
-        finally:
-            self._running = before
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Call `end` of every hook, also if some of them raise.
@@ -118,7 +110,7 @@ class HookDispatcher:
         failures: list[Exception] = []
         for hook in reversed(self._hooks):
             try:
-                with self._run(f"{type(hook).__name__}.end", loop):
+                with _HookRun(self, f"{type(hook).__name__}.end", loop):
                     hook.end(loop, error or next(iter(failures), None))
             except Exception as failure:
                 failures.append(failure)
@@ -128,19 +120,45 @@ class HookDispatcher:
             error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
 
 
-@contextmanager
-def _reporting_missing_directory(directory: Path | None) -> Generator[None]:
-    """Raise a `DirectoryError` for a file system error if the run directory is missing."""
-    try:
-        yield
-    except OSError as error:
-        if directory is None or directory.exists():
-            raise
-        raise DirectoryError(
+class _HookRun:
+    """A context manager around the call of a hook, which explains its exceptions.
+
+    An exception gets a note with the run's progress; a file system error becomes a `DirectoryError`
+    if the run directory is missing. Some hooks run in every step, so this is a class: a generator
+    with `contextmanager` takes five times as long.
+
+    Args:
+        dispatcher: The dispatcher that calls the hook.
+        name: The name of the hook.
+        loop: The running loop.
+    """
+
+    __slots__ = ("_before", "_dispatcher", "_loop", "_name", "_progress")
+
+    def __init__(self, dispatcher: HookDispatcher, name: str, loop: LoopView) -> None:
+        self._dispatcher, self._name, self._loop = dispatcher, name, loop
+        self._progress, self._before = loop.progress, dispatcher.running
+
+    def __enter__(self) -> None:
+        """Note that the hook is running; another one may be, since a hook may log."""
+        self._dispatcher.running = self._name
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Add a note, or raise a `DirectoryError`."""
+        self._dispatcher.running = self._before
+        if not isinstance(error, Exception):
+            return
+        directory = self._loop.directory
+        if not isinstance(error, OSError) or directory is None or directory.exists():
+            add_note(error, self._name, self._progress)
+            return
+        gone = DirectoryError(
             f"the run directory {directory} is gone: it was removed while the run trained into it, "
             "or its disk was. Nothing more can be saved there; run the script again to start from "
             "scratch"
-        ) from error
+        )
+        add_note(gone, self._name, self._progress)
+        raise gone from error
 
 
 def _values_to_log(result: Any, hook: str) -> dict[str, Plain | Image]:

@@ -24,6 +24,7 @@ from ..steps.compiled_step import CompiledStep
 from ..steps.planning import Pace
 from ..steps.programs import program_of
 from ..steps.results import joined
+from ..steps.snapshot import Snapshot
 from ..steps.state import State
 from ..steps.task import has_eval_step
 from .prefetch import Feed
@@ -201,12 +202,13 @@ class Evaluation:
             del self._callers[next(iter(self._callers))]
         form = form_of(arrays)
         caller = callers.get(form)
-        if caller is None or caller.state.constants() != caller.constants:
+        if caller is None or not caller.is_current():
             name = getattr(function, "__name__", "the function")
             preflight = self._options.preflight
             state, _ = build(self._task, bound, arrays, name, preflight)
             program = program_of(state, bound, self._options, name, native=False)
-            caller = _Caller(active().caller(program), state, state.constants())
+            call = active().caller(program)
+            caller = _Caller(call, state, state.constants(), state.snapshot())
             callers[form] = caller
         return caller.call(arrays, stream)
 
@@ -218,6 +220,11 @@ class _Caller:
     call: Callable[[Any, int], Any]
     state: State
     constants: dict[str, Any]
+    snapshot: Snapshot
+
+    def is_current(self) -> bool:
+        """Return whether the constants have the values that the function was compiled with."""
+        return self.snapshot.is_current() or self.state.constants() == self.constants
 
 
 class Validation:

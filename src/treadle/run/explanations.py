@@ -1,31 +1,34 @@
 """Notes that explain exceptions raised in steps: the likely cause, and what to do."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 from ..backends.base import active
 from ..backends.window import Window
 from ..data.leaves import flattened, named
 from ..errors import TreadleError
 
 
-@contextmanager
-def explaining(window: Window | None = None) -> Generator[None]:
-    """Add explanatory notes to exceptions, except to those raised by Treadle itself.
+class explaining:
+    """A context manager that adds explanatory notes to exceptions, except to Treadle's own.
 
     Args:
         window: The batches passed to the step.
     """
-    try:
-        yield
-    except TreadleError:
-        raise
-    except Exception as error:
-        notes = [active().explain(error), _length_mismatch(window) if window is not None else ""]
-        for note in filter(None, notes):
+
+    __slots__ = ("_window",)
+
+    def __init__(self, window: Window | None = None) -> None:
+        self._window = window
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Add the notes."""
+        if not isinstance(error, Exception) or isinstance(error, TreadleError):
+            return
+        mismatch = _length_mismatch(self._window) if self._window is not None else ""
+        for note in filter(None, [active().explain(error), mismatch]):
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
-        raise
 
 
 def _length_mismatch(window: Window) -> str:

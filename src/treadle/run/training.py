@@ -123,6 +123,7 @@ class Training:
         window: Window,
         progress: Progress,
         meanwhile: Callable[[Progress, Callable[[], bool]], None] | None = None,
+        background: bool = True,
     ) -> StepLogs:
         """Run the steps of a window as one call.
 
@@ -131,6 +132,7 @@ class Training:
             progress: The current progress.
             meanwhile: Called while the steps run, with the progress after them and a function that
                 returns whether they are still running.
+            background: Whether `meanwhile` takes longer than handing the window to another thread.
 
         Returns:
             The values of every step, and the new progress.
@@ -138,7 +140,7 @@ class Training:
         prepared = self.prepared or self.prepare(window)
         window = prepared.placed(window)
         after = progress.advanced(window.count, window.count * window.examples)
-        outputs = prepared.run(window, progress.step)
+        outputs = prepared.run(window, progress.step, background and meanwhile is not None)
         try:  # `fetch` must run even on an error, because it waits for the steps
             if meanwhile is not None:
                 meanwhile(after, outputs.running)
@@ -147,8 +149,9 @@ class Training:
         self.ended = outputs.ended
         self._pace.ran(window, outputs.seconds, prepared.largest)
         prepared.refuse_moving_constants()
-        examples = np.full(window.count, float(window.examples))
-        weights = {name: weights.get(name, examples) for name in values}
+        if len(weights) < len(values):
+            examples = np.full(window.count, float(window.examples))
+            weights = {name: weights.get(name, examples) for name in values}
         self._means.add(values, weights)
         self._since_last_logs.add(values, weights)
         self._last = progress.step, window

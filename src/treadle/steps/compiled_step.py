@@ -13,6 +13,7 @@ from .constants import change_text, refuse_moving
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .results import check_same_names, joined, step_outputs
+from .snapshot import Snapshot
 from .spec import StepSpec, build_step
 
 
@@ -59,6 +60,7 @@ class CompiledStep:
         self._builder = ProgramBuilder(self._function, options, name)
         self._programs: dict[Hashable, FormProgram] = {}
         self._latest: StepSpec
+        self._snapshot: Snapshot
         self._dropped = 0
         self._late = late
         self._on_device = self._settled = self.compiling = self.differentiates = False
@@ -118,6 +120,7 @@ class CompiledStep:
     def _add(self, spec: StepSpec) -> None:
         """Add the findings for a form of batch to those for earlier forms."""
         self._latest, self.state, self._settled = spec, spec.state, False
+        self._snapshot = spec.state.snapshot()
         self.differentiates |= spec.differentiates
         self.assigned |= set(spec.assigned)
         self.applied |= {id(optimizer) for optimizer, _ in spec.applied}
@@ -184,10 +187,16 @@ class CompiledStep:
             return window
         return window.streamed()
 
-    def run(self, window: Window, first_step: int) -> Outputs:
-        """Start to run a window, which must be `placed`; compile it if its form is new."""
+    def run(self, window: Window, first_step: int, background: bool = True) -> Outputs:
+        """Start to run a window, which must be `placed`; compile it if its form is new.
+
+        Args:
+            window: The batches.
+            first_step: The number of steps before them.
+            background: Whether the calling thread has other work meanwhile.
+        """
         self.compile(window)
-        return self._programs[window.form].executor.run(window, first_step)
+        return self._programs[window.form].executor.run(window, first_step, background)
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows of this form; return whether the form is new."""
@@ -230,7 +239,11 @@ class CompiledStep:
 
     def changed_constants(self) -> list[str]:
         """Describe which Python values of the task changed since the step was built."""
+        if self._snapshot.is_current():
+            return []
         changed = self._latest.changed_constants()
+        if not changed:  # other objects with equal values
+            self._snapshot = self.state.snapshot()
         return [change_text(path, old, new) for path, (old, new) in changed.items()]
 
     def refuse_moving_constants(self) -> None:

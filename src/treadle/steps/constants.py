@@ -21,10 +21,14 @@ class Constant(NamedTuple):
     Attributes:
         read: Returns the current value, or None if it no longer exists.
         write: Sets the value. Raises the error of Python or of the owner's class if it cannot.
+        holder: The object whose attribute it is; None for an item of a container.
+        name: The name of the attribute.
     """
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
+    holder: Any = None
+    name: str = ""
 
 
 class This:

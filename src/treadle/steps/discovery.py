@@ -218,7 +218,8 @@ class Discovery:
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is not None:
             reads = partial(getattr, optimizer, "_learning_rate", None)
-            constant = Constant(reads, partial(_set_learning_rate, optimizer))
+            writes = partial(_set_learning_rate, optimizer)
+            constant = Constant(reads, writes, optimizer, "_learning_rate")
             if isinstance(rate, keras.Variable):
                 self.constants.setdefault(f"{path}/learning_rate", constant)
             else:
@@ -236,9 +237,11 @@ def path_in(paths: Mapping[int, str], variable: Variable) -> str:
 
 
 def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
-    return Constant(
-        partial(getattr, holder, name, None), partial(set_attribute, holder, name, owner)
+    reads, writes = (
+        partial(getattr, holder, name, None),
+        partial(set_attribute, holder, name, owner),
     )
+    return Constant(reads, writes, holder, name)
 
 
 def _part(whole: Constant, key: Any) -> Constant:

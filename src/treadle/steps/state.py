@@ -11,6 +11,7 @@ from ..backends.types import Variable
 from ..errors import StateError
 from .constants import Constant, fingerprint
 from .discovery import Discovery, path_in
+from .snapshot import Snapshot
 
 
 class State:
@@ -132,6 +133,10 @@ class State:
         A compiled step takes Python values as constants, with their values at the time of tracing.
         """
         return {path: fingerprint(constant.read()) for path, constant in self._constants.items()}
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of the Python values, which finds quickly that none has changed."""
+        return Snapshot(self._constants)
 
 
 def _kind(dtype: str) -> str:

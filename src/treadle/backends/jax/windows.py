@@ -1,6 +1,8 @@
 """Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -8,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..background import Results, Running
+from ..background import Results, Running, Unthreaded
 from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
@@ -16,6 +18,7 @@ from ..scope import Scope
 from ..types import Tensor
 from ..window import Rows, Window, capacity, padded
 from .patches import jaxpr_as_fun, keras_random
+from .single import SingleStep
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device, by owner; each is copied there once."""
@@ -35,12 +38,15 @@ class JaxExecutor:
         self.whole = True
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
-        self._ready: tuple[Window, Plan, Any] | None = None
+        self._singles: dict[Any, SingleStep] = {}  # by the shapes of the data set on the device
+        self._latest_single: tuple[Any, SingleStep] | None = None  # of the arrays of a data set
+        self._ready: tuple[Window, Plan, Any, Any] | None = None
 
     @property
     def programs(self) -> int:
         """The number of compiled programs."""
-        return len(self._compiled)
+        singles = [single for single in self._singles.values() if single.function is not None]
+        return len(self._compiled) + len(singles)
 
     def facts(self, window: Window) -> Facts:
         """Trace the step, and find out whether it has convolutions."""
@@ -53,65 +59,117 @@ class JaxExecutor:
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
-        inputs = self._first_inputs(window)
-        key = self._key(inputs, window.rows is not None)
+        single = self._single_step(window)
+        if single is not None and single.proven:
+            return False
+        if single is not None and single.is_due:
+            inputs = self._inputs(window, fused=False)
+            single.function = self._compile(window, inputs, fused=False, donated=())
+            return True
+        inputs, key = self._first_inputs(window)
         if key in self._compiled:
             return False
-        step = self._step(window)
-        function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
-        # Compiled here and not at the first call, so that the compile time can be reported.
-        specs = _specs((self._state(), inputs))
-        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
-        donated = () if self.plan.fused else (0,)
-        jitted = jax.jit(function, donate_argnums=donated)
-        self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
+        fused, started = self.plan.fused, time.monotonic()
+        function = self._compile(window, inputs, fused, donated=() if fused else (0,))
+        self._compiled[key] = self._step(window), function
+        if fused:
+            seconds = time.monotonic() - started
+            self._singles.setdefault(_resident_shapes(window), SingleStep(seconds))
         return True
 
-    def run(self, window: Window, first_step: int) -> Running:
+    def _compile(
+        self, window: Window, inputs: Any, fused: bool, donated: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        """Return the compiled program; the first call would hide the time that compiling takes."""
+        function = (_fused if fused else _single)(self._step(window), window.rows is not None)
+        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if fused else 1)
+        jitted = jax.jit(function, donate_argnums=donated)
+        return jitted.lower(*_specs((self._state(), inputs)), *numbers).compile()
+
+    def _single_step(self, window: Window) -> SingleStep | None:
+        """Return the program without a loop for a window of one batch; None for other windows."""
+        if window.count > 1 or not self.plan.fused:
+            return None
+        arrays = None if window.rows is None else window.rows.arrays
+        if self._latest_single is None or self._latest_single[0] is not arrays:
+            single = self._singles.get(_resident_shapes(window))
+            if single is None:
+                return None
+            self._latest_single = arrays, single
+        return self._latest_single[1]
+
+    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Unthreaded:
         """Run the window in one call, or in one call per batch."""
-        self.compile(window)
-        inputs, self._ready = self._first_inputs(window), None
-        step, function = self._compiled[self._key(inputs, window.rows is not None)]
+        if not self._compiled:
+            self.compile(window)
+        outputs, single = Running if background else Unthreaded, self._single_step(window)
+        if single is not None and single.proven:
+            return outputs(partial(self._run_single, single, window, first_step), self._settle)
+        inputs, key = self._first_inputs(window)
+        if key not in self._compiled:
+            self.compile(window)
+        self._ready = None
+        function = self._compiled[key][1]
         state, count = self._state(), window.count
 
         def fused() -> Any:
+            started = time.monotonic()
             new, results = function(state, inputs, np.int32(count), np.int32(first_step))
-            return new, jax.tree.map(lambda x: x[:count], jax.device_get(results))
+            fetched = _fetched(results, count)
+            if single is not None:
+                single.ran(time.monotonic() - started)
+                if single.function is not None:
+                    single.compare((new, fetched), self._run_single(single, window, first_step))
+            return new, fetched
 
         def singly() -> Any:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
             # convolutional step. The variables' own values are copied once, so that they stay.
             new, rows = _copied(state), list[Any]()
             for i in range(count):
-                given = self._inputs(window, i) if i else inputs
+                given = self._inputs(window, i, fused=False) if i else inputs
                 new, out = function(new, given, np.int32(first_step + i))
                 rows.append(out)
             return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
 
-        def settle(outcome: Any) -> Results:
-            new, (values, weights, broken) = outcome
-            for variable, value in zip(self._program.variables, new, strict=True):
-                variable._direct_assign(value)
-            messages = [message for message, flags in broken.items() if flags.any()]
-            return {name: values[name] for name in step.names}, weights, messages
+        return outputs(fused if self.plan.fused else singly, self._settle)
 
-        return Running(fused if self.plan.fused else singly, settle)
+    def _run_single(self, single: SingleStep, window: Window, number: int) -> Any:
+        """Run a window of one batch without a loop, and return the new state and the results."""
+        assert single.function is not None
+        inputs = self._inputs(window, fused=False)
+        new, results = single.function(self._state(), inputs, np.int32(number))
+        return new, _fetched(results)
+
+    def _settle(self, outcome: Any) -> Results:
+        """Assign the new state, and return values, weights and violations."""
+        new, (values, weights, broken) = outcome
+        for variable, value in zip(self._program.variables, new, strict=True):
+            variable._value = value  # as `_direct_assign` does; XLA keeps its layout
+        assert self._traced is not None
+        messages = [message for message, flags in broken.items() if flags.any()]
+        return {name: values[name] for name in self._traced.names}, weights, messages
 
     def _state(self) -> list[Tensor]:
         return [v._value for v in self._program.variables]
 
-    def _first_inputs(self, window: Window) -> Any:
-        """Return a window's inputs, cached since they are used several times before it runs."""
-        if self._ready is None or self._ready[0] is not window or self._ready[1] != self.plan:
-            self._ready = window, self.plan, self._inputs(window)
-        return self._ready[2]
+    def _first_inputs(self, window: Window) -> tuple[Any, Any]:
+        """Return a window's inputs and the key of its program, cached until the window runs."""
+        ready = self._ready
+        if ready is None or ready[0] is not window or ready[1] != self.plan:
+            inputs = self._inputs(window, fused=self.plan.fused)
+            # Batches have equal shapes, but the number of batches and the size of a data set vary.
+            shapes = tuple([x.shape for x in jax.tree.leaves(inputs)])
+            key = shapes, window.rows is not None, self.plan.fused
+            self._ready = ready = window, self.plan, inputs, key
+        return ready[2:]
 
-    def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
+    def _inputs(self, window: Window, batch: int = 0, *, fused: bool) -> tuple[Any, Any]:
         """Return the arrays to take batches from, and the row indices or None.
 
         They cover the whole window, or one batch if each step is a separate call.
         """
-        if not self.plan.fused:
+        if not fused:
             if window.rows is None:
                 return device_batch(window.batch(batch)), None
             return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
@@ -121,10 +179,6 @@ class JaxExecutor:
             return _on_device(window.rows), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
-
-    def _key(self, inputs: Any, resident: bool) -> Any:
-        # Batches have equal shapes, but the number of batches and the size of a data set vary.
-        return tuple(x.shape for x in jax.tree.leaves(inputs)), resident, self.plan.fused
 
     def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
@@ -201,6 +255,25 @@ def _batch(held: Any, rows: Any, i: Any) -> Any:
 
 def _gathered(held: Any, rows: Any) -> Any:
     return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
+
+
+def _fetched(results: Any, count: int | None = None) -> Any:
+    """Return the first `count` rows of results as NumPy arrays; by default of one step as one row.
+
+    `jax.device_get` does the same for any structure and takes several times as long.
+    """
+    for part in results:
+        for x in part.values():
+            x.copy_to_host_async()
+    rows = np.s_[None] if count is None else np.s_[:count]
+    return tuple({name: np.asarray(x)[rows] for name, x in part.items()} for part in results)
+
+
+def _resident_shapes(window: Window) -> Any:
+    """Return the shapes of the data set on the device, or () if batches are streamed."""
+    if window.rows is None:
+        return ()
+    return tuple([x.shape for x in jax.tree.leaves(_on_device(window.rows))])
 
 
 @jax.jit

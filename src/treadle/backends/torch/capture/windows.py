@@ -113,7 +113,7 @@ class CaptureExecutor:
             return False
         return isinstance(self._capture(window), Captured)
 
-    def run(self, window: Window, first_step: int) -> Done | Running:
+    def run(self, window: Window, first_step: int, background: bool = True) -> Done | Running:
         """Run the window's batches in order.
 
         If reading the next window may take long, a captured step runs in a background thread,
@@ -124,7 +124,7 @@ class CaptureExecutor:
         batches, self._ready = self._batches(window), None
         captured = self._captured
         if isinstance(captured, Captured) and self.plan.compiler:
-            if window.rows is None and not captured.draws:
+            if background and window.rows is None and not captured.draws:
                 return Running(lambda: _fetched(self._play(captured, batches, first_step)))
             results = self._play(captured, batches, first_step)
         else:

@@ -1,0 +1,193 @@
+"""Single steps give the bits of windows, and notice every change of a Python value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from loops import loop_of, make, same, source
+
+import treadle
+from treadle import data
+from treadle.steps.snapshot import Snapshot
+from treadle.steps.state import State
+
+ON_JAX = pytest.mark.skipif(
+    keras.config.backend() != "jax", reason="only JAX has a program for windows of one batch"
+)
+
+
+def trained(every: str, steps: int = 18) -> tuple[dict[str, Any], list[float]]:
+    """Return the state and the losses after some steps of one and the same task."""
+    loop = loop_of(make())
+    with loop:
+        for _ in loop.epochs():
+            for _ in loop.steps(source(), every=every):
+                if loop.progress.step >= steps:
+                    loop.stop("enough")
+    return loop.state.arrays(), loop.history.steps("loss")[:steps].tolist()
+
+
+def test_single_steps_have_the_bits_of_windows() -> None:
+    (single, losses), (windows, expected) = trained("1 step"), trained("6 steps")
+    same(single, windows)
+    assert losses == expected
+
+
+@ON_JAX
+def test_a_program_without_a_loop_runs_single_steps_once_it_is_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from treadle.backends.jax import single, windows
+
+    expected = trained("6 steps")
+    made: list[single.SingleStep] = []
+
+    def paid_already(seconds: float) -> single.SingleStep:
+        made.append(single.SingleStep(0.0))
+        return made[-1]
+
+    monkeypatch.setattr(windows, "SingleStep", paid_already)
+    monkeypatch.setattr(single, "STEPS_COMPARED", 3)
+    found = trained("1 step")
+    same(found[0], expected[0])
+    assert found[1] == expected[1]
+    # Batches of 8; the three short batches of 4 were compared, and none ran after them.
+    assert [one.proven for one in made] == [True, True]
+    assert all(one.function is not None for one in made)
+
+
+@ON_JAX
+def test_a_program_without_a_loop_that_rounds_differently_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from treadle.backends.jax import single, windows
+
+    expected = trained("6 steps")
+    made: list[single.SingleStep] = []
+    right = windows._single
+
+    def paid_already(seconds: float) -> single.SingleStep:
+        made.append(single.SingleStep(0.0))
+        return made[-1]
+
+    def rounding(step: Any, resident: bool) -> Callable[..., Any]:
+        run = right(step, resident)
+
+        def off(state: Any, inputs: Any, number: Any) -> Any:
+            new, out = run(state, inputs, number)
+            return [ops.nextafter(x, x + 1) if x.dtype == "float32" else x for x in new], out
+
+        return off
+
+    monkeypatch.setattr(windows, "SingleStep", paid_already)
+    monkeypatch.setattr(windows, "_single", rounding)
+    found = trained("1 step")
+    same(found[0], expected[0])
+    assert found[1] == expected[1]
+    assert [(one.function, one.proven, one.is_due) for one in made] == [(None, False, False)] * 2
+
+
+@ON_JAX
+def test_a_program_without_a_loop_is_compiled_when_it_pays() -> None:
+    from treadle.backends.jax.single import STEPS_COMPARED, SingleStep
+
+    one = SingleStep(compile_seconds=1.0)
+    one.ran(0.75)
+    assert not one.is_due
+    one.ran(0.25)
+    assert one.is_due
+    one.function = abs
+    assert not one.is_due
+    row = [np.array([1.0, np.nan], "float32")]
+    for _ in range(STEPS_COMPARED):
+        assert not one.proven
+        one.compare(row, row)
+    assert one.proven
+    one.compare([np.float32(0.0)], [np.float32(-0.0)])  # other bits
+    assert one.function is None
+
+
+@dataclass
+class Settings:
+    factor: float = 1.0
+
+
+class Valued(treadle.Task):
+    """Its loss is the sum of its Python values."""
+
+    def __init__(self) -> None:
+        self.number = 1.0
+        self.listed = [1.0, [1.0]]
+        self.named = {"a": 1.0}
+        self.array = np.ones(2, "float32")
+        self.settings = Settings()
+        self.layer = keras.layers.Dropout(0.5)
+        self.weight = keras.Variable(1.0)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        values = [self.number, self.listed[0], self.listed[1][0], self.named["a"]]
+        values += [float(self.array.sum()), self.settings.factor, self.layer.rate]
+        return {"loss": ops.sum(batch) * 0 + sum(values), "trainable": self.layer.trainable + 0.0}
+
+
+CHANGES: dict[str, tuple[Callable[[Valued], None], float]] = {
+    "an attribute": (lambda task: setattr(task, "number", 3.0), 2.0),
+    "an item of a list": (lambda task: task.listed.__setitem__(0, 4.0), 3.0),
+    "an item of a nested list": (lambda task: task.listed[1].__setitem__(0, 5.0), 4.0),
+    "a value of a dict": (lambda task: task.named.update(a=6.0), 5.0),
+    "an element of an array": (lambda task: task.array.__setitem__(1, 7.0), 6.0),
+    "a field of a dataclass": (lambda task: setattr(task.settings, "factor", 8.0), 7.0),
+    "another dataclass": (lambda task: setattr(task, "settings", Settings(9.0)), 8.0),
+    "an attribute of a layer": (lambda task: setattr(task.layer, "rate", 0.25), -0.25),
+    "a list that replaces another": (lambda task: setattr(task, "listed", [2.0, [1.0]]), 1.0),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_in_the_body_takes_effect_in_the_next_step(what: str) -> None:
+    change, difference = CHANGES[what]
+    task, found = Valued(), list[float]()
+    batches = data.from_arrays(np.ones((6, 2), "float32"), batch_size=1)
+    with treadle.Loop(task, console=False) as loop:
+        for logs in loop.steps(batches):
+            found.append(logs["loss"])
+            if logs.step == 3:
+                change(task)
+    assert np.diff(found).tolist() == pytest.approx([0, 0, difference, 0, 0])
+
+
+def test_trainable_of_a_layer_is_read_by_its_property() -> None:
+    task = Valued()
+    snapshot = State.discover(task).snapshot()
+    assert snapshot.is_current()
+    task.layer.trainable = False
+    assert not snapshot.is_current()
+
+
+def test_a_snapshot_is_current_until_an_object_is_another_one() -> None:
+    task: Any = SimpleNamespace(name="text", items=(1, 2), keys={"a": 1})
+    snapshot = Snapshot(State.constants_of(task))
+    assert snapshot.is_current()
+    task.keys["b"] = 2
+    assert not snapshot.is_current()
+    snapshot = Snapshot(State.constants_of(task))
+    del task.name
+    assert not snapshot.is_current()
+
+
+def test_reading_rows_ahead_leaves_the_position_exact() -> None:
+    """A save in the body is that of the step, although the rows of later ones were read."""
+    found: list[int] = []
+    with loop_of() as loop:
+        for logs in loop.steps(source()):
+            found.append(loop.capture({}).progress.batch)
+            if logs.step == 3:
+                break
+        for _ in loop.steps(source()):
+            break
+        assert (found, loop.progress.batch) == ([1, 2, 3], 4)
