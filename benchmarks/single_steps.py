@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import parser_of
+
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = ("mlp", "autoencoder", "cnn")
 TREADLE = "treadle, every step"
@@ -26,11 +28,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks-single-steps.md"
 
 def main(arguments: list[str]) -> None:
     """Measure what was chosen, and print a table."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench single_steps",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("single_steps", __doc__)
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this network")
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
     parser.add_argument("--rounds", type=int, default=11, help="turns of each contestant (11)")
