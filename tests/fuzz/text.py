@@ -130,7 +130,11 @@ def killed(loop):
         if newest is not None and newest.progress.step >= {_saved_before(program)}:
             break
         time.sleep(0.05)
-    shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
+    while not copies[0].exists():
+        try:
+            shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
+        except shutil.Error:  # a checkpoint was removed meanwhile
+            shutil.rmtree(copies[0])
 
 
 class NoModel(FinalModel):  # which takes longer than the run
