@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -64,5 +65,74 @@ def test_what_was_learnt_before_an_error_can_be_evaluated():
         "weights after step 0"
     ) in result.stderr
     shutil.rmtree("here/checkpoints")
+    keras.backend.clear_session()
     message = treadle("evaluate", "here", code=2).stderr
     assert "did not finish (ValueError: boom after step 3), and has no checkpoint" in message
+
+
+CHANGED = """
+    from types import SimpleNamespace
+
+    import keras
+    import treadle
+    from keras import ops
+    from mine import Tiny
+
+    class Changed(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.shift = 1.0, SimpleNamespace(by=1.0)
+            self.late = keras.Sequential([keras.layers.Dense(1)])
+
+        def train_step(self, batch):
+            x, y = batch
+            if len(x) == 2:  # a short last batch: the only one that builds this layer
+                self.late(x)
+            return super().train_step((x, self.scale * y))
+
+        def eval_step(self, batch):
+            loss = super().eval_step(batch)["loss"]
+            return {"loss": self.scale * loss + self.shift.by}
+
+        def datasets(self):
+            found = super().datasets()
+            x = ops.convert_to_numpy(ops.ones((6, 2)))
+            train = treadle.data.from_arrays(x, x[:, :1], batch_size=4)
+            return treadle.Datasets(train=train, validation=found.test, test=found.test)
+
+        def hooks(self):
+            def change(loop):
+                loop.task.scale = 3.0
+                REPLACE
+            return [treadle.at("1 epoch", change)]
+"""
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_values_that_a_hook_changed_are_those_of_the_run(replaced, monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    replace = "loop.task.shift = type('Other', (SimpleNamespace,), {})(by=2.0)"
+    Path("changed.py").write_text(
+        textwrap.dedent(CHANGED).replace("REPLACE", replace if replaced else "pass")
+    )
+    last = json.loads(run_tiny("--json", "--directory", "here", task="changed.py:Changed").stdout)
+    loss = last["last"]["val_loss"]
+    import keras
+
+    keras.backend.clear_session()
+    result = treadle("evaluate", "here", "--json")
+    found = json.loads(result.stdout)["validation"]["loss"]
+    assert found == (loss - 1.0 if replaced else loss)
+    assert ("shift changed from" in result.stderr) == replaced
+    if replaced:
+        assert "is not restored: results that depend on it differ from" in result.stderr
+
+
+def test_values_of_a_finished_run_without_a_readable_checkpoint():
+    run_tiny("--quiet", "--directory", "here")
+    for file in Path("here/checkpoints").glob("*/*"):
+        file.write_bytes(b"damaged")
+    import keras
+
+    keras.backend.clear_session()
+    assert "Python values that hooks changed are not restored" in treadle("evaluate", "here").stderr

@@ -114,6 +114,19 @@ def test_help_shows_no_types_of_flags_and_has_examples():
     assert "<bool>" not in treadle("--help").output
 
 
+@pytest.mark.parametrize("command", [[], ["run"], ["tune"], ["certify"]])
+def test_examples_are_wrapped_with_an_indent(command, monkeypatch):
+    for columns in ("60", "200", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = treadle(*command, "--help").output.split("\n")
+        first = next(i for i, line in enumerate(lines) if "Examples:" in line)
+        examples = lines[first + 1 : lines.index(" " * int(columns), first)]
+        assert all(line.startswith(("   treadle ", " " * 7)) for line in examples)
+        assert sum(line.startswith("   treadle ") for line in examples) >= 2
+        if columns == "200":
+            assert all(line.startswith("   treadle ") for line in examples)
+
+
 def test_help_of_a_task_lists_its_settings():
     text = treadle("run", "digits", "--help").output
     assert "Settings of digits, given as --set NAME=VALUE:" in text

@@ -8,6 +8,7 @@ import rich.console
 
 from tests.console_runs import Run, stopped_clock  # noqa: F401
 from treadle.core.progress import Costs
+from treadle.core.terminal import Waiting
 from treadle.hooks import console
 
 
@@ -128,7 +129,7 @@ def test_a_table_too_wide_for_a_terminal_is_written_in_lines(terminal):
     run = terminal(width=50)
     run.window(steps=100)
     run.record("epoch", **{f"a_long_metric_name_{i}": 0.5 for i in range(2)})
-    told = ["epoch 1/2  0.00 s  a_long_metric_name_0 0.5", "a_long_metric_name_1 0.5"]
+    told = ["epoch 1/2  0.00 s  a_long_metric_name_0 0.5", "    a_long_metric_name_1 0.5"]
     assert [line for line in run.shown if "a_long" in line] == told
 
 
@@ -219,3 +220,22 @@ def test_long_sentences_on_a_terminal_are_broken_between_words(terminal):
         "one sentence that is far longer than the",
         "terminal is wide, with whole words",
     ]
+
+
+def test_a_value_stays_on_the_line_of_its_name(terminal):
+    run = terminal(width=44)
+    run.window(steps=100)
+    run.record("epoch", **{f"val_{name}": 0.5 for name in ("loss", "accuracy", "precision")})
+    assert run.shown[1:3] == [
+        "epoch 1/2  0.00 s  val_loss 0.5",
+        "    val_accuracy 0.5  val_precision 0.5",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_printed_above_an_activity_are_broken_between_values(is_terminal):
+    to = rich.console.Console(force_terminal=is_terminal, file=io.StringIO(), width=44)
+    line = "trial 0000  val_loss 0.5592  units=64 learning_rate=0.01"
+    Waiting("searching", to=to).print(line)
+    broken = ["trial 0000  val_loss 0.5592", "    units=64 learning_rate=0.01"]
+    assert to.file.getvalue().splitlines() == (broken if is_terminal else [line])

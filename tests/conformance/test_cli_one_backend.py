@@ -123,6 +123,22 @@ def test_commands_that_open_a_run_use_its_backend(folder: Path, arguments: tuple
 
 
 @pytest.mark.long
+@pytest.mark.every_backend
+@pytest.mark.parametrize("arguments", [("evaluate",), ("replay", "--step", "2")])
+def test_messages_of_the_import_are_hidden(folder: Path, arguments: tuple[str, ...]) -> None:
+    command, *options = arguments
+    (folder / "script.py").write_text(
+        "import os, subprocess, sys\n"
+        "os.environ.pop('TF_CPP_MIN_LOG_LEVEL', None)  # which keeps the messages\n"
+        f"words = {['-m', 'treadle', command, 'finished', *options]}\n"
+        "done = subprocess.run([sys.executable, *words], stderr=subprocess.PIPE, text=True)\n"
+        "print('standard error:', done.stderr.strip(), done.returncode)\n"
+    )
+    told = process(folder, "script.py").partition("standard error: ")[2]
+    assert told == f"importing keras and {ONLY} … 0\n"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

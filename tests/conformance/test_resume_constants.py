@@ -269,6 +269,62 @@ def test_a_float_that_a_hook_doubles(tmp_path: Path) -> None:
     assert round(float(w[0]), 4) == 1.9533
 
 
+class Thawing(treadle.Task):
+    """Begins with a frozen layer, and builds its optimizer in the first step."""
+
+    def __init__(self) -> None:
+        self.model = keras.Sequential([keras.Input((3,)), *map(keras.layers.Dense, (4, 1))])
+        self.model.layers[0].trainable = False
+        self.optimizer = keras.optimizers.Adam(0.01)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            return ops.mean((self.model(x) - y) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+
+@pytest.mark.every_backend
+def test_a_layer_that_was_trained_and_frozen_again(tmp_path: Path) -> None:
+    def turn(loop: Any) -> None:
+        loop.task.model.layers[0].trainable ^= True
+
+    def hooks() -> Any:
+        return [treadle.at("3 steps", turn), treadle.at("6 steps", turn)]
+
+    straight = run(tmp_path / "straight", hooks(), task=Thawing)
+    assert "optimizer/momentums/model/layers/0/kernel" in straight.state.variables
+    same_run(cut(tmp_path / "cut", 4, 8, 11, hooks=hooks, task=Thawing), straight)
+
+
+def test_a_layer_that_only_a_hook_calls_must_be_built(tmp_path: Path) -> None:
+    class Looking(Thawing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.probe = keras.layers.Dense(2)
+
+        def look(self, x: Any) -> Any:
+            return self.probe(x)
+
+    def hooks() -> Any:
+        x = np.ones((2, 3), "float32")
+
+        def look(loop: Any) -> None:
+            loop.call(loop.task.look, x)
+
+        return [treadle.at("3 steps", look)]
+
+    told = (
+        "probe/kernel is not in this task; probe/bias is not in this task. Nothing was changed. A "
+        "layer that only predict_step or loop.call uses must be built in __init__, for example "
+        "with an Input"
+    )
+    with pytest.raises(StateError, match=re.escape(told)):
+        cut(tmp_path, 8, hooks=hooks, task=Looking)
+
+
 @pytest.mark.long
 @pytest.mark.any_backend
 def test_a_value_that_a_hook_changed_back_is_restored(tmp_path: Path) -> None:

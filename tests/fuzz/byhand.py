@@ -267,6 +267,7 @@ def is_seed(variable: Any) -> bool:
 def train(
     task: Any,
     batches: Sequence[Any],
+    ends: Sequence[int],
     changes: Sequence[tuple[int, Callable[[Any], None]]] = (),
     skips: bool = False,
 ) -> dict[str, list[float]]:
@@ -275,6 +276,7 @@ def train(
     Args:
         task: An object with a `train_step`, all of whose networks and optimizers are built.
         batches: Structures of NumPy arrays.
+        ends: After how many batches a call of `fit` ends, where averages become the weights.
         changes: After which step to call what with the task.
         skips: Undo steps that return or leave behind what is not finite.
     """
@@ -282,6 +284,8 @@ def train(
     kept = [v for part in parts_of(task).values() for v in variables_in(part) if not is_seed(v)]
     kept = list({id(v): v for v in kept}.values())
     history: dict[str, list[float]] = {}
+    averaging = [x for x in vars(task).values() if getattr(x, "use_ema", False)]
+    begun = updates_of(averaging)
     for number, batch in enumerate(batches):
         Run.step, Run.finite, Run.depth = number, True, 0
         Run.examples = len(next(iter(batch.values())))
@@ -308,4 +312,16 @@ def train(
         for after, change in changes:
             if after == number + 1:
                 change(task)
+        if number + 1 in ends:
+            for optimizer, before_call, now in zip(
+                averaging, begun, updates_of(averaging), strict=True
+            ):
+                if now != before_call:
+                    optimizer.finalize_variable_values(optimizer._trainable_variables)
+            begun = updates_of(averaging)
     return history
+
+
+def updates_of(optimizers: Sequence[Any]) -> list[int]:
+    """Return how many updates each optimizer has made."""
+    return [int(ops.convert_to_numpy(optimizer.iterations)) for optimizer in optimizers]

@@ -77,7 +77,8 @@ def _check(program: Program, checks: tuple[str, ...], folder: Path) -> str:
     loop = _run(module, "run", first if _needs_directory(program, checks) else None)
     found = outcome(loop)
     if by_hand is not None:
-        compare("hand", program, {**found.steps, **_weights(loop.task)}, by_hand.values)
+        steps = {**found.steps, **_weights(loop.task)}
+        compare("hand", program, *map(_without_undone, (steps, by_hand.values)))
     if "eager" in checks:
         again = _directory(program, folder / "eager")
         other = outcome(_run(module, "eager", again, execution="eager"))
@@ -101,14 +102,28 @@ def has_hand(program: Program) -> bool:
         for part in form.parts
         if part.kind in ("penalty", "inner")
     }
-    # By hand, inner gradients are not scaled; Treadle scales them by the root of the scale. Where
-    # that overflows, the step is undone either way, but its loss is NaN on one side alone.
-    if twice and program.precision == "mixed_float16" and program.scale > 2.0**20:
-        return False
     # tf.nn.moments stops gradients at its mean, so second derivatives through normalization
     # are wrong in plain Keras on TensorFlow. Treadle mends that.
     normalized = any(program.networks[i].has("Normalization") for i in twice)
     return not (normalized and keras.config.backend() == "tensorflow")
+
+
+def _without_undone(values: Mapping[str, Array]) -> dict[str, Array]:
+    """Return values without what undone steps returned where losses are scaled.
+
+    By hand, inner gradients are not scaled; Treadle scales them by the root of the scale. Where
+    that overflows, the step is undone either way, but its loss is NaN on one side alone.
+    """
+    undone = values.get("steps/undone")
+    if undone is None or "steps/loss_scale" not in values:
+        return dict(values)
+    kept = ("steps/undone", "steps/loss_scale")
+    return {
+        name: np.where(undone > 0, 0, value)
+        if name.startswith("steps/") and name not in kept
+        else value
+        for name, value in values.items()
+    }
 
 
 def _needs_directory(program: Program, checks: tuple[str, ...]) -> bool:
@@ -223,17 +238,14 @@ def _run_by_hand(program: Program, folder: Path) -> SimpleNamespace:
         task = module.Program()
         _build(program, task)
         changes = [(step, _on_task(change)) for step, change in module.changes]
-        batches = _order(program, module, folder)
+        batches, ends = _order(program, module, folder)
         skips = program.nonfinite == "skip"
-        history = byhand.train(task, batches, changes, skips)
+        history = byhand.train(task, batches, ends, changes, skips)
     except Exception as error:
         raise InvalidProgramError(f"{type(error).__name__}: {error}") from error
     values: dict[str, Array] = {f"steps/{k}": np.asarray(v) for k, v in history.items()}
     values["steps/count"] = values["steps/count"].astype("int32")
-    # Averages: `fit` of Keras ends with the averages as weights, a hand-written loop need not.
-    if not program.average:
-        values |= _weights(task)
-    return SimpleNamespace(values=values)
+    return SimpleNamespace(values={**values, **_weights(task)})
 
 
 def _on_task(change: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -250,14 +262,13 @@ def _build(program: Program, task: Any) -> None:
         if head:
             getattr(task, f"head{number}").build(head)
         # Where every part leaves the head to the other optimizer, this one never gets it.
-        kinds = {part.kind for form in program.forms for part in form.parts}
-        shared = head and kinds == {"parts"}
+        shared = head and program.kinds_of(number) == {"parts"}
         own = [v for v in net.trainable_variables if not (shared and any(v is h for h in head))]
         getattr(task, f"opt{number}").build(own)
 
 
-def _order(program: Program, module: ModuleType, folder: Path) -> list[Any]:
-    """Return the batches of all steps in their order."""
+def _order(program: Program, module: ModuleType, folder: Path) -> tuple[list[Any], list[int]]:
+    """Return the batches of all steps in their order, and after how many of them a call ends."""
     if program.source == "arrays":
         data = loaded(source(program), folder / "data.py").train
 
@@ -273,19 +284,23 @@ def _order(program: Program, module: ModuleType, folder: Path) -> list[Any]:
         return batches
 
     order: list[Any] = []
+    ends: list[int] = []
     at = 0
     for unit, count in program.calls:
         if unit == "epochs":
             for _ in range(count):
                 order += epoch(at)
                 at += 1
+            ends.append(len(order))
             continue
         rest: list[Any] = []
         while len(rest) < count:
             rest += epoch(at)
             at += 1
         order += rest[:count]
-    return order
+        ends.append(len(order))
+    # Training by `for` loops ends with the `with` block of the loop.
+    return order, ends[-1:] if program.looped else ends
 
 
 def loaded(text: str, path: Path) -> ModuleType:

@@ -35,6 +35,7 @@ FEATURES = (
     "accumulation",
     "averages",
     "fronts",  # networks that begin with something else than Dense
+    "loops",  # `for` loops over `loop.epochs` and `loop.steps`
 )
 
 ACTIVATIONS = ("tanh", "softplus", "gelu", "sigmoid")
@@ -132,9 +133,11 @@ def parts(
     network = made[number]
     kinds = ["minimize", "minimize", "gradients"]
     if "nested" in features:
-        # Embeddings have no gradient by their input; cuDNN apart, recurrent layers have.
-        kinds += [] if network.of_tokens else ["penalty"]
-        kinds += ["inner"] if network.built else []
+        # Embeddings have no gradient by their input; cuDNN apart, recurrent layers have. PyTorch
+        # has no second derivative of its fused attention.
+        fused = network.front == "attention"
+        kinds += [] if network.of_tokens or fused else ["penalty"]
+        kinds += ["inner"] if network.built and not fused else []
     # A row alone has no statistics, and no weight. What was not built is built by the objective,
     # so that its gradients are not known before.
     if "rows" in features and network.built and not network.has("BatchNorm") and not weighted:
@@ -257,6 +260,9 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         made["bad"] = tuple(b for b in bad if kinds[order[b][0]] != "whole")
         made["nonfinite"] = nonfinite
     made["validated"] = kinds[0] == "plain" and not half and draw(st.booleans())
+    by_epochs = all(unit == "epochs" for unit, _ in made["calls"])
+    if "loops" in features and by_epochs and nonfinite != "rollback" and not made["validated"]:
+        made["looped"] = draw(st.booleans())
     steps = Program(**made).steps
     if nonfinite == "rollback":
         steps = max(2, steps - 2 * len(made["bad"]))

@@ -24,6 +24,7 @@ FRONTS = {
     ),
     "lstm": ("layers.Reshape((4, 1))", "layers.LSTM(3)"),
     "gru": ("layers.Reshape((4, 1))", "layers.GRU(3)"),
+    "attention": ("layers.Reshape((4, 1))", "SelfAttention()", "layers.Flatten()"),
 }
 
 LOSSES = {
@@ -147,6 +148,7 @@ class Program:
         source: `list`, `function`, or `arrays` (of the first form, all rows joined).
         shuffled: With `arrays`: each epoch has its own order.
         calls: What `fit` is called with, one after the other: ("epochs", 2) or ("steps", 5).
+        looped: `loop.epochs` and `loop.steps` train instead of `fit`.
         changes: What hooks change.
         bad: Batches that hold NaN, by their position in an epoch.
         nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
@@ -169,6 +171,7 @@ class Program:
     source: str = "list"
     shuffled: bool = False
     calls: tuple[tuple[str, int], ...] = (("epochs", 2),)
+    looped: bool = False
     changes: tuple[Change, ...] = ()
     bad: tuple[int, ...] = ()
     nonfinite: str | None = None
@@ -189,20 +192,19 @@ class Program:
             count * len(self.order) if unit == "epochs" else count for unit, count in self.calls
         )
 
-    @property
-    def average(self) -> bool:
-        """Whether an optimizer keeps averages of the weights."""
-        return any("use_ema" in optimizer for optimizer in self.optimizers)
-
     def used(self) -> set[int]:
         """The networks that are trained."""
         parts = [part for form in self.forms for part in form.parts]
         following = {part.network + 1 for part in parts if part.kind == "chain"}
         return {part.network for part in parts} | following
 
-    def kinds(self) -> set[str]:
-        """What its parts are."""
-        return {part.kind for form in self.forms for part in form.parts}
+    def kinds_of(self, network: int) -> set[str]:
+        """The kinds of the parts that train a network."""
+        parts = [part for form in self.forms for part in form.parts]
+        following = {
+            "chain" for part in parts if part.kind == "chain" and part.network + 1 == network
+        }
+        return {part.kind for part in parts if part.network == network} | following
 
 
 def shown(program: Any) -> str:

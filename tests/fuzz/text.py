@@ -53,6 +53,20 @@ def squares(y, out, sample_weight=None):
     return ops.mean(each if sample_weight is None else each * sample_weight)
 
 
+class SelfAttention(layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        # With a seed: the layer would draw one each time it is built.
+        seeded = keras.initializers.GlorotUniform(7)
+        self.heads = layers.MultiHeadAttention(2, 3, kernel_initializer=seeded)
+
+    def build(self, shape):
+        self.heads.build(shape, shape)
+
+    def call(self, x):
+        return self.heads(x, x)
+
+
 def dtype_of(x):
     return keras.backend.standardize_dtype(x.dtype)
 """
@@ -99,7 +113,7 @@ def source(program: Program, task: bool = True) -> str:
 
 
 def _run(program: Program) -> list[str]:
-    calls = "; ".join(f"loop.fit(train, validation, {unit}={n})" for unit, n in program.calls)
+    calls = "\n        ".join(_call(program, unit, count) for unit, count in program.calls)
     guard = ""
     if program.nonfinite is not None:
         guard = f'\n    watching += [NonFinite("{program.nonfinite}")]'
@@ -116,7 +130,11 @@ def killed(loop):
         if newest is not None and newest.progress.step >= {_saved_before(program)}:
             break
         time.sleep(0.05)
-    shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
+    while not copies[0].exists():
+        try:
+            shutil.copytree(loop.directory, copies[0], ignore=shutil.ignore_patterns(".lock"))
+        except shutil.Error:  # a checkpoint was removed meanwhile
+            shutil.rmtree(copies[0])
 
 
 class NoModel(FinalModel):  # which takes longer than the run
@@ -141,6 +159,14 @@ def run(directory=None, **options):
     return loop
 '''
     return text.splitlines()
+
+
+def _call(program: Program, unit: str, count: int) -> str:
+    if not program.looped:
+        return f"loop.fit(train, validation, {unit}={count})"
+    return f"""for _ in loop.epochs({count}):
+            for _ in loop.steps(train, every="{program.every} steps"):
+                pass"""
 
 
 def _saved_before(program: Program) -> int:

@@ -3,6 +3,8 @@
 import inspect
 import shutil
 import textwrap
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -22,6 +24,11 @@ class Group(TyperGroup):
     def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
         """Return the parameters, without types for flags."""
         return without_types(super().get_params(ctx))  # type: ignore[arg-type]
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Print the help."""
+        with wrapped_examples(self):
+            super().format_help(ctx, formatter)  # type: ignore[arg-type]
 
 
 class Command(TyperCommand):
@@ -56,11 +63,42 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Print the help, and the settings of the task if one is given together with `--help`."""
-        super().format_help(ctx, formatter)  # type: ignore[arg-type]
+        with wrapped_examples(self):
+            super().format_help(ctx, formatter)  # type: ignore[arg-type]
         recipe = recipe_in(ctx.meta.get(ARGUMENTS, []))
         if recipe is not None and any(part.name == "set_" for part in self.params):
             for line in settings_lines(recipe, shutil.get_terminal_size().columns):
                 typer.echo(line)
+
+
+@contextmanager
+def wrapped_examples(command: TyperCommand | TyperGroup) -> Generator[None]:
+    """Wrap the examples in a command's help with indented continuation lines, inside the block."""
+    texts = command.help, command.epilog
+    # Rich leaves one column free on both sides.
+    width = shutil.get_terminal_size().columns - 2
+    command.help, command.epilog = (text and _with_wrapped_examples(text, width) for text in texts)
+    try:
+        yield
+    finally:
+        command.help, command.epilog = texts
+
+
+def _with_wrapped_examples(text: str, width: int) -> str:
+    """Return a text whose indented lines, the examples, fit into a width."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if not line.startswith("  ") or len(line) <= width:
+            lines.append(line)
+            continue
+        lines += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * 6,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def without_types(parameters: list[Any]) -> list[Any]:

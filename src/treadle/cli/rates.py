@@ -107,7 +107,7 @@ def schedule(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="SCHEDULE|NAME|FILE.py:TASK",
+            metavar="SCHEDULE|TASK",
             help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, to show the "
             "learning rates of its optimizers.",
             show_default=False,

@@ -4,19 +4,25 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
 
 from ..core.backend_choice import choose_backend
-from ..core.directory import RUN, read_run, why_unfinished
+from ..core.directory import CHECKPOINTS, LOG, RUN, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, overriding, precision_name, run_seed
 from ..core.renamed import with_current_names
 from ..core.triggers import Span
-from ..errors import BackendError, ConfigurationError, DataError, DirectoryError
+from ..errors import (
+    BackendError,
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    DirectoryError,
+)
 from ..recipes import Recipe, make, resolve
 from . import advice, environment, output
 
@@ -158,7 +164,8 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Make the task of a run again with its trained weights, and evaluate it.
 
-    An unfinished run is evaluated with its newest checkpoint, and a note is printed.
+    An unfinished run is evaluated with its newest checkpoint, and a note is printed. Python values
+    that hooks changed during the run are those of the newest checkpoint.
 
     The only code executed is the task's file, whose path the run records; arrays are read as plain
     data.
@@ -172,8 +179,8 @@ def evaluate(
             checkpoint, if the task cannot be made again, or if it has no evaluation data.
     """
     configuration = _opened(directory, "call loop.evaluate in the script")
-    state = _state(directory)
     made = _made_again(directory, configuration, data_dir, quiet)
+    state = _state(directory)  # after Keras was imported, whose messages are hidden there
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
@@ -183,10 +190,8 @@ def evaluate(
     options = Options(execution=configuration["execution"])
     with (
         environment.showing("evaluating", quiet),
-        treadle.Loop(made.task, options=options, console=False) as loop,
+        _trained_loop(directory, made.task, options, data.train, state) as loop,
     ):
-        loop.prepare(data.train)
-        loop.state.assign(state)
         return {name: loop.evaluate(part) for name, part in sets.items()}
 
 
@@ -322,6 +327,57 @@ def _state(directory: Path) -> Mapping[str, Any]:
             f"{step}"
         )
     return state
+
+
+def _trained_loop(
+    directory: Path, task: Any, options: Options, train: Any, state: Mapping[str, Any]
+) -> "treadle.Loop":
+    """Return a loop whose task has the variables and the Python values of a run; reads files only.
+
+    Args:
+        directory: The run directory.
+        task: The task, made again.
+        options: Execution options.
+        train: The training source: building the step reads a batch.
+        state: The values of all variables.
+    """
+    # Late: importing them imports NumPy and Keras.
+    from ..checkpoint import Checkpoints
+    from ..core.progress import Progress
+    from ..run.dispatch import HookDispatcher
+    from ..run.reporter import Reporter
+    from ..run.saved_state import LoopState
+    from ..run.services import Services, StartPoint
+    from ..steps.optimizers import build_as_saved
+    from ..steps.saved_constants import SavedConstants, described
+
+    try:
+        found = Checkpoints(directory / CHECKPOINTS).latest()
+    except CheckpointError as error:  # a finished run, whose variables are in another file
+        output.note(f"{error}; Python values that hooks changed are not restored")
+        found = None
+    constants = SavedConstants(task)
+    start = None
+    if found is not None:
+        # From the first batch on, so that there is one to build the step with. The checkpoint also
+        # lists the batch forms for which variables were created.
+        begun = replace(found, progress=Progress(), source=None, state=state)
+        start = StartPoint(begun, directory / LOG, constants, {})
+    services = Services(hooks=HookDispatcher([], []), reporter=Reporter(silent=True), start=start)
+    loop = treadle.Loop.with_services(task, options, services)
+    loop.prepare(train)
+    build_as_saved(task, state)
+    loop.state.assign(state)
+    if found is not None:
+        changes = constants.read(LoopState.decode(found.loop).constants)
+        constants.restore(changes)
+        missing = constants.missing(changes)
+        if missing:
+            output.note(
+                f"{described(missing)} during the run, and is not restored: results that depend on "
+                "it differ from those of the run"
+            )
+    return loop
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,26 +13,47 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.text import Text
 
 PER_SECOND = 4  # updates of the line on a terminal
+_INDENT = " " * 4  # of the continuation of a line with names and values
 PLAIN_INTERVAL = 30.0  # seconds between two lines if the output is not a terminal
 
 
 def wrapped(text: str, width: int) -> str:
     """Wrap the lines of a text between words; longer words, such as paths, are not broken.
 
+    Lines with names and values, separated by two spaces, are only broken there.
+
     Example:
         >>> print(wrapped("saved in runs/one", 10))
         saved in
         runs/one
+        >>> print(wrapped("epoch 1/3  loss 0.5  val_loss 0.25", 24))
+        epoch 1/3  loss 0.5
+            val_loss 0.25
     """
     broken: list[str] = []
     for line in text.split("\n"):
+        parts = line.split("  ")
         if len(line) <= width:
             broken.append(line)
+        elif len(parts) > 1 and all(parts) and max(map(len, parts)) + len(_INDENT) <= width:
+            broken += _filled(parts, width)
         else:
             broken += textwrap.wrap(
                 line, width, break_long_words=False, break_on_hyphens=False, tabsize=1
             )
     return "\n".join(broken)
+
+
+def _filled(parts: list[str], width: int) -> list[str]:
+    """Return lines of several parts, each as long as the width allows."""
+    lines = parts[:1]
+    for part in parts[1:]:
+        longer = f"{lines[-1]}  {part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(_INDENT + part)
+    return lines
 
 
 class Waiting:
@@ -106,8 +127,10 @@ class Waiting:
             self._thread.join()
 
     def print(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        """Print a line that stays, wrapped between words on a terminal."""
+        console = self._console
+        text = wrapped(text, console.width) if console.is_terminal else text
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     @property
     def _console(self) -> "Console":

@@ -308,7 +308,10 @@ def _table(first: str, *columns: str) -> Table:
         left = column in ("class", "shape", "dtype", "rows") or (
             column == "not finite" and first == "variable"
         )
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
+        # On a narrow terminal, paths are broken, and numbers are not.
+        whole = column not in ("class", "rows", "not finite")
+        justify = "left" if left else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=whole)
     return table
 
 

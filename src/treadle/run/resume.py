@@ -155,7 +155,13 @@ def _assign(state: State, arrays: Mapping[str, Any], among: list[str] | None) ->
     try:
         state.assign(arrays, among)
     except StateError as error:
-        raise StateError(f"this run cannot resume from its last checkpoint: {error}") from error
+        text = f"this run cannot resume from its last checkpoint: {error}"
+        if any(path not in state.variables for path in arrays):
+            text += (
+                ". A layer that only predict_step or loop.call uses must be built in __init__, for "
+                "example with an Input"
+            )
+        raise StateError(text) from error
 
 
 def circumstances() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..data.source import Source, is_closed_loop
 from ..errors import StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages, averaged
+from ..steps.optimizers import build_as_saved
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .call import Call, Kind
@@ -369,6 +370,10 @@ class Session:
         saved = self.resuming.saved
         if saved is not None:
             self._restoring.restore(self.resuming, self.training, lambda: self.prepare(window))
+            found = self.resuming.found
+            if found is not None and build_as_saved(self._task, found.state):
+                self.training.prepared = None  # built without the new slots
+                self.prepare(window)
         elif self.training.prepared is None:
             self.prepare(window)
         later, of_this_call = (

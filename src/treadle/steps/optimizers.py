@@ -1,6 +1,6 @@
 """Building optimizers with the union of the variables that a task's steps apply them to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -70,6 +70,31 @@ def build_optimizers(
             _build(optimizer, missing)
         changed = True
     return changed
+
+
+def build_as_saved(task: Any, arrays: Mapping[str, Any]) -> bool:
+    """Build optimizers also with the variables for which a checkpoint holds slots.
+
+    A run may have trained a layer and frozen it again, so that its step no longer applies the
+    optimizer to all variables of which it holds slots.
+
+    Args:
+        task: The task that holds the optimizers.
+        arrays: The values in the checkpoint, by path.
+
+    Returns:
+        Whether any optimizer was built.
+    """
+    state = State.discover(task)
+    applied: list[tuple[Any, list[Variable]]] = []
+    for path, optimizer in state.optimizers.items():
+        unknown = [p for p in arrays if p.startswith(f"{path}/") and p not in state.variables]
+        # After the optimizer's path follow the name of the slot and the path of the variable.
+        owners = [slot.removeprefix(f"{path}/").partition("/")[2] for slot in unknown]
+        variables = [state.variables[p] for p in dict.fromkeys(owners) if p in state.variables]
+        if variables and optimizer in _built:
+            applied.append((optimizer, variables))
+    return build_optimizers(task, applied, "train_step")
 
 
 def _build(optimizer: Any, variables: list[Variable]) -> None:

@@ -306,13 +306,15 @@ class _RandomStates:
     """The random states of Python and NumPy."""
 
     def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._python = random.getstate()
+        self._numpy: Any = np.random.get_state()
 
     def moved(self) -> str:
         """Return the generator whose state has changed, or an empty string."""
         if random.getstate() != self._python:
             return "Python's random"
-        if repr(np.random.get_state()) != repr(self._numpy):
+        now: Any = np.random.get_state()
+        if not all(map(np.array_equal, now, self._numpy)):
             return "numpy.random"
         return ""
 
