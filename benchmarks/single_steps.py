@@ -23,7 +23,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 WORKLOADS = ("mlp", "autoencoder", "cnn")
 TREADLE = "treadle, every step"
 RESULTS = Path(__file__).with_name("single_steps.json")
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks-single-steps.md"
+PAGE = Path(__file__).parent.parent / "docs" / "single-steps.md"
 
 
 def main(arguments: list[str]) -> None:
@@ -77,11 +77,15 @@ def _write_page(kept: dict[str, Any]) -> None:
     lines = [
         "# Single steps",
         "",
-        "This page compares loops that read the loss after every step. Above 1.00, Treadle is "
-        "faster. Medians with quartiles of\nturns that follow each other in one process; written "
-        "by `scripts/bench single_steps --write`.",
+        "This page compares loops that read the loss after every step: `for logs in "
+        "loop.steps(train)` with a compiled step\nin a Python loop, and with `fit` and a callback "
+        "for each batch. Two rows show what reading less often saves. All turns of a\nnetwork "
+        "follow each other in one process; the last column is the median ratio with quartiles. "
+        "Above 1.00, `loop.steps`\nis faster. Written by `scripts/bench single_steps --write`.",
         "",
-        f"{about['cpu']}, {about['cores']} cores.",
+        f"{about['cpu']}, {about['cores']} cores. The networks: mlp 784-64-64-10, SGD, batch 64; "
+        "autoencoder 784-128-16-128-784, Adam,\nbatch 100; cnn: the recipe `cifar10-cnn`, batch "
+        "64. On PyTorch, the loop by hand runs the same Keras layers and optimizer\nas Python.",
         "",
         *_head(),
     ]

@@ -41,7 +41,9 @@ def of_tensorflow() -> dict[str, Callable[[], list[Any]]]:
     import tensorflow as tf
 
     data = tf.data.Dataset.range(3)
+    function = tf.function(lambda x: x)
     return {
+        "ConcreteFunction": lambda: [function.get_concrete_function(tf.TensorSpec([]))],
         "tf.data.Dataset": lambda: [data, data.map(lambda x: x)],
         "shuffled tf.data.Dataset": lambda: [data.shuffle(2, seed=1)],
         "random tf.data.Dataset": lambda: [tf.data.Dataset.random(seed=1)],

@@ -88,6 +88,11 @@ ATTRIBUTES: dict[str, Attribute] = {
         "TensorFlow's own attributes, which list all other attributes again",
         f"{_TENSORFLOW}/python/trackable/base.py",
     ),
+    "_call_flat": Attribute(
+        "ConcreteFunction",
+        "called with a list of tensors: checking and sorting arguments by name takes 0.2 ms a call",
+        f"{_TENSORFLOW}/python/eager/polymorphic_function/concrete_function.py",
+    ),
     "_inputs": Attribute(
         "tf.data.Dataset", "the parts of a pipeline", f"{_DATASET}/dataset_ops.py"
     ),

@@ -270,7 +270,13 @@ class _TracedStep:
 def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) -> Any:
     scalars = [tf.TensorSpec([], tf.int32)] * numbers
     compiled = tf.function(function, jit_compile=True if xla else None, autograph=False)
-    return compiled.get_concrete_function(arrays, chosen, *scalars)
+    concrete = compiled.get_concrete_function(arrays, chosen, *scalars)
+    captured: list[Any] = concrete.captured_inputs
+
+    def call(arrays: Sequence[Any], chosen: Any, *numbers: Any) -> list[Any]:
+        return concrete._call_flat([*arrays, chosen, *numbers], captured)
+
+    return call
 
 
 def device() -> str:
