@@ -47,16 +47,16 @@ def test_a_program_without_a_loop_runs_single_steps_once_it_is_proven(
     expected = trained("6 steps")
     made: list[single.SingleStep] = []
 
-    def paid_already(seconds: float) -> single.SingleStep:
-        made.append(single.SingleStep(0.0))
+    def paid_already(seconds: float, *about: Any) -> single.SingleStep:
+        made.append(single.SingleStep(0.0, *about))
         return made[-1]
 
     monkeypatch.setattr(windows, "SingleStep", paid_already)
-    monkeypatch.setattr(single, "STEPS_COMPARED", 3)
+    monkeypatch.setattr(single, "STEPS_COMPARED", 2)
     found = trained("1 step")
     same(found[0], expected[0])
     assert found[1] == expected[1]
-    # Batches of 8; the three short batches of 4 were compared, and none ran after them.
+    # Batches of 8; of the three short batches of 4, the last two were compared.
     assert [one.proven for one in made] == [True, True]
     assert all(one.function is not None for one in made)
 
@@ -71,8 +71,8 @@ def test_a_program_without_a_loop_that_rounds_differently_is_not_used(
     made: list[single.SingleStep] = []
     right = windows._single
 
-    def paid_already(seconds: float) -> single.SingleStep:
-        made.append(single.SingleStep(0.0))
+    def paid_already(seconds: float, *about: Any) -> single.SingleStep:
+        made.append(single.SingleStep(0.0, *about))
         return made[-1]
 
     def rounding(step: Any, resident: bool) -> Callable[..., Any]:
@@ -92,24 +92,62 @@ def test_a_program_without_a_loop_that_rounds_differently_is_not_used(
     assert [(one.function, one.proven, one.is_due) for one in made] == [(None, False, False)] * 2
 
 
+def single_step(seconds: float = 0.0, primitives: tuple[str, ...] = ("dot",)) -> Any:
+    from treadle.backends.jax.single import SingleStep
+
+    return SingleStep(seconds, [True, False], primitives)
+
+
 @ON_JAX
 def test_a_program_without_a_loop_is_compiled_when_it_pays() -> None:
-    from treadle.backends.jax.single import STEPS_COMPARED, SingleStep
+    from treadle.backends.jax.single import SAVED_SECONDS
 
-    one = SingleStep(compile_seconds=1.0)
-    one.ran(0.75)
+    one = single_step(1.5 * SAVED_SECONDS)
+    one.ran_in_loop()
     assert not one.is_due
-    one.ran(0.25)
+    one.ran_in_loop()
     assert one.is_due
-    one.function = abs
-    assert not one.is_due
-    row = [np.array([1.0, np.nan], "float32")]
+    one.compile(lambda: abs)
+    assert not one.is_due and one.function is abs
+
+
+@ON_JAX
+@pytest.mark.parametrize("primitive", ["conv_general_dilated", "cond", "while", "io_callback"])
+def test_a_step_that_cannot_be_compared_keeps_its_loop(primitive: str) -> None:
+    assert single_step().is_due
+    assert not single_step(primitives=("dot", primitive)).is_due
+
+
+@ON_JAX
+def test_only_steps_that_change_every_variable_count() -> None:
+    from treadle.backends.jax.single import STEPS_COMPARED
+
+    one = single_step()
+    one.compile(lambda: abs)
+    old, new, kept = (np.array([value], "float32") for value in (1.0, 2.0, np.nan))
+    for _ in range(STEPS_COMPARED):  # as with a learning rate of 0
+        one.compare([old, kept], ([old, kept], {}), lambda: ([old, kept], {}))
+    assert not one.proven
     for _ in range(STEPS_COMPARED):
         assert not one.proven
-        one.compare(row, row)
+        one.compare([old, kept], ([new, kept], {}), lambda: ([new, kept], {}))
     assert one.proven
-    one.compare([np.float32(0.0)], [np.float32(-0.0)])  # other bits
-    assert one.function is None
+    one.compare([old, kept], ([new, -old * 0], {}), lambda: ([new, old * 0], {}))  # other bits
+    assert one.function is None and not one.proven and not one.is_due
+
+
+@ON_JAX
+def test_a_program_without_a_loop_that_fails_is_not_used() -> None:
+    def fail() -> Any:
+        raise MemoryError
+
+    one = single_step()
+    one.compile(fail)
+    assert one.function is None and not one.is_due
+    one = single_step()
+    one.compile(lambda: abs)
+    one.compare([], ([], {}), fail)
+    assert one.function is None and not one.is_due
 
 
 @dataclass
@@ -166,6 +204,38 @@ def test_trainable_of_a_layer_is_read_by_its_property() -> None:
     snapshot = State.discover(task).snapshot()
     assert snapshot.is_current()
     task.layer.trainable = False
+    assert not snapshot.is_current()
+
+
+class Checked:
+    """A descriptor that keeps its value in the object's dict, as validating ones do."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: Any, owner: type) -> Any:
+        return vars(holder)[self._name] if holder is not None else self
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        vars(holder)[self._name] = value
+
+
+class Described:
+    sizes = Checked()
+
+    def __init__(self) -> None:
+        self.sizes = [1, 2]
+        self.name = "text"
+
+
+def test_a_snapshot_reads_descriptors_and_a_replaced_dict() -> None:
+    task = Described()
+    snapshot = Snapshot(State.constants_of(task))
+    assert snapshot.is_current()
+    task.sizes = [1, 3]
+    assert not snapshot.is_current()
+    snapshot = Snapshot(State.constants_of(task))
+    task.__dict__ = {**vars(task), "name": "another"}
     assert not snapshot.is_current()
 
 

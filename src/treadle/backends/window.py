@@ -198,7 +198,8 @@ def _nbytes(structure: Any) -> int:
         return sum(map(_nbytes, parts))
     if hasattr(structure, "nbytes"):
         return structure.nbytes
-    return sum(map(_nbytes, keras.tree.flatten(structure)))
+    leaves = keras.tree.flatten(structure)
+    return 0 if len(leaves) == 1 and leaves[0] is structure else sum(map(_nbytes, leaves))
 
 
 def row(batches: Any, index: int) -> Any:

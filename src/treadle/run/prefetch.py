@@ -24,6 +24,8 @@ PIECE: Final = 4
 # A batch that takes longer to read than this is read while a step runs in another thread. Handing
 # the step over and waiting for it costs about half as much.
 SLOW_SECONDS: Final = 2e-4
+# After a slow read, so many fast ones follow before steps run without another thread.
+SLOW_FOR: Final = 16
 # The number of batches read together for single steps, if they are only row indices of arrays.
 ROWS_AHEAD: Final = 64
 
@@ -37,7 +39,6 @@ class Feed:
 
     Attributes:
         waited: Seconds spent waiting for data; reading while a window runs does not count.
-        slow: Whether reading a batch took longer than running a step in another thread costs.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,8 @@ class Feed:
         self._prefetched: Window | None = None
         self._failure: BaseException | None = None
         self._read_until = 0.0
-        self.waited, self.slow = 0.0, True
+        self.waited = 0.0
+        self._fast_reads_missing = SLOW_FOR
 
     def open(
         self,
@@ -132,30 +134,36 @@ class Feed:
             return
         if self._prefetched is not None or self._failure is not None:
             return
-        window = None
+        reader, window = self._open[2], None
+        started, ran_meanwhile = time.monotonic(), running()
         try:
-            window = self._read_batches(self._open[2], most, running)
+            window = self._read_batches(reader, most, running)
             ready = None if window is None else placed(window)
             if window is not None and most == 1 and ready is not None and ready.rows is not None:
-                self._open[2].put_back(window)
-                ready = window = self._open[2].take(ROWS_AHEAD)
+                again, window = window, None
+                reader.put_back(again)
+                ready = reader.take(ROWS_AHEAD)
             self._prefetched = ready
         except BaseException as failure:  # also interrupts: the running window must be recorded
             self._failure = failure
             if window is not None:
-                self._open[2].put_back(window)
-        self._read_until = time.monotonic()
+                reader.put_back(window)
+        ended = time.monotonic()
+        count = self._prefetched.count if self._prefetched is not None else 1
+        slow = (ended - started) / count > SLOW_SECONDS
+        self._fast_reads_missing = SLOW_FOR if slow else max(0, self._fast_reads_missing - 1)
+        if ran_meanwhile:
+            self._read_until = ended
+        else:
+            self.waited += ended - started
 
     def _read_batches(
         self, reader: Reader, most: int, running: Callable[[], bool]
     ) -> Window | None:
         """Return up to `most` batches; reads further batches only while a window is running."""
-        started = time.monotonic()
         window = reader.take(min(most, PIECE))
         if window is None:
             return None
-        seconds = (time.monotonic() - started) / window.count
-        self.slow = window.rows is None and seconds > SLOW_SECONDS
         if window.rows is not None:  # rows of arrays: reading all at once costs nothing
             reader.put_back(window)
             return reader.take(most)
@@ -175,6 +183,11 @@ class Feed:
             pieces.append(piece)
             missing -= piece.count
         return window.joined(pieces)
+
+    @property
+    def slow(self) -> bool:
+        """Whether reading a batch lately took longer than handing a step to another thread."""
+        return self._fast_reads_missing > 0
 
     def ran(self, until: float) -> None:
         """Add the waiting time for a window that ended at `until` while the next one was read."""

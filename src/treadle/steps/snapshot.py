@@ -25,9 +25,10 @@ class Snapshot:
 
     def __init__(self, constants: Mapping[str, Constant]) -> None:
         # Per object: its attributes, a function that reads the constant ones, and what it returned.
-        self._attributes: list[tuple[dict[str, Any], Callable[[Any], Any], tuple[Any, ...]]] = []
+        self._attributes: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
         self._containers: list[tuple[_Container, tuple[Any, ...]]] = []
-        # Values that properties return, and arrays, whose elements may change.
+        # Values that properties return: containers, then others, and arrays that may change.
+        self._read: list[tuple[Callable[[], Any], Any]] = []
         self._others: list[tuple[Callable[[], Any], Any]] = []
         names: dict[int, tuple[Any, list[str]]] = {}
         for constant in constants.values():
@@ -42,17 +43,19 @@ class Snapshot:
                 names.setdefault(id(constant.holder), (constant.holder, []))[1].append(
                     constant.name
                 )
+            elif isinstance(value, (list, tuple, dict)):
+                self._read.append((constant.read, value))
             else:
                 self._others.append((constant.read, fingerprint(value)))
         for holder, listed in names.values():
-            values, read = vars(holder), itemgetter(*listed, listed[0])  # two or more: a tuple
-            self._attributes.append((values, read, read(values)))
+            read = itemgetter(*listed, listed[0])  # two or more names: it returns a tuple
+            self._attributes.append((holder, read, read(vars(holder))))
 
     def is_current(self) -> bool:
         """Return True only if no value has changed; False if one may have."""
         try:
-            for values, read, before in self._attributes:
-                if not all(map(is_, read(values), before)):
+            for holder, read, before in self._attributes:
+                if not all(map(is_, read(vars(holder)), before)):
                     return False
         except KeyError:  # an attribute was deleted
             return False
@@ -60,6 +63,8 @@ class Snapshot:
             now = _items(container)
             if len(now) != len(before) or not all(map(is_, now, before)):
                 return False
+        if any(read() is not before for read, before in self._read):
+            return False
         return all(fingerprint(read()) == before for read, before in self._others)
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +39,13 @@ class JaxExecutor:
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
         self._singles: dict[Any, SingleStep] = {}  # by the shapes of the data set on the device
-        self._latest_single: tuple[Any, SingleStep] | None = None  # of the arrays of a data set
+        self._latest_single: tuple[ref[Any], SingleStep] | None = None  # of the data set's owner
         self._ready: tuple[Window, Plan, Any, Any] | None = None
 
     @property
     def programs(self) -> int:
-        """The number of compiled programs."""
-        singles = [single for single in self._singles.values() if single.function is not None]
-        return len(self._compiled) + len(singles)
+        """The number of compiled programs, without those for single steps."""
+        return len(self._compiled)
 
     def facts(self, window: Window) -> Facts:
         """Trace the step, and find out whether it has convolutions."""
@@ -64,7 +63,7 @@ class JaxExecutor:
             return False
         if single is not None and single.is_due:
             inputs = self._inputs(window, fused=False)
-            single.function = self._compile(window, inputs, fused=False, donated=())
+            single.compile(partial(self._compile, window, inputs, fused=False, donated=()))
             return True
         inputs, key = self._first_inputs(window)
         if key in self._compiled:
@@ -74,7 +73,9 @@ class JaxExecutor:
         self._compiled[key] = self._step(window), function
         if fused:
             seconds = time.monotonic() - started
-            self._singles.setdefault(_resident_shapes(window), SingleStep(seconds))
+            step = self._step(window)
+            single = SingleStep(seconds, step.updated, _primitives(step.closed.jaxpr))
+            self._singles.setdefault(_resident_shapes(window), single)
         return True
 
     def _compile(
@@ -90,13 +91,15 @@ class JaxExecutor:
         """Return the program without a loop for a window of one batch; None for other windows."""
         if window.count > 1 or not self.plan.fused:
             return None
-        arrays = None if window.rows is None else window.rows.arrays
-        if self._latest_single is None or self._latest_single[0] is not arrays:
-            single = self._singles.get(_resident_shapes(window))
-            if single is None:
-                return None
-            self._latest_single = arrays, single
-        return self._latest_single[1]
+        if window.rows is None:
+            return self._singles.get(())
+        latest, owner = self._latest_single, window.rows.owner
+        if latest is not None and latest[0]() is owner:
+            return latest[1]
+        single = self._singles.get(_resident_shapes(window))
+        if single is not None:
+            self._latest_single = ref(owner), single
+        return single
 
     def run(self, window: Window, first_step: int, background: bool = True) -> Running | Unthreaded:
         """Run the window in one call, or in one call per batch."""
@@ -113,13 +116,13 @@ class JaxExecutor:
         state, count = self._state(), window.count
 
         def fused() -> Any:
-            started = time.monotonic()
             new, results = function(state, inputs, np.int32(count), np.int32(first_step))
             fetched = _fetched(results, count)
             if single is not None:
-                single.ran(time.monotonic() - started)
+                single.ran_in_loop()
                 if single.function is not None:
-                    single.compare((new, fetched), self._run_single(single, window, first_step))
+                    again = partial(self._run_single, single, window, first_step)
+                    single.compare(state, (new, fetched), again)
             return new, fetched
 
         def singly() -> Any:
@@ -206,6 +209,9 @@ class _PureStep:
             *specs, jax.ShapeDtypeStruct((), np.int32)
         )
         self.results = shapes[1]
+        jaxpr = self.closed.jaxpr
+        unchanged = {id(variable) for variable in jaxpr.invars}
+        self.updated = [id(variable) not in unchanged for variable in jaxpr.outvars[: len(state)]]
         self._structure = jax.tree.structure(shapes)
 
     def __call__(self, state: Any, batch: Any, number: Any) -> Any:
