@@ -58,11 +58,13 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def empty_plots():
-    """Save an empty file as the plot of each run: Matplotlib takes half of the time of a short run.
+def quick_runs():
+    """Leave out what takes half of the time of a short run; processes that tests start do it.
 
-    Plots are tested in `test_hooks_curves.py`, and processes that tests start save theirs.
+    An empty file is saved as the plot of a run; `test_hooks_curves.py` tests plots. Files are not
+    flushed to the disk, which only a power failure would show; `faults.Disk` simulates it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treadle.hooks.curves.save", lambda figure, path: Path(path).touch())
+        patch.setattr(os, "fsync", lambda file: None)
         yield

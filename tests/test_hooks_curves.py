@@ -17,7 +17,7 @@ from treadle.hooks import curves
 
 @pytest.fixture(autouse=True)
 def plots(monkeypatch):
-    """Undo `empty_plots` of all tests."""
+    """Save plots, which `quick_runs` leaves out of all other tests."""
     monkeypatch.setattr(curves, "save", save)
 
 
