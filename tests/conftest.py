@@ -1,7 +1,11 @@
-"""Settings of all tests: which of them run by default."""
+"""Settings of all tests: which of them run by default, and what they need not do each time."""
 
+import gc
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,3 +46,25 @@ def pytest_collection_modifyitems(config, items):
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in set(out)]
+
+
+def pytest_collection_finish(session):
+    """Keep the garbage collector from searching the imported modules again and again.
+
+    `keras.utils.clear_session` collects garbage, and most tests call it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_runs():
+    """Leave out what takes half of the time of a short run; processes that tests start do it.
+
+    An empty file is saved as the plot of a run; `test_hooks_curves.py` tests plots. Files are not
+    flushed to the disk, which only a power failure would show; `faults.Disk` simulates it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treadle.hooks.curves.save", lambda figure, path: Path(path).touch())
+        patch.setattr(os, "fsync", lambda file: None)
+        yield

@@ -9,9 +9,16 @@ import pytest
 
 from tests.hook_loop import NAN, Loop
 from treadle import hooks
+from treadle.core.drawing import save
 from treadle.core.logs import History, Record, StepLogs
 from treadle.core.progress import Progress
 from treadle.hooks import curves
+
+
+@pytest.fixture(autouse=True)
+def plots(monkeypatch):
+    """Save plots, which `quick_runs` leaves out of all other tests."""
+    monkeypatch.setattr(curves, "save", save)
 
 
 def history(epochs=3, length=50, scale=1.0, first=1):

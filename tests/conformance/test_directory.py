@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -62,6 +63,14 @@ def run(directory: Path, seed: int = 0, console: bool = False, **how: Any) -> tr
     return loop
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a finished run with validation: tests copy it."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    run(directory, validation=source())
+    return directory
+
+
 def recorded(directory: Path) -> Any:
     return json.loads((directory / "run.json").read_text())
 
@@ -81,12 +90,13 @@ def recorded(directory: Path) -> Any:
     ],
 )
 def test_another_configuration_is_not_the_finished_run(
-    tmp_path: Path, changed: Any, message: str
+    finished: Path, tmp_path: Path, changed: Any, message: str
 ) -> None:
-    run(tmp_path, validation=source())
+    directory = tmp_path / "run"
+    shutil.copytree(finished, directory)
     with pytest.raises(DirectoryError, match=message):
-        run(tmp_path, **{"validation": source(), **changed})
-    assert run(tmp_path, validation=source()).reason == "it was finished before"
+        run(directory, **{"validation": source(), **changed})
+    assert run(directory, validation=source()).reason == "it was finished before"
 
 
 def test_backend_and_precision_are_part_of_the_configuration(tmp_path: Path) -> None:

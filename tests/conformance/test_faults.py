@@ -7,6 +7,7 @@ faults are in `test_checkpoint_crashes` and `test_checkpoint_damage`.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import tempfile
@@ -53,6 +54,14 @@ def never_interrupted() -> dict[str, Any]:
     """The outcome of the drill in this process, when nothing happens."""
     with tempfile.TemporaryDirectory() as folder:
         return outcome(run(Path(folder)))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was killed at step 16: tests copy it."""
+    copies = Copies(tmp_path_factory.mktemp("killed") / "run", "step 16")
+    run(copies.directory, at=copies.at)
+    return copies.taken["step 16"]
 
 
 # Kills
@@ -291,13 +300,10 @@ def test_a_directory_removed_during_a_run_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_moved_directory_and_a_moved_clock_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies = Copies(tmp_path / "run", "step 16")
-    run(tmp_path / "run", at=copies.at)
     moved = tmp_path / "elsewhere" / "moved"
-    moved.parent.mkdir()
-    copies.taken["step 16"].rename(moved)
+    shutil.copytree(killed, moved)
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() - 86400)
     for file in moved.rglob("*"):  # the newest by the clock is the oldest
@@ -318,10 +324,11 @@ def test_a_moved_directory_and_a_moved_clock_change_nothing(
         (b"\x00\xff garbage \n\x00", b"\x00\x00"),
     ],
 )
-def test_logs_are_cut_to_the_step_that_is_resumed(tmp_path: Path, log: bytes, table: bytes) -> None:
-    copies = Copies(tmp_path / "run", "step 16")
-    run(tmp_path / "run", at=copies.at)
-    directory = copies.taken["step 16"]
+def test_logs_are_cut_to_the_step_that_is_resumed(
+    killed: Path, tmp_path: Path, log: bytes, table: bytes
+) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(killed, directory)
     for name, tail in (("log.jsonl", log), ("epochs.csv", table)):
         with (directory / name).open("ab") as file:
             file.write(tail)

@@ -538,13 +538,20 @@ def test_a_rollback_restores_the_values_of_the_checkpoint(
     np.testing.assert_array_equal(went.history.steps("loss"), straight.history.steps("loss"))
 
 
-@pytest.mark.parametrize("step", [4, 6, 7, 12])
-def test_a_replay_has_the_values_of_its_step(tmp_path: Path, step: int) -> None:
-    def changing() -> Any:
-        return [treadle.at("6 steps", double), treadle.at("6 steps", change_rates)]
+def changing() -> Any:
+    return [treadle.at("6 steps", double), treadle.at("6 steps", change_rates)]
 
-    run(tmp_path, changing())
+
+@pytest.fixture(scope="module")
+def changed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("changed") / "run"
+    run(directory, changing())
+    return directory
+
+
+@pytest.mark.parametrize("step", [4, 6, 7, 12])
+def test_a_replay_has_the_values_of_its_step(changed_run: Path, step: int) -> None:
     keras.utils.set_random_seed(1)
-    report = treadle.doctor.replay(Many(), source(), tmp_path, step=step, hooks=changing())
+    report = treadle.doctor.replay(Many(), source(), changed_run, step=step, hooks=changing())
     assert report.agreement.compared and report.agreement.difference == ""
     assert report.eager_distance < 1e-5

@@ -7,7 +7,10 @@ SHAPES = {"mnist": (28, 28), "cifar10": (32, 32, 3)}
 
 @pytest.fixture(autouse=True)
 def quick_compiling():
-    """Let XLA optimize less: these steps run three times (measured: half the time on JAX)."""
+    """Let XLA optimize less: these steps run three times (measured: half the time on JAX).
+
+    On TensorFlow this is set for a whole process, by `scripts/test`.
+    """
     if keras.config.backend() != "jax":
         yield
         return

@@ -37,7 +37,6 @@ NATIVE = [name for name, recipe in find().items() if recipe.backend]
 
 
 @pytest.mark.every_backend
-@pytest.mark.every_backend
 @pytest.mark.parametrize("name", find())
 def test_three_steps(name):
     """Each recipe trains on each backend; that it learns is shown on one, and in benchmarks."""

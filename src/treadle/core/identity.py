@@ -12,6 +12,7 @@ import platform
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -106,13 +107,21 @@ def versions() -> dict[str, str]:
         >>> sorted(versions())[:2]
         ['jax', 'keras']
     """
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {package: _version(package) for package in PACKAGES}
+    installed = {package: number for package, number in found.items() if number is not None}
+    return {"python": platform.python_version(), **installed}
+
+
+@cache
+def _version(package: str) -> str | None:
+    """Return the version of a package, or None if it is not installed.
+
+    Reading the metadata of all packages takes milliseconds, and each checkpoint contains them.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def source_facts(source: Any) -> dict[str, Any]:
