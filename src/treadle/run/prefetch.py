@@ -24,7 +24,7 @@ PIECE: Final = 4
 # A batch that takes longer to read than this is read while a step runs in another thread. Handing
 # the step over and waiting for it costs about half as much.
 SLOW_SECONDS: Final = 2e-4
-# After a slow read, so many fast ones follow before steps run without another thread.
+# After a slow read, so many batches are read fast before steps run without another thread.
 SLOW_FOR: Final = 16
 # The number of batches read together for single steps, if they are only row indices of arrays.
 ROWS_AHEAD: Final = 64
@@ -151,7 +151,7 @@ class Feed:
         ended = time.monotonic()
         count = self._prefetched.count if self._prefetched is not None else 1
         slow = (ended - started) / count > SLOW_SECONDS
-        self._fast_reads_missing = SLOW_FOR if slow else max(0, self._fast_reads_missing - 1)
+        self._fast_reads_missing = SLOW_FOR if slow else max(0, self._fast_reads_missing - count)
         if ran_meanwhile:
             self._read_until = ended
         else:
