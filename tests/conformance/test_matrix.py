@@ -9,7 +9,15 @@ from cases import CASES, batches_of
 from treadle.testing.trace import Tolerance, compare
 
 
-@pytest.mark.parametrize("name", CASES)
+# What XLA compiled is also compared with the other backends (test_across_backends.py). PyTorch, one
+# of them, runs all of these, so the others run a quarter by default.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long_to_compile if number % 4 else ())
+        for number, name in enumerate(CASES)
+    ],
+)
 def test_compiled_is_close_to_eager(name: str) -> None:
     tolerance = Tolerance(rtol=CASES[name].rtol, atol=1e-6)
     compiled, eager = runs.compiled(name), runs.eager(name)
