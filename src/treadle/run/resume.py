@@ -156,7 +156,9 @@ def _assign(state: State, arrays: Mapping[str, Any], among: list[str] | None) ->
         state.assign(arrays, among)
     except StateError as error:
         text = f"this run cannot resume from its last checkpoint: {error}"
-        if any(path not in state.variables for path in arrays):
+        needed = state.variables if among is None else among
+        # If values are missing too, the task is another one.
+        if all(path in arrays for path in needed) and any(p not in state.variables for p in arrays):
             text += (
                 ". A layer that only predict_step or loop.call uses must be built in __init__, for "
                 "example with an Input"
