@@ -23,7 +23,7 @@ completed do nothing, and the interrupted call resumes from the checkpoint (see 
 rollback by `fit` restores a checkpoint within one process in the same way (see `hooks.nonfinite`).
 
 The parts of a run, and how it begins, resumes and ends, are in `run.session`. Hooks see a loop as
-`core.hook.LoopView`.
+`core.hook.LoopView`. Half of this file is the public methods with their documentation.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence

@@ -16,10 +16,6 @@ from treadle import data
 from treadle.steps.snapshot import Snapshot
 from treadle.steps.state import State
 
-ON_JAX = pytest.mark.skipif(
-    keras.config.backend() != "jax", reason="only JAX has a program for windows of one batch"
-)
-
 
 def trained(every: str, steps: int = 18) -> tuple[dict[str, Any], list[float]]:
     """Return the state and the losses after some steps of one and the same task."""
@@ -36,118 +32,6 @@ def test_single_steps_have_the_bits_of_windows() -> None:
     (single, losses), (windows, expected) = trained("1 step"), trained("6 steps")
     same(single, windows)
     assert losses == expected
-
-
-@ON_JAX
-def test_a_program_without_a_loop_runs_single_steps_once_it_is_proven(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from treadle.backends.jax import single, windows
-
-    expected = trained("6 steps")
-    made: list[single.SingleStep] = []
-
-    def paid_already(seconds: float, *about: Any) -> single.SingleStep:
-        made.append(single.SingleStep(0.0, *about))
-        return made[-1]
-
-    monkeypatch.setattr(windows, "SingleStep", paid_already)
-    monkeypatch.setattr(single, "STEPS_COMPARED", 2)
-    found = trained("1 step")
-    same(found[0], expected[0])
-    assert found[1] == expected[1]
-    # Batches of 8; of the three short batches of 4, the last two were compared.
-    assert [one.proven for one in made] == [True, True]
-    assert all(one.function is not None for one in made)
-
-
-@ON_JAX
-def test_a_program_without_a_loop_that_rounds_differently_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from treadle.backends.jax import single, windows
-
-    expected = trained("6 steps")
-    made: list[single.SingleStep] = []
-    right = windows._single
-
-    def paid_already(seconds: float, *about: Any) -> single.SingleStep:
-        made.append(single.SingleStep(0.0, *about))
-        return made[-1]
-
-    def rounding(step: Any, resident: bool) -> Callable[..., Any]:
-        run = right(step, resident)
-
-        def off(state: Any, inputs: Any, number: Any) -> Any:
-            new, out = run(state, inputs, number)
-            return [ops.nextafter(x, x + 1) if x.dtype == "float32" else x for x in new], out
-
-        return off
-
-    monkeypatch.setattr(windows, "SingleStep", paid_already)
-    monkeypatch.setattr(windows, "_single", rounding)
-    found = trained("1 step")
-    same(found[0], expected[0])
-    assert found[1] == expected[1]
-    assert [(one.function, one.proven, one.is_due) for one in made] == [(None, False, False)] * 2
-
-
-def single_step(seconds: float = 0.0, primitives: tuple[str, ...] = ("dot",)) -> Any:
-    from treadle.backends.jax.single import SingleStep
-
-    return SingleStep(seconds, [True, False], primitives)
-
-
-@ON_JAX
-def test_a_program_without_a_loop_is_compiled_when_it_pays() -> None:
-    from treadle.backends.jax.single import SAVED_SECONDS
-
-    one = single_step(1.5 * SAVED_SECONDS)
-    one.ran_in_loop()
-    assert not one.is_due
-    one.ran_in_loop()
-    assert one.is_due
-    one.compile(lambda: abs)
-    assert not one.is_due and one.function is abs
-
-
-@ON_JAX
-@pytest.mark.parametrize("primitive", ["conv_general_dilated", "cond", "while", "io_callback"])
-def test_a_step_that_cannot_be_compared_keeps_its_loop(primitive: str) -> None:
-    assert single_step().is_due
-    assert not single_step(primitives=("dot", primitive)).is_due
-
-
-@ON_JAX
-def test_only_steps_that_change_every_variable_count() -> None:
-    from treadle.backends.jax.single import STEPS_COMPARED
-
-    one = single_step()
-    one.compile(lambda: abs)
-    old, new, kept = (np.array([value], "float32") for value in (1.0, 2.0, np.nan))
-    for _ in range(STEPS_COMPARED):  # as with a learning rate of 0
-        one.compare([old, kept], ([old, kept], {}), lambda: ([old, kept], {}))
-    assert not one.proven
-    for _ in range(STEPS_COMPARED):
-        assert not one.proven
-        one.compare([old, kept], ([new, kept], {}), lambda: ([new, kept], {}))
-    assert one.proven
-    one.compare([old, kept], ([new, -old * 0], {}), lambda: ([new, old * 0], {}))  # other bits
-    assert one.function is None and not one.proven and not one.is_due
-
-
-@ON_JAX
-def test_a_program_without_a_loop_that_fails_is_not_used() -> None:
-    def fail() -> Any:
-        raise MemoryError
-
-    one = single_step()
-    one.compile(fail)
-    assert one.function is None and not one.is_due
-    one = single_step()
-    one.compile(lambda: abs)
-    one.compare([], ([], {}), fail)
-    assert one.function is None and not one.is_due
 
 
 @dataclass

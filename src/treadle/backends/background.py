@@ -59,35 +59,6 @@ class Running:
             self._ended = time.monotonic()
 
 
-class Unthreaded:
-    """The results of a window that runs in the thread that calls `fetch`.
-
-    Args:
-        compute: A function that runs the window and returns its results as NumPy arrays.
-        settle: A function that updates the state from the result of `compute`.
-    """
-
-    def __init__(
-        self, compute: Callable[[], Any], settle: Callable[[Any], Results] = lambda results: results
-    ) -> None:
-        self._compute, self._settle = compute, settle
-        self.seconds = self.ended = 0.0
-
-    def running(self) -> bool:
-        """Return False: nothing runs meanwhile."""
-        return False
-
-    def fetch(self) -> Results:
-        """Run the window, and return values and explicit weights per name, and violations."""
-        started = time.monotonic()
-        try:
-            results = self._compute()
-        finally:
-            self.ended = time.monotonic()
-            self.seconds = self.ended - started
-        return self._settle(results)
-
-
 class Done:
     """The results of a window that already ran in the calling thread.
 
@@ -108,3 +79,22 @@ class Done:
     def fetch(self) -> Results:
         """Return values and explicit weights per name, and violations."""
         return self._results()
+
+
+def start(
+    compute: Callable[[], Any],
+    settle: Callable[[Any], Results] = lambda results: results,
+    background: bool = True,
+) -> Running | Done:
+    """Run a window in the background thread, or in this one before returning.
+
+    Args:
+        compute: As for `Running`.
+        settle: As for `Running`.
+        background: Whether this thread has other work meanwhile.
+    """
+    if background:
+        return Running(compute, settle)
+    started = time.monotonic()
+    results = compute()
+    return Done(lambda: settle(results), time.monotonic() - started)

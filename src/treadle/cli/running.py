@@ -4,21 +4,20 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
 
 from ..core.backend_choice import choose_backend
-from ..core.directory import CHECKPOINTS, LOG, RUN, read_run, why_unfinished
+from ..core.directory import RUN, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, overriding, precision_name, run_seed
 from ..core.renamed import with_current_names
 from ..core.triggers import Span
 from ..errors import (
     BackendError,
-    CheckpointError,
     ConfigurationError,
     DataError,
     DirectoryError,
@@ -180,7 +179,10 @@ def evaluate(
     """
     configuration = _opened(directory, "call loop.evaluate in the script")
     made = _made_again(directory, configuration, data_dir, quiet)
-    state = _state(directory)  # after Keras was imported, whose messages are hidden there
+    # Late: importing it imports NumPy and Keras, whose messages `_made_again` hides.
+    from .trained_loop import trained_loop
+
+    state = _state(directory)
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
@@ -190,7 +192,7 @@ def evaluate(
     options = Options(execution=configuration["execution"])
     with (
         environment.showing("evaluating", quiet),
-        _trained_loop(directory, made.task, options, data.train, state) as loop,
+        trained_loop(directory, made.task, options, data.train, state) as loop,
     ):
         return {name: loop.evaluate(part) for name, part in sets.items()}
 
@@ -327,57 +329,6 @@ def _state(directory: Path) -> Mapping[str, Any]:
             f"{step}"
         )
     return state
-
-
-def _trained_loop(
-    directory: Path, task: Any, options: Options, train: Any, state: Mapping[str, Any]
-) -> "treadle.Loop":
-    """Return a loop whose task has the variables and the Python values of a run; reads files only.
-
-    Args:
-        directory: The run directory.
-        task: The task, made again.
-        options: Execution options.
-        train: The training source: building the step reads a batch.
-        state: The values of all variables.
-    """
-    # Late: importing them imports NumPy and Keras.
-    from ..checkpoint import Checkpoints
-    from ..core.progress import Progress
-    from ..run.dispatch import HookDispatcher
-    from ..run.reporter import Reporter
-    from ..run.saved_state import LoopState
-    from ..run.services import Services, StartPoint
-    from ..steps.optimizers import build_as_saved
-    from ..steps.saved_constants import SavedConstants, described
-
-    try:
-        found = Checkpoints(directory / CHECKPOINTS).latest()
-    except CheckpointError as error:  # a finished run, whose variables are in another file
-        output.note(f"{error}; Python values that hooks changed are not restored")
-        found = None
-    constants = SavedConstants(task)
-    start = None
-    if found is not None:
-        # From the first batch on, so that there is one to build the step with. The checkpoint also
-        # lists the batch forms for which variables were created.
-        begun = replace(found, progress=Progress(), source=None, state=state)
-        start = StartPoint(begun, directory / LOG, constants, {})
-    services = Services(hooks=HookDispatcher([], []), reporter=Reporter(silent=True), start=start)
-    loop = treadle.Loop.with_services(task, options, services)
-    loop.prepare(train)
-    build_as_saved(task, state)
-    loop.state.assign(state)
-    if found is not None:
-        changes = constants.read(LoopState.decode(found.loop).constants)
-        constants.restore(changes)
-        missing = constants.missing(changes)
-        if missing:
-            output.note(
-                f"{described(missing)} during the run, and is not restored: results that depend on "
-                "it differ from those of the run"
-            )
-    return loop
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:

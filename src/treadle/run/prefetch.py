@@ -49,7 +49,7 @@ class Feed:
         self._failure: BaseException | None = None
         self._read_until = 0.0
         self.waited = 0.0
-        self._fast_reads_missing = SLOW_FOR
+        self._batches_until_fast = SLOW_FOR
 
     def open(
         self,
@@ -151,7 +151,7 @@ class Feed:
         ended = time.monotonic()
         count = self._prefetched.count if self._prefetched is not None else 1
         slow = (ended - started) / count > SLOW_SECONDS
-        self._fast_reads_missing = SLOW_FOR if slow else max(0, self._fast_reads_missing - count)
+        self._batches_until_fast = SLOW_FOR if slow else max(0, self._batches_until_fast - count)
         if ran_meanwhile:
             self._read_until = ended
         else:
@@ -187,7 +187,7 @@ class Feed:
     @property
     def slow(self) -> bool:
         """Whether reading a batch lately took longer than handing a step to another thread."""
-        return self._fast_reads_missing > 0
+        return self._batches_until_fast > 0
 
     def ran(self, until: float) -> None:
         """Add the waiting time for a window that ended at `until` while the next one was read."""

@@ -1,4 +1,8 @@
-"""A run in progress: its state and parts, and how it begins, resumes, rolls back and ends."""
+"""A run in progress: its state and parts, and how it begins, resumes, rolls back and ends.
+
+It is one file because all of its methods change the same few attributes of `Session`; what can be
+separated is in the other modules of this package.
+"""
 
 import warnings
 from collections.abc import Generator, Mapping

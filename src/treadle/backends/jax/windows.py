@@ -1,16 +1,14 @@
 """Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..background import Results, Running, Unthreaded
+from ..background import Done, Results, Running, start
 from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
@@ -18,7 +16,6 @@ from ..scope import Scope
 from ..types import Tensor
 from ..window import Rows, Window, capacity, padded
 from .patches import jaxpr_as_fun, keras_random
-from .single import SingleStep
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device, by owner; each is copied there once."""
@@ -38,13 +35,11 @@ class JaxExecutor:
         self.whole = True
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
-        self._singles: dict[Any, SingleStep] = {}  # by the shapes of the data set on the device
-        self._latest_single: tuple[ref[Any], SingleStep] | None = None  # of the data set's owner
         self._ready: tuple[Window, Plan, Any, Any] | None = None
 
     @property
     def programs(self) -> int:
-        """The number of compiled programs, without those for single steps."""
+        """The number of compiled programs."""
         return len(self._compiled)
 
     def facts(self, window: Window) -> Facts:
@@ -58,100 +53,48 @@ class JaxExecutor:
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
-        single = self._single_step(window)
-        if single is not None and single.proven:
-            return False
-        if single is not None and single.is_due:
-            inputs = self._inputs(window, fused=False)
-            single.compile(partial(self._compile, window, inputs, fused=False, donated=()))
-            return True
         inputs, key = self._first_inputs(window)
         if key in self._compiled:
             return False
-        fused, started = self.plan.fused, time.monotonic()
-        function = self._compile(window, inputs, fused, donated=() if fused else (0,))
-        self._compiled[key] = self._step(window), function
-        if fused:
-            seconds = time.monotonic() - started
-            step = self._step(window)
-            single = SingleStep(seconds, step.updated, _primitives(step.closed.jaxpr))
-            self._singles.setdefault(_resident_shapes(window), single)
+        step = self._step(window)
+        function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
+        # Compiled here and not at the first call, so that the compile time can be reported.
+        specs = _specs((self._state(), inputs))
+        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
+        donated = () if self.plan.fused else (0,)
+        jitted = jax.jit(function, donate_argnums=donated)
+        self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
         return True
 
-    def _compile(
-        self, window: Window, inputs: Any, fused: bool, donated: tuple[int, ...]
-    ) -> Callable[..., Any]:
-        """Return the compiled program; the first call would hide the time that compiling takes."""
-        function = (_fused if fused else _single)(self._step(window), window.rows is not None)
-        numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if fused else 1)
-        jitted = jax.jit(function, donate_argnums=donated)
-        return jitted.lower(*_specs((self._state(), inputs)), *numbers).compile()
-
-    def _single_step(self, window: Window) -> SingleStep | None:
-        """Return the program without a loop for a window of one batch; None for other windows."""
-        if window.count > 1 or not self.plan.fused:
-            return None
-        if window.rows is None:
-            return self._singles.get(())
-        latest, owner = self._latest_single, window.rows.owner
-        if latest is not None and latest[0]() is owner:
-            return latest[1]
-        single = self._singles.get(_resident_shapes(window))
-        if single is not None:
-            self._latest_single = ref(owner), single
-        return single
-
-    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Unthreaded:
+    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Done:
         """Run the window in one call, or in one call per batch."""
-        if not self._compiled:
-            self.compile(window)
-        outputs, single = Running if background else Unthreaded, self._single_step(window)
-        if single is not None and single.proven:
-            return outputs(partial(self._run_single, single, window, first_step), self._settle)
-        inputs, key = self._first_inputs(window)
-        if key not in self._compiled:
-            self.compile(window)
-        self._ready = None
-        function = self._compiled[key][1]
+        self.compile(window)
+        (inputs, key), self._ready = self._first_inputs(window), None
+        step, function = self._compiled[key]
         state, count = self._state(), window.count
 
         def fused() -> Any:
             new, results = function(state, inputs, np.int32(count), np.int32(first_step))
-            fetched = _fetched(results, count)
-            if single is not None:
-                single.ran_in_loop()
-                if single.function is not None:
-                    again = partial(self._run_single, single, window, first_step)
-                    single.compare(state, (new, fetched), again)
-            return new, fetched
+            return new, _fetched(results, count)
 
         def singly() -> Any:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
             # convolutional step. The variables' own values are copied once, so that they stay.
             new, rows = _copied(state), list[Any]()
             for i in range(count):
-                given = self._inputs(window, i, fused=False) if i else inputs
+                given = self._inputs(window, i) if i else inputs
                 new, out = function(new, given, np.int32(first_step + i))
                 rows.append(out)
             return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
 
-        return outputs(fused if self.plan.fused else singly, self._settle)
+        def settle(outcome: Any) -> Results:
+            new, (values, weights, broken) = outcome
+            for variable, value in zip(self._program.variables, new, strict=True):
+                variable._value = value  # XLA keeps the layout: the work of `_direct_assign`
+            messages = [message for message, flags in broken.items() if flags.any()]
+            return {name: values[name] for name in step.names}, weights, messages
 
-    def _run_single(self, single: SingleStep, window: Window, number: int) -> Any:
-        """Run a window of one batch without a loop, and return the new state and the results."""
-        assert single.function is not None
-        inputs = self._inputs(window, fused=False)
-        new, results = single.function(self._state(), inputs, np.int32(number))
-        return new, _fetched(results)
-
-    def _settle(self, outcome: Any) -> Results:
-        """Assign the new state, and return values, weights and violations."""
-        new, (values, weights, broken) = outcome
-        for variable, value in zip(self._program.variables, new, strict=True):
-            variable._value = value  # as `_direct_assign` does; XLA keeps its layout
-        assert self._traced is not None
-        messages = [message for message, flags in broken.items() if flags.any()]
-        return {name: values[name] for name in self._traced.names}, weights, messages
+        return start(fused if self.plan.fused else singly, settle, background)
 
     def _state(self) -> list[Tensor]:
         return [v._value for v in self._program.variables]
@@ -160,19 +103,19 @@ class JaxExecutor:
         """Return a window's inputs and the key of its program, cached until the window runs."""
         ready = self._ready
         if ready is None or ready[0] is not window or ready[1] != self.plan:
-            inputs = self._inputs(window, fused=self.plan.fused)
+            inputs = self._inputs(window)
             # Batches have equal shapes, but the number of batches and the size of a data set vary.
             shapes = tuple([x.shape for x in jax.tree.leaves(inputs)])
             key = shapes, window.rows is not None, self.plan.fused
             self._ready = ready = window, self.plan, inputs, key
         return ready[2:]
 
-    def _inputs(self, window: Window, batch: int = 0, *, fused: bool) -> tuple[Any, Any]:
+    def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
         """Return the arrays to take batches from, and the row indices or None.
 
         They cover the whole window, or one batch if each step is a separate call.
         """
-        if not fused:
+        if not self.plan.fused:
             if window.rows is None:
                 return device_batch(window.batch(batch)), None
             return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
@@ -209,9 +152,6 @@ class _PureStep:
             *specs, jax.ShapeDtypeStruct((), np.int32)
         )
         self.results = shapes[1]
-        jaxpr = self.closed.jaxpr
-        unchanged = {id(variable) for variable in jaxpr.invars}
-        self.updated = [id(variable) not in unchanged for variable in jaxpr.outvars[: len(state)]]
         self._structure = jax.tree.structure(shapes)
 
     def __call__(self, state: Any, batch: Any, number: Any) -> Any:
@@ -263,23 +203,15 @@ def _gathered(held: Any, rows: Any) -> Any:
     return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
 
 
-def _fetched(results: Any, count: int | None = None) -> Any:
-    """Return the first `count` rows of results as NumPy arrays; by default of one step as one row.
+def _fetched(results: Any, count: int) -> Any:
+    """Return the first `count` rows of results as NumPy arrays, copied to the host together.
 
     `jax.device_get` does the same for any structure and takes several times as long.
     """
     for part in results:
         for x in part.values():
             x.copy_to_host_async()
-    rows = np.s_[None] if count is None else np.s_[:count]
-    return tuple({name: np.asarray(x)[rows] for name, x in part.items()} for part in results)
-
-
-def _resident_shapes(window: Window) -> Any:
-    """Return the shapes of the data set on the device, or () if batches are streamed."""
-    if window.rows is None:
-        return ()
-    return tuple([x.shape for x in jax.tree.leaves(_on_device(window.rows))])
+    return tuple({name: np.asarray(x)[:count] for name, x in part.items()} for part in results)
 
 
 @jax.jit

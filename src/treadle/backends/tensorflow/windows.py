@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import StateError
-from ..background import Results, Running, Unthreaded
+from ..background import Done, Results, Running, start
 from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
@@ -90,13 +90,12 @@ class TensorFlowExecutor:
         self._compiled[key] = step, function
         return True
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Unthreaded:
+    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Done:
         """Run the window in one call, or in one call per batch."""
         self.compile(window)
         step, function = self._compiled[self._key(window)]
         run = self._run_fused if self.plan.fused else self._run_singly
-        outputs = Running if background else Unthreaded
-        return outputs(lambda: step.fetched(run(function, window, first_step)))
+        return start(lambda: step.fetched(run(function, window, first_step)), background=background)
 
     def _run_fused(self, function: Any, window: Window, first_step: int) -> list[Any]:
         arrays, chosen = self._inputs(window)

@@ -1,0 +1,62 @@
+"""A loop with the variables and the Python values of an earlier run, for `treadle evaluate`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import treadle
+
+from ..checkpoint import Checkpoints
+from ..core.directory import CHECKPOINTS, LOG
+from ..core.options import Options
+from ..core.progress import Progress
+from ..errors import CheckpointError
+from ..run.dispatch import HookDispatcher
+from ..run.reporter import Reporter
+from ..run.saved_state import LoopState
+from ..run.services import Services, StartPoint
+from ..steps.optimizers import build_as_saved
+from ..steps.saved_constants import SavedConstants, described
+from . import output
+
+
+def trained_loop(
+    directory: Path, task: Any, options: Options, train: Any, state: Mapping[str, Any]
+) -> treadle.Loop:
+    """Return a loop whose task has the variables and the Python values of a run.
+
+    Args:
+        directory: The run directory.
+        task: The task, made again.
+        options: Execution options.
+        train: The training source: building the step reads a batch.
+        state: The values of all variables.
+    """
+    try:
+        found = Checkpoints(directory / CHECKPOINTS).latest()
+    except CheckpointError as error:  # a finished run, whose variables are in another file
+        output.note(f"{error}; Python values that hooks changed are not restored")
+        found = None
+    constants = SavedConstants(task)
+    start = None
+    if found is not None:
+        # From the first batch on, so that there is one to build the step with. The checkpoint also
+        # lists the batch forms for which variables were created.
+        begun = replace(found, progress=Progress(), source=None, state=state)
+        start = StartPoint(begun, directory / LOG, constants, {})
+    services = Services(hooks=HookDispatcher([], []), reporter=Reporter(silent=True), start=start)
+    loop = treadle.Loop.with_services(task, options, services)
+    loop.prepare(train)
+    build_as_saved(task, state)
+    loop.state.assign(state)
+    if found is not None:
+        changes = constants.read(LoopState.decode(found.loop).constants)
+        constants.restore(changes)
+        missing = constants.missing(changes)
+        if missing:
+            output.note(
+                f"{described(missing)} during the run, and is not restored: results that depend on "
+                "it differ from those of the run"
+            )
+    return loop
