@@ -20,7 +20,12 @@ from typing import Any
 from . import parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
-WORKLOADS = ("mlp", "autoencoder", "cnn")
+NETWORKS = {
+    "mlp": "784-64-64-10, SGD, MNIST, batch 64",
+    "autoencoder": "784-128-16-128-784, Adam, MNIST, batch 100",
+    "cnn": "the recipe `cifar10-cnn`, batch 64",
+}
+WORKLOADS = tuple(NETWORKS)
 TREADLE = "treadle, every step"
 RESULTS = Path(__file__).with_name("single_steps.json")
 PAGE = Path(__file__).parent.parent / "docs" / "single-steps.md"
@@ -83,9 +88,10 @@ def _write_page(kept: dict[str, Any]) -> None:
         "follow each other in one process; the last column is the median ratio with quartiles. "
         "Above 1.00, `loop.steps`\nis faster. Written by `scripts/bench single_steps --write`.",
         "",
-        f"{about['cpu']}, {about['cores']} cores. The networks: mlp 784-64-64-10, SGD, batch 64; "
-        "autoencoder 784-128-16-128-784, Adam,\nbatch 100; cnn: the recipe `cifar10-cnn`, batch "
-        "64. On PyTorch, the loop by hand runs the same Keras layers and optimizer\nas Python.",
+        f"{about['cpu']}, {about['cores']} cores. On PyTorch, the loop by hand runs the same Keras "
+        "layers and optimizer as Python.",
+        "",
+        *(f"- {name}: {text}" for name, text in NETWORKS.items() if any(name in k for k in kept)),
         "",
         *_head(),
     ]
