@@ -59,6 +59,11 @@ class Running:
             self._ended = time.monotonic()
 
 
+def submit(compute: Callable[[], Any]) -> Callable[[], Any]:
+    """Run a function in the background thread; return a function that waits for its result."""
+    return _worker.submit(compute).result
+
+
 class Done:
     """The results of a window that already ran in the calling thread.
 

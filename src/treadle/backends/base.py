@@ -20,7 +20,7 @@ from .program import Program
 from .scope import Scope
 from .step_context import StepContext
 from .types import Losses, Tensor, Variable
-from .window import Window
+from .window import Following, Window
 
 
 class Outputs(Protocol):
@@ -74,7 +74,13 @@ class Executor(Protocol):
         """Compile the program for windows like this one; return False if it already exists."""
         ...
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Outputs:
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Outputs:
         """Start running the window's batches; those of `rows` are gathered on the device.
 
         Args:
@@ -82,6 +88,8 @@ class Executor(Protocol):
             first_step: The number of steps before them.
             background: Whether the calling thread has other work meanwhile. Otherwise no other
                 thread is used: handing a window over costs 50 to 100 µs.
+            following: Returns the next batches. An executor may run their steps too, if the
+                state stays that after the steps that were asked for.
         """
         ...
 

@@ -15,7 +15,7 @@ from .plans import Facts, Plan
 from .program import Program
 from .step_context import running
 from .types import Tensor
-from .window import Window, examples_of
+from .window import Following, Window, examples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,13 @@ class EagerExecutor:
         """Return False: nothing is compiled."""
         return False
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Done:
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Done:
         """Run the window's batches in order."""
         started = time.monotonic()
         results: list[StepResult] = []

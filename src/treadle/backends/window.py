@@ -112,6 +112,12 @@ class Window:
         stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
         return Window(stacked, self.count * times, self.examples)
 
+    def followed_by(self, other: "Window") -> "Window":
+        """Return this window and another one of the same data set as one window of rows."""
+        assert self.rows is not None and other.rows is not None
+        rows = np.concatenate([self.rows.indices, other.rows.indices])
+        return Window.of_rows(Rows(self.rows.owner, self.rows.arrays, rows))
+
     def joined(self, following: Sequence["Window"]) -> "Window":
         """Concatenate this window and other windows of equal form, copying each batch once."""
         if not following:
@@ -135,6 +141,10 @@ class Window:
             window = Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
         window._form = self.form
         return window
+
+
+Following = Callable[[int], Window | None]
+"""A function that returns up to that many batches after a window, if they have been read."""
 
 
 def capacity(count: int, largest: int, sizes: tuple[int, ...] = CAPACITIES) -> int:

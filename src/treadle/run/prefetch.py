@@ -26,8 +26,8 @@ PIECE: Final = 4
 SLOW_SECONDS: Final = 2e-4
 # After a slow read, so many batches are read fast before steps run without another thread.
 SLOW_FOR: Final = 16
-# The number of batches read together for single steps, if they are only row indices of arrays.
-ROWS_AHEAD: Final = 64
+# The number of batches read together for short windows, if they are only row indices of arrays.
+ROWS_AHEAD: Final = 256
 
 
 class Feed:
@@ -47,6 +47,7 @@ class Feed:
         self._last_reader: tuple[Source, Reader] | None = None
         self._prefetched: Window | None = None
         self._failure: BaseException | None = None
+        self._more_rows = False  # whether batches like the prefetched rows may follow them
         self._read_until = 0.0
         self.waited = 0.0
         self._batches_until_fast = SLOW_FOR
@@ -130,19 +131,21 @@ class Feed:
             running: Returns whether the other window still runs. If batches take time to read,
                 reading stops as soon as it returns False.
         """
-        if self._open is None or is_closed_loop(self._open[0]):
+        if self._open is None or is_closed_loop(self._open[0]) or self._failure is not None:
             return
-        if self._prefetched is not None or self._failure is not None:
+        if self._prefetched is not None:
+            self._read_rows(self._prefetched)
             return
         reader, window = self._open[2], None
         started, ran_meanwhile = time.monotonic(), running()
         try:
             window = self._read_batches(reader, most, running)
             ready = None if window is None else placed(window)
-            if window is not None and most == 1 and ready is not None and ready.rows is not None:
+            more = ROWS_AHEAD - ROWS_AHEAD % most
+            if window is not None and more > most and ready is not None and ready.rows is not None:
                 again, window = window, None
                 reader.put_back(again)
-                ready = reader.take(ROWS_AHEAD)
+                ready, self._more_rows = reader.take(more), True
             self._prefetched = ready
         except BaseException as failure:  # also interrupts: the running window must be recorded
             self._failure = failure
@@ -156,6 +159,19 @@ class Feed:
             self._read_until = ended
         else:
             self.waited += ended - started
+
+    def _read_rows(self, ahead: Window) -> None:
+        """Read further rows if only half of those read ahead are left."""
+        if not self._more_rows or ahead.count > ROWS_AHEAD // 2 or self._open is None:
+            return
+        reader, rows = self._open[2], ahead.rows
+        window = reader.take(ROWS_AHEAD // 2)
+        if window is None or rows is None or not ahead.is_like(window):
+            self._more_rows = False
+            if window is not None:
+                reader.put_back(window)
+        else:
+            self._prefetched = ahead.followed_by(window)
 
     def _read_batches(
         self, reader: Reader, most: int, running: Callable[[], bool]
@@ -183,6 +199,13 @@ class Feed:
             pieces.append(piece)
             missing -= piece.count
         return window.joined(pieces)
+
+    def following(self, most: int) -> Window | None:
+        """Return up to `most` batches that will be taken next, if they are rows already read."""
+        ahead = self._prefetched
+        if ahead is None or ahead.rows is None or most < 1:
+            return None
+        return ahead.split(min(most, ahead.count))[0]
 
     @property
     def slow(self) -> bool:

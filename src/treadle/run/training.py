@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.window import Window
+from ..backends.window import Following, Window
 from ..core.logs import Means, StepLogs
 from ..core.options import Options
 from ..core.progress import Costs, Progress
@@ -124,6 +124,7 @@ class Training:
         progress: Progress,
         meanwhile: Callable[[Progress, Callable[[], bool]], None] | None = None,
         background: bool = True,
+        following: Following | None = None,
     ) -> StepLogs:
         """Run the steps of a window as one call.
 
@@ -133,6 +134,7 @@ class Training:
             meanwhile: Called while the steps run, with the progress after them and a function that
                 returns whether they are still running.
             background: Whether `meanwhile` takes longer than handing the window to another thread.
+            following: A function that returns the next batches, whose steps may run too.
 
         Returns:
             The values of every step, and the new progress.
@@ -140,7 +142,8 @@ class Training:
         prepared = self.prepared or self.prepare(window)
         window = prepared.placed(window)
         after = progress.advanced(window.count, window.count * window.examples)
-        outputs = prepared.run(window, progress.step, background and meanwhile is not None)
+        background = background and meanwhile is not None
+        outputs = prepared.run(window, progress.step, background, following)
         try:  # `fetch` must run even on an error, because it waits for the steps
             if meanwhile is not None:
                 meanwhile(after, outputs.running)

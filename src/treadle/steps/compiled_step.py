@@ -6,7 +6,7 @@ from typing import Any
 
 from ..backends.base import Outputs
 from ..backends.plans import Plan
-from ..backends.window import Window, form_of
+from ..backends.window import Following, Window, form_of
 from ..core.options import Options
 from ..errors import StepError
 from .constants import change_text, refuse_moving
@@ -187,16 +187,24 @@ class CompiledStep:
             return window
         return window.streamed()
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Outputs:
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Outputs:
         """Start to run a window, which must be `placed`; compile it if its form is new.
 
         Args:
             window: The batches.
             first_step: The number of steps before them.
             background: Whether the calling thread has other work meanwhile.
+            following: A function that returns the next batches, whose steps may run too.
         """
         self.compile(window)
-        return self._programs[window.form].executor.run(window, first_step, background)
+        executor = self._programs[window.form].executor
+        return executor.run(window, first_step, background, following)
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows of this form; return whether the form is new."""

@@ -24,6 +24,11 @@ INTERNALS: dict[str, Internal] = {
         "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
         "(closed_jaxpr, *args)",
     ),
+    "JaxVariable": Internal(
+        "keras.src.backend.jax.core:JaxVariable",
+        "patched in `ahead.py`: variables get the values of steps when one of them is read",
+        f"{KERAS}/backend/jax/core.py",
+    ),
     "Var": Internal(
         "jax.extend.core:Var",
         "distinguishes variables of a jaxpr from its literals, to find what a loss depends on",
@@ -32,6 +37,11 @@ INTERNALS: dict[str, Internal] = {
 }
 
 ATTRIBUTES: dict[str, Attribute] = {
+    "_value": Attribute(
+        "Variable",
+        "the only place of a variable's array: it is missing until the array is wanted",
+        f"{KERAS}/backend/common/variables.py",
+    ),
     "_direct_assign": Attribute(
         "Variable",
         "sets a value without the checks and casts of `assign`, which take longer than a step",
@@ -40,6 +50,7 @@ ATTRIBUTES: dict[str, Attribute] = {
 }
 
 jaxpr_as_fun: Any = INTERNALS["jaxpr_as_fun"].resolve()
+JaxVariable: Any = INTERNALS["JaxVariable"].resolve()
 Var: Any = INTERNALS["Var"].resolve()
 
 

@@ -1,5 +1,6 @@
 """Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -8,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..background import Done, Results, Running, start
+from ..background import Done, Results, Running, start, submit
 from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
 from ..scope import Scope
 from ..types import Tensor
-from ..window import Rows, Window, capacity, padded
+from ..window import Following, Rows, Window, capacity, padded
+from .ahead import Ahead, Outcome, Steps
 from .patches import jaxpr_as_fun, keras_random
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -36,6 +38,7 @@ class JaxExecutor:
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
         self._ready: tuple[Window, Plan, Any, Any] | None = None
+        self._ahead = Ahead(program.variables)
 
     @property
     def programs(self) -> int:
@@ -53,31 +56,70 @@ class JaxExecutor:
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
+        return not self._ahead.holds(window) and self._compile(window)
+
+    def _compile(self, window: Window) -> bool:
         inputs, key = self._first_inputs(window)
         if key in self._compiled:
             return False
         step = self._step(window)
         function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
         # Compiled here and not at the first call, so that the compile time can be reported.
-        specs = _specs((self._state(), inputs))
+        specs = _specs((self._ahead.state(), inputs))
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
         donated = () if self.plan.fused else (0,)
         jitted = jax.jit(function, donate_argnums=donated)
         self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
         return True
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Done:
-        """Run the window in one call, or in one call per batch."""
-        self.compile(window)
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Running | Done:
+        """Run the window in one call, or in one call per batch; the next windows may run too."""
+        taken = self._ahead.take(window, first_step)
+        if taken is not None:
+            self._run_ahead(window.count, following)
+            results, seconds = taken
+            return Done(lambda: results, seconds)
+        self._compile(window)
+        run = self._call(window, first_step, self._ahead.state())
+
+        def settle(outcome: Any) -> Results:
+            steps = Steps(run, lambda: outcome, first_step, window)
+            results = steps.take(window.count)
+            self._ahead.ran(steps)
+            self._run_ahead(window.count, following)
+            return results
+
+        return start(lambda: _timed(run, window.count), settle, background)
+
+    def _run_ahead(self, count: int, following: Following | None) -> None:
+        """Start the next steps, which run while the loop takes those that have run."""
+        further = self._ahead.further(count, following) if following and self.plan.fused else None
+        if further is None or self._first_inputs(further[0])[1] not in self._compiled:
+            return
+        window, before = further
+        state, first_step = before.after()
+        run = self._call(window, first_step, state)
+        outcome = submit(lambda: _timed(run, window.count))
+        self._ahead.start(Steps(run, outcome, first_step, window))
+
+    def _call(
+        self, window: Window, first_step: int, state: Sequence[Tensor]
+    ) -> Callable[[int], Outcome]:
+        """Return a function that runs the first steps of a window."""
         (inputs, key), self._ready = self._first_inputs(window), None
         step, function = self._compiled[key]
-        state, count = self._state(), window.count
 
-        def fused() -> Any:
+        def fused(count: int) -> Outcome:
             new, results = function(state, inputs, np.int32(count), np.int32(first_step))
-            return new, _fetched(results, count)
+            return new, step.ordered(_fetched(results, count))
 
-        def singly() -> Any:
+        def singly(count: int) -> Outcome:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
             # convolutional step. The variables' own values are copied once, so that they stay.
             new, rows = _copied(state), list[Any]()
@@ -85,19 +127,9 @@ class JaxExecutor:
                 given = self._inputs(window, i) if i else inputs
                 new, out = function(new, given, np.int32(first_step + i))
                 rows.append(out)
-            return new, jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
+            return new, step.ordered(jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows)))
 
-        def settle(outcome: Any) -> Results:
-            new, (values, weights, broken) = outcome
-            for variable, value in zip(self._program.variables, new, strict=True):
-                variable._value = value  # XLA keeps the layout: the work of `_direct_assign`
-            messages = [message for message, flags in broken.items() if flags.any()]
-            return {name: values[name] for name in step.names}, weights, messages
-
-        return start(fused if self.plan.fused else singly, settle, background)
-
-    def _state(self) -> list[Tensor]:
-        return [v._value for v in self._program.variables]
+        return fused if self.plan.fused else singly
 
     def _first_inputs(self, window: Window) -> tuple[Any, Any]:
         """Return a window's inputs and the key of its program, cached until the window runs."""
@@ -130,7 +162,7 @@ class JaxExecutor:
         """Return the step, which is traced once."""
         if self._traced is None:
             batch = device_batch(window.batch(0))
-            self._traced = _PureStep(self._program, self._state(), batch)
+            self._traced = _PureStep(self._program, self._ahead.state(), batch)
         return self._traced
 
 
@@ -159,6 +191,11 @@ class _PureStep:
         return self._structure.unflatten(
             jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
         )
+
+    def ordered(self, results: Any) -> Any:
+        """Return results with the values in the order in which the step returns them."""
+        values, *others = results
+        return [{name: values[name] for name in self.names}, *others]
 
 
 def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
@@ -211,7 +248,12 @@ def _fetched(results: Any, count: int) -> Any:
     for part in results:
         for x in part.values():
             x.copy_to_host_async()
-    return tuple({name: np.asarray(x)[:count] for name, x in part.items()} for part in results)
+    return [{name: np.asarray(x)[:count] for name, x in part.items()} for part in results]
+
+
+def _timed(run: Callable[[int], Outcome], count: int) -> tuple[Outcome, float]:
+    started = time.monotonic()
+    return run(count), time.monotonic() - started
 
 
 @jax.jit

@@ -14,7 +14,7 @@ from ..background import Done, Results, Running, start
 from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
-from ..window import CAPACITIES, Rows, Window, capacity, padded
+from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
 from .patches import is_op_determinism_enabled, like_kernels
 
 GRAPH = "graph"
@@ -90,7 +90,13 @@ class TensorFlowExecutor:
         self._compiled[key] = step, function
         return True
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Running | Done:
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Running | Done:
         """Run the window in one call, or in one call per batch."""
         self.compile(window)
         step, function = self._compiled[self._key(window)]

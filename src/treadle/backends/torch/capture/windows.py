@@ -20,7 +20,7 @@ from ...background import Done, Results, Running
 from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
-from ...window import Rows, Window, row
+from ...window import Following, Rows, Window, row
 from .proof import Captured, Prover
 from .trials import device, step_number, tensors_of
 
@@ -113,7 +113,13 @@ class CaptureExecutor:
             return False
         return isinstance(self._capture(window), Captured)
 
-    def run(self, window: Window, first_step: int, background: bool = True) -> Done | Running:
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Done | Running:
         """Run the window's batches in order.
 
         If reading the next window may take long, a captured step runs in a background thread,

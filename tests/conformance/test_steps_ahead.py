@@ -1,0 +1,223 @@
+"""Steps that run before the loop asks for them: its body always sees the state of its own step."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from classifier import CLASSES, FEATURES, Classifier, dense, head
+from loops import make, same
+
+import treadle
+from treadle import Options, data
+
+JAX = keras.config.backend() == "jax"
+if keras.config.backend() == "tensorflow":
+    pytestmark = pytest.mark.long  # nothing runs ahead there, and it compiles each loop
+
+STEPS = 40
+BODIES: dict[str, Callable[[treadle.Loop, int], Any]] = {}
+"""What the body of a `for` loop does after a step, given the loop and the number of the step."""
+SNAPSHOTS: list[Any] = []
+
+
+def body(function: Callable[[treadle.Loop, int], Any]) -> None:
+    BODIES[function.__name__.replace("_", " ")] = function
+
+
+@body
+def reads_the_state_after_every_step(loop: treadle.Loop, step: int) -> Any:
+    return loop.state.arrays()
+
+
+@body
+def reads_now_and_then(loop: treadle.Loop, step: int) -> Any:
+    model = loop.task.model
+    readings: dict[int, Callable[[], Any]] = {
+        3: lambda: np.array(model.weights[0]),
+        18: lambda: loop.evaluate(rows()),
+        27: lambda: dict(loop.capture({}).state),
+        33: model.get_weights,
+        39: lambda: float(loop.task.accuracy.result()),
+    }
+    if JAX:  # the others neither pickle variables nor copy them
+        readings |= {
+            12: lambda: copy.deepcopy(model.weights[0]).numpy(),
+            15: lambda: pickle.loads(pickle.dumps(model.weights[1])).numpy(),
+            24: lambda: _jitted(model)(np.ones((2, FEATURES), "float32")),
+        }
+    return readings[step]() if step in readings else None
+
+
+def _jitted(model: Any) -> Any:
+    """Return a function whose trace reads the weights."""
+    import jax
+
+    return jax.jit(lambda x: model(x, training=False))
+
+
+@body
+def assigns_variables(loop: treadle.Loop, step: int) -> Any:
+    kernel, bias = loop.task.model.weights[:2]
+    if step in (9, 24):
+        loop.task.optimizer.learning_rate = 1.0 / step
+    if step == 33:
+        bias.assign(np.ones(bias.shape))
+        return np.array(kernel)
+    return None
+
+
+@body
+def assigns_all_variables(loop: treadle.Loop, step: int) -> None:
+    if step == 12:
+        SNAPSHOTS.append(loop.snapshot())
+    if step in (18, 30):
+        loop.restore(SNAPSHOTS[-1])
+
+
+@body
+def changes_a_python_value(loop: treadle.Loop, step: int) -> None:
+    if step == 18:
+        loop.task.model.layers[1].rate = 0.1
+
+
+def rows() -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * 4, FEATURES)).astype("float32")
+    return data.from_arrays(x, rng.integers(0, CLASSES, size=len(x)).astype("int32"), batch_size=4)
+
+
+class Dropped(Classifier):
+    """It has weights, slots, a metric, and states of random generators."""
+
+    def __init__(self) -> None:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        super().__init__([dense(), keras.layers.Dropout(0.3), head()], optimizer)
+
+
+def seen(
+    each: Callable[[treadle.Loop, int], Any], every: str, options: Options | None = None
+) -> tuple[list[Any], list[float], dict[str, Any]]:
+    """Return what a body sees after the steps, the losses, and the state at the end."""
+    found: list[Any] = []
+    with treadle.Loop(make(Dropped), console=False, options=options) as loop:
+        for _ in loop.epochs(2):
+            for logs in loop.steps(rows(), every=every):
+                found.append(each(loop, logs.step))
+    return found, loop.history.steps("loss").tolist(), loop.state.arrays()
+
+
+@pytest.mark.parametrize("every", ["1 step", "3 steps"])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_sees_the_state_of_its_step(name: str, every: str) -> None:
+    # With `window=1` each step is a call of its own, and nothing runs ahead.
+    expected, losses, state = seen(BODIES[name], every, Options(window=1))
+    found, ahead_losses, ahead_state = seen(BODIES[name], every)
+    for now, before in zip(found, expected, strict=True):
+        same(_flat(now), _flat(before))
+    assert ahead_losses == losses
+    same(ahead_state, state)
+
+
+def _flat(structure: Any) -> dict[str, Any]:
+    return {str(i): np.asarray(x) for i, x in enumerate(keras.tree.flatten(structure))}
+
+
+def test_a_body_that_ends_early_leaves_the_state_of_its_step() -> None:
+    states: list[dict[str, Any]] = []
+    for options in (Options(window=1), None):
+        with treadle.Loop(make(Dropped), console=False, options=options) as loop:
+            for logs in loop.steps(rows()):
+                if logs.step == 27:
+                    break
+        states.append(loop.state.arrays())
+    same(*states)
+
+
+def test_a_failing_body_leaves_the_state_of_its_step() -> None:
+    states: list[dict[str, Any]] = []
+    for options in (Options(window=1), None):
+        loop = treadle.Loop(make(Dropped), console=False, options=options)
+        with pytest.raises(ZeroDivisionError):
+            for logs in loop.steps(rows()):
+                1 / (27 - logs.step)
+        assert loop.progress.step == 27
+        states.append(loop.state.arrays())
+    same(*states)
+
+
+class NotANumberLater(Dropped):
+    """Its loss is NaN in step 30."""
+
+    def train_step(self, batch: Any) -> Any:
+        values = super().train_step(batch)
+        bad = self.optimizer.iterations == 30
+        return {"loss": keras.ops.where(bad, float("nan"), values["loss"])}
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step() -> None:
+    states: list[dict[str, Any]] = []
+    for options in (Options(window=1), None):
+        loop = treadle.Loop(make(NotANumberLater), console=False, options=options)
+        with pytest.raises(treadle.errors.NonFiniteError):
+            for _ in loop.steps(rows()):
+                pass
+        assert loop.progress.step == 30
+        states.append(loop.state.arrays())
+    same(*states)
+
+
+def test_a_run_resumes_from_a_checkpoint_amid_steps_that_ran_ahead(tmp_path: Any) -> None:
+    def trained(folder: Any, stop: int | None) -> dict[str, Any]:
+        loop = treadle.Loop(make(Dropped), folder, console=False)
+        with loop:
+            for _ in loop.epochs(2):
+                for logs in loop.steps(rows()):
+                    if logs.step == stop:
+                        raise KeyboardInterrupt
+        return loop.state.arrays()
+
+    whole = trained(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "parts", 29)
+    same(trained(tmp_path / "parts", None), whole)
+
+
+def test_a_hook_that_is_due_reads_the_state_of_its_step() -> None:
+    found: list[list[Any]] = []
+    for options in (Options(window=1), None):
+        read: list[Any] = []
+        hooks = [
+            treadle.every("7 steps", lambda loop, read=read: read.append(loop.state.arrays())),
+            treadle.every("1 step", lambda loop, read=read: read.append(loop.progress.step)),
+        ]
+        with treadle.Loop(make(Dropped), console=False, hooks=hooks, options=options) as loop:
+            for _ in loop.steps(rows()):
+                pass
+        found.append(read)
+    for now, before in zip(*found, strict=True):
+        same(_flat(now), _flat(before))
+
+
+@pytest.mark.skipif(not JAX, reason="only JAX' arrays never change")
+def test_steps_run_ahead_only_if_no_body_reads_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle.backends.jax import windows
+
+    calls: list[int] = []
+    timed = windows._timed
+
+    def counted(run: Any, count: int) -> Any:
+        calls.append(count)
+        return timed(run, count)
+
+    monkeypatch.setattr(windows, "_timed", counted)
+    monkeypatch.setattr("treadle.backends.jax.ahead.SECONDS", 1000.0)
+    seen(lambda loop, step: None, "1 step")
+    assert sum(calls) == 2 * STEPS
+    assert len(calls) < STEPS / 2
+    calls.clear()
+    seen(BODIES["reads the state after every step"], "1 step")
+    assert calls.count(1) >= 2 * STEPS - 4
