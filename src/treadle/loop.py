@@ -376,17 +376,17 @@ class Loop:
         own = [trigger, validation.when if validation is not None else None]
         return [*self._hooks.events(), *(when for when in own if when is not None)]
 
-    def _window_size(self, at: Progress, triggers: Sequence[When]) -> int:
+    def _window_size(self, at: Progress, triggers: Sequence[When], most: int | None = None) -> int:
         """Return how many steps may run before the next event or excluded batch."""
         session = self._session
         return session.window_size(
-            at, session.training.window_size(at, triggers, session.call.steps)
+            at, session.training.window_size(at, triggers, session.call.steps, most)
         )
 
     def _following(self, triggers: Sequence[When], window: Window, count: int) -> Window | None:
         """Return up to `count` batches after a window, if they are read and no trigger is due."""
-        most = self._window_size(self._session.progress, triggers) - window.count
-        return self._session.feed.following(min(count, most))
+        most = self._window_size(self._session.progress, triggers, window.count + count)
+        return self._session.feed.following(most - window.count)
 
     def _prefetch(
         self, triggers: Sequence[When], after: Progress, running: Callable[[], bool]

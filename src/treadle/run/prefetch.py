@@ -26,8 +26,11 @@ PIECE: Final = 4
 SLOW_SECONDS: Final = 2e-4
 # After a slow read, so many batches are read fast before steps run without another thread.
 SLOW_FOR: Final = 16
-# The number of batches read together for short windows, if they are only row indices of arrays.
-ROWS_AHEAD: Final = 256
+# The number of batches read ahead if they are only row indices of arrays: two of the largest
+# windows. Drawing the order of 64 examples takes about 20 µs.
+ROWS_AHEAD: Final = 512
+# The number of batches of a window that waits for its rows.
+FIRST_ROWS: Final = 32
 
 
 class Feed:
@@ -111,7 +114,8 @@ class Feed:
                 if failure is not None:
                     raise failure
                 # No window is running: return the first batches without waiting for more.
-                window = self._read_batches(self._open[2], most, lambda: False)
+                few = min(most, FIRST_ROWS)
+                window = self._read_batches(self._open[2], few, lambda: False)
             self._last_reader = self._open[0], self._open[2]
         if window is not None and window.count > most:
             window, self._prefetched = window.split(most)

@@ -114,9 +114,16 @@ class Training:
         """Return a window placed in memory for execution."""
         return self.prepared.placed(window) if self.prepared else window
 
-    def window_size(self, progress: Progress, events: Sequence[When], last_step: int | None) -> int:
-        """Return how many steps may run before the next event."""
-        return window_size(self._pace.size, progress, events, last_step, self.batch_examples)
+    def window_size(
+        self,
+        progress: Progress,
+        events: Sequence[When],
+        last_step: int | None,
+        most: int | None = None,
+    ) -> int:
+        """Return how many steps may run before the next event: `most`, or as many as are useful."""
+        most = self._pace.size if most is None else most
+        return window_size(most, progress, events, last_step, self.batch_examples)
 
     def run(
         self,

@@ -25,10 +25,12 @@ Outcome = tuple[Sequence[Tensor], Sequence[Mapping[str, Any]]]
 """The state after some steps, and values, explicit weights and violations of each step."""
 
 LONGEST: Final = 128
-"""Steps that run in one call ahead of the loop at most; the loop reads twice as many rows ahead."""
-
 SECONDS: Final = 0.03
-"""The longest time of such a call. It is lost if the loop's body reads the state."""
+"""How many short windows run in one call ahead of the loop: up to so many steps and seconds. They
+are lost if the loop's body reads the state."""
+
+LONGEST_SECONDS: Final = 0.25
+"""Windows that take longer run alone: they would gain little, and much could be lost."""
 
 SHORTEST_PAUSE: Final = 8
 LONGEST_PAUSE: Final = 1024
@@ -170,6 +172,8 @@ class Ahead:
         """
         steps = self._steps
         if steps is None or self._then is not None or self._alone or not self._late:
+            return None
+        if count * steps.seconds > LONGEST_SECONDS:
             return None
         read = following(steps.left + self._windows * count)
         if read is None or read.count < steps.left + count:

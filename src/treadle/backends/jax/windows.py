@@ -99,7 +99,9 @@ class JaxExecutor:
 
     def _run_ahead(self, count: int, following: Following | None) -> None:
         """Start the next steps, which run while the loop takes those that have run."""
-        further = self._ahead.further(count, following) if following and self.plan.fused else None
+        if following is None or not self.plan.fused or self.plan.largest == 1:
+            return
+        further = self._ahead.further(count, following)
         if further is None or self._first_inputs(further[0])[1] not in self._compiled:
             return
         window, before = further
