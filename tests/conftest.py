@@ -10,6 +10,8 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user's cache directory
+
 
 def pytest_addoption(parser):
     """Add `--all` and `--every-backend`."""

@@ -268,3 +268,7 @@ def active() -> Backend:
         module = importlib.import_module(f"treadle.backends.{name}.backend")
         _backends[name] = module.BACKEND
     return _backends[name]
+
+
+if keras.config.backend() == "jax":  # as soon as possible, since initial weights are compiled too
+    importlib.import_module("treadle.backends.jax.compile_cache").enable_compile_cache()

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..core import compile_cache
 from ..core.options import Options
 from ..errors import ConfigurationError
 from ..recipes import find, resolve
@@ -21,6 +22,7 @@ from .parameters import (
     EpochsInAll,
     Fresh,
     Json,
+    NoCompileCache,
     Override,
     Precision,
     Quiet,
@@ -98,6 +100,7 @@ def run(
     seed: Seed = None,
     window: WindowSize = None,
     eager: Eager = False,
+    no_compile_cache: NoCompileCache = False,
     directory: Directory = None,
     data_dir: DataDir = None,
     fresh: Fresh = False,
@@ -118,6 +121,8 @@ def run(
     """
     with reporting_errors():
         refuse_extra(context.args)
+        if no_compile_cache:
+            compile_cache.switch(on=False)
         recipe = resolve(task)
         request = running.Request(
             recipe=recipe,
@@ -147,6 +152,7 @@ def resume(
     epochs: EpochsInAll = None,
     steps: StepsInAll = None,
     until: UntilThen = None,
+    no_compile_cache: NoCompileCache = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
@@ -160,6 +166,8 @@ def resume(
       treadle resume runs/mine --epochs 20
     """
     with reporting_errors():
+        if no_compile_cache:
+            compile_cache.switch(on=False)
         lasts = {"epochs": epochs, "steps": steps, "until": until}
         with output.kept_free(json):
             outcome = running.resume(directory, lasts, data_dir, quiet or json)

@@ -139,6 +139,15 @@ Eager = Annotated[
         "--eager", help="Run steps uncompiled, for debugging (slow).", rich_help_panel=HOW
     ),
 ]
+NoCompileCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-compile-cache",
+        help="Compile all programs again, and keep none for the next run (JAX); for all commands: "
+        "TREADLE_COMPILE_CACHE=off.",
+        rich_help_panel=HOW,
+    ),
+]
 
 # Which step to replay
 

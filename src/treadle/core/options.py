@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, did_you_mean, whole_number
+from . import compile_cache as compiled_programs
 from . import keras_internals
 from .backend_choice import choose_backend, choose_default_backend
 
@@ -74,6 +75,7 @@ def setup(
     precision: str | None = None,
     backend: str | None = None,
     devices: Any = None,
+    compile_cache: bool | None = None,
 ) -> None:
     """Set seed, precision, backend and devices, before any layer is created.
 
@@ -91,6 +93,9 @@ def setup(
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
             `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
         devices: A `keras.distribution` object, set for all layers created afterwards.
+        compile_cache: False to compile every program again, instead of keeping compiled programs
+            in the user's cache directory for later processes (JAX only). Default: True, unless the
+            environment variable `TREADLE_COMPILE_CACHE` is `off`.
 
     Raises:
         BackendError: The backend is unknown, not installed, or Keras already runs on another one.
@@ -100,6 +105,13 @@ def setup(
         >>> import treadle
         >>> treadle.setup(seed=0)
     """
+    if compile_cache is not None:
+        if not isinstance(compile_cache, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"compile_cache is True or False, not {compile_cache!r}: the environment variable "
+                f"{compiled_programs.VARIABLE} names another folder"
+            )
+        compiled_programs.switch(compile_cache)
     if backend is not None:
         choose_backend(_overriding.get("backend", backend))
     if seed is not None:

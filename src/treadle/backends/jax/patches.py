@@ -18,6 +18,12 @@ INTERNALS: dict[str, Internal] = {
         "https://github.com/keras-team/keras/issues/18426",
         "()",
     ),
+    "get_file_cache": Internal(
+        "jax._src.compilation_cache:get_file_cache",
+        "patched: JAX's files of compiled programs are not written atomically and not checksummed",
+        "https://github.com/jax-ml/jax/blob/main/jax/_src/compilation_cache.py",
+        "(path)",
+    ),
     "jaxpr_as_fun": Internal(
         "jax.extend.core:jaxpr_as_fun",
         "a step is traced once, and its jaxpr is run in every program that is compiled of it",
