@@ -1,6 +1,9 @@
 """Options of the command, and `treadle.setup` in the file of the task."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,25 @@ def test_a_seed_that_keras_own_function_sets_over_the_command_is_refused():
         "write treadle.setup(seed=1) there"
     ) in setting_up(line, "--seed", 3, code=2)
     assert setting_up("treadle.setup(seed=1)", "--seed", 2)[1:] == (2, 2)  # nothing is left behind
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_a_command_imports_no_framework_that_it_does_not_use(backend):
+    code = """if True:
+        import sys
+        from treadle.cli import environment
+        environment.prepare(sys.argv[1], None, None, None, None, quiet=True)
+        print(*(name for name in ("tensorflow", "jax", "torch", "matplotlib.pyplot")
+                if name in sys.modules))
+        import keras, numpy as np
+        keras.visualization.plot_image_gallery(np.zeros((2, 4, 4, 3)), path="plot.png", rows=1,
+                                               cols=2, value_range=(0, 1))
+        import jax, matplotlib.pyplot
+    """
+    command = [sys.executable, "-c", code, backend]
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [backend]
+    assert Path("plot.png").is_file()

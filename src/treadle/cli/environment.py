@@ -1,14 +1,18 @@
 """Keras setup for commands: chooses the backend, then imports Keras without framework log lines."""
 
+import gc
 import os
 import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
+from ..core import keras_internals
 from ..core.backend_choice import choose_backend, default_backend, installed_backends
 from ..core.options import setup
 from ..core.terminal import Waiting
@@ -47,7 +51,8 @@ def prepare(
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
     chosen = choose(backend, only)
     choose_backend(chosen)
-    with _importing(chosen, quiet or "keras" in sys.modules), _quiet_start():
+    importing = _importing(chosen, quiet or "keras" in sys.modules)
+    with importing, _quiet_start(), _without_unused(chosen):
         setup(seed=seed or 0, precision=precision)
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
 
@@ -120,6 +125,47 @@ def showing(text: str, quiet: bool, at_once: bool = False) -> Waiting:
     from rich.console import Console
 
     return Waiting(text, Console(stderr=True), quiet=quiet, at_once=at_once)
+
+
+# Keras and TensorFlow import these if they can, for features that few programs use. Each takes more
+# than half a second.
+_PYPLOT = "matplotlib.pyplot"
+_SELDOM_USED = ("jax", _PYPLOT)
+
+
+@contextmanager
+def _without_unused(backend: str) -> Generator[None]:
+    """Import Keras without JAX on another backend, without Matplotlib, and without a collector.
+
+    Programs can import both later, and Keras' function for plots imports Matplotlib when it is
+    called.
+    """
+    if "keras" in sys.modules:
+        yield
+        return
+    # Imports leave little garbage, and to look for it takes a tenth of their time.
+    collects = gc.isenabled()
+    gc.disable()
+    names = [name for name in _SELDOM_USED if name != backend and name not in sys.modules]
+    hidden: dict[str, Any] = dict.fromkeys(names)  # None: to import it raises an ImportError
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name)
+        gc.freeze()  # nor is there any among the imported modules later
+        if collects:
+            gc.enable()
+    if _PYPLOT in names and find_spec("matplotlib") is not None:
+        keras_internals.plot_image_gallery.plt = _Pyplot()
+
+
+class _Pyplot:
+    """A stand-in for `matplotlib.pyplot`, which is imported at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(_PYPLOT), name)
 
 
 @contextmanager

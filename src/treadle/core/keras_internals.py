@@ -17,6 +17,12 @@ from . import internals
 from .internals import KERAS, Attribute, Internal
 
 INTERNALS: dict[str, Internal] = {
+    "plot_image_gallery": Internal(
+        "keras.src.visualization.plot_image_gallery",
+        "commands import Matplotlib where Keras uses it, and not already with Keras",
+        f"{KERAS}/visualization/plot_image_gallery.py",
+        members=("plt",),
+    ),
     "get_stateless_scope": Internal(
         "keras.src.backend.common.stateless_scope:get_stateless_scope",
         "scopes are nested: an inner one starts with the values of the outer one",
