@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 DATA = """
 import numpy as np
@@ -97,21 +99,153 @@ PROGRAMS = {
 }
 
 
+# The networks of three recipes, and their data, as a program without Treadle writes them.
+RECIPES = {
+    "digits": """
+import keras, numpy as np
+from keras import layers
+with np.load(os.environ["DATASETS"] + "/digits.npz") as file:
+    x, y = file["x_train"], file["y_train"].astype("int64")
+batch_size = 64
+model = keras.Sequential([keras.Input((8, 8)), layers.Rescaling(1 / 16), layers.Flatten(),
+    layers.Dense(64, activation="relu"), layers.Dense(10)])
+optimizer = keras.optimizers.Adam(1e-2)
+loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+accuracy = keras.metrics.SparseCategoricalAccuracy()
+""",
+    "cifar10-cnn": """
+import keras, numpy as np
+from keras import layers
+with np.load(os.environ["TREADLE_DATA"] + "/cifar10.npz") as file:
+    x, y, *_ = [file[name] for name in ("x_train", "y_train", "x_test", "y_test")]
+y = y.astype("int64").reshape(-1)
+batch_size = 64
+model = keras.Sequential([keras.Input((32, 32, 3)), layers.Rescaling(1 / 255),
+    layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(2),
+    layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(2),
+    layers.Conv2D(64, 3, activation="relu"), layers.Flatten(),
+    layers.Dense(64, activation="relu"), layers.Dense(10)])
+optimizer = keras.optimizers.Adam(1e-3)
+loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+accuracy = keras.metrics.SparseCategoricalAccuracy()
+""",
+    "char-lm": """
+import gzip, keras, numpy as np
+from keras import layers
+book = gzip.open(os.environ["DATASETS"] + "/alice.txt.gz").read().decode()
+characters = sorted(set(book))
+index = {c: i for i, c in enumerate(characters)}
+book = np.array([index[c] for c in book], "int32")
+batch_size = 16
+starts = np.random.default_rng(0).integers(0, len(book) - 97, 200 * batch_size)
+texts = book[starts[:, None] + np.arange(97)]
+x, y = texts[:, :-1], texts[:, 1:]
+class Position(layers.Layer):
+    def build(self, shape):
+        self.vectors = self.add_weight(shape=shape[1:], initializer="uniform")
+    def call(self, x):
+        return x + self.vectors
+texts = keras.Input((96,), dtype="int32")
+z = Position()(layers.Embedding(len(characters), 128)(texts))
+for _ in range(2):
+    n = layers.LayerNormalization()(z)
+    z = z + layers.MultiHeadAttention(4, 32)(n, n, use_causal_mask=True)
+    n = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(z))
+    z = z + layers.Dense(128)(n)
+model = keras.Model(texts, layers.Dense(len(characters))(layers.LayerNormalization()(z)))
+schedule = keras.optimizers.schedules.CosineDecay(
+    0.0, 950, warmup_target=3e-3, warmup_steps=50)
+optimizer = keras.optimizers.AdamW(schedule, weight_decay=0.01, global_clipnorm=1.0,
+    gradient_accumulation_steps=2)
+loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+accuracy = keras.metrics.SparseCategoricalAccuracy()
+""",
+}
+KERAS_ON_TORCH = """
+import torch
+logits = model(x[:64], training=True)
+loss = loss_function(y[:64], logits)
+loss.backward()
+gradients = [v.value.grad for v in model.trainable_variables]
+with torch.no_grad():
+    optimizer.apply(gradients, model.trainable_variables)
+    accuracy.update_state(y[:64], logits)
+loss.item()
+done()
+"""
+BY_HAND = {"tensorflow": TENSORFLOW, "jax": JAX, "torch": KERAS_ON_TORCH}
+TASKS = {
+    "digits": ("digits", "Digits"),
+    "cifar10-cnn": ("cifar10_cnn", "Cifar10CNN"),
+    "char-lm": ("char_lm", "CharacterModel"),
+}
+# The recipe, ended after its first step.
+COMMAND = """
+import treadle
+from treadle.recipes.{module} import {task}
+class First({task}):
+    def hooks(self):
+        return [treadle.at("1 step", lambda loop: done())]
+"""
+FIRST, SECOND = "treadle run, first start", "treadle run, second start"
+
+
+def starts(workload: str, backend: str) -> dict[str, float]:
+    """Time one start of each program of a recipe, each in a process of its own.
+
+    Returns:
+        Seconds to the first step, by contestant. The first start of `treadle run` finds no compiled
+        programs; the second finds those of the first.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        module, task = TASKS[workload]
+        file = Path(place, "first.py")
+        file.write_text(DONE + COMMAND.format(module=module, task=task))
+        command = ["-m", "treadle", "run", f"{file}:First", "--quiet"]
+        written = DONE + RECIPES[workload]
+        fit = FIT.replace("batch_size=64", "batch_size=batch_size")
+        by_hand = BY_HAND[backend].replace(":64]", ":batch_size]")
+        environment = {"TREADLE_COMPILE_CACHE": str(Path(place, "programs"))}
+        return {
+            FIRST: _seconds(backend, [*command, "--directory", f"{place}/1"], environment),
+            SECOND: _seconds(backend, [*command, "--directory", f"{place}/2"], environment),
+            "by hand": _seconds(backend, ["-c", written + by_hand]),
+            "fit": _seconds(backend, ["-c", written + fit]),
+        }
+
+
 def seconds_to_first_step(backend: str, rounds: int) -> dict[str, list[float]]:
-    """Time every program of a backend in turn, each in a process of its own."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    """Time every program of a backend in turn, each in a process of its own.
+
+    No compiled program is kept, so that every start is a first one.
+    """
     found: dict[str, list[float]] = {name: [] for name in PROGRAMS[backend]}
     for _ in range(rounds):
         for name, program in PROGRAMS[backend].items():
-            started = time.time()
-            done = subprocess.run(
-                [sys.executable, "-c", DONE + DATA + program],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                sys.exit(f"{name} on {backend} failed:\n{done.stderr}")
-            found[name].append(float(done.stdout.split()[-1]) - started)
+            arguments = ["-c", DONE + DATA + program]
+            seconds = _seconds(backend, arguments, {"TREADLE_COMPILE_CACHE": "off"})
+            found[name].append(seconds)
     return found
+
+
+def _seconds(backend: str, arguments: list[str], variables: dict[str, str] | None = None) -> float:
+    """Return the seconds from the start of a process to the time that its program prints."""
+    datasets = Path(__file__).parent.parent / "src" / "treadle" / "datasets"
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "DATASETS": str(datasets),
+        **(variables or {}),
+    }
+    started = time.time()
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{arguments} on {backend} failed:\n{done.stdout}{done.stderr}")
+    return float(done.stdout.split()[-1]) - started
