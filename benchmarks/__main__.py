@@ -15,6 +15,7 @@ NAMES = (
     "remat",
     "against",
     "single_steps",
+    "evaluation",
 )
 
 if __name__ == "__main__":

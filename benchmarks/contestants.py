@@ -6,7 +6,7 @@ a call of it sets up counts against it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
@@ -183,8 +183,8 @@ class Clock(keras.callbacks.Callback):
         self.values = {name: float(value) for name, value in (logs or {}).items()}
 
 
-def fit(job: Job, source: Any = None, **compile_arguments: Any) -> Contestant:
-    """`model.fit` over arrays, which it shuffles each epoch, or over another source of batches."""
+def compiled(job: Job, **compile_arguments: Any) -> Any:
+    """Return the job's model, compiled for `fit`, `evaluate` and `predict` of Keras."""
     task = job.make()
     task.model.compile(
         optimizer=task.optimizer,
@@ -192,6 +192,23 @@ def fit(job: Job, source: Any = None, **compile_arguments: Any) -> Contestant:
         metrics=list(task.metrics.values()),
         **compile_arguments,
     )
+    return task.model
+
+
+def fit(job: Job, source: Any = None, **compile_arguments: Any) -> Contestant:
+    """`model.fit` over arrays, which it shuffles each epoch, or over another source of batches."""
+    model = compiled(job, **compile_arguments)
     if source is not None:
-        return Fit(task.model, (source,), job.steps)
-    return Fit(task.model, job.arrays, job.steps, batch_size=job.batch_size)
+        return Fit(model, (source,), job.steps)
+    return Fit(model, job.arrays, job.steps, batch_size=job.batch_size)
+
+
+def sliced(arrays: Sequence[Any], batch_size: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the batches of arrays in stored order."""
+    for start in range(0, len(arrays[0]), batch_size):
+        yield tuple(array[start : start + batch_size] for array in arrays)
+
+
+def checked(outputs: Any) -> Values:
+    """Return sums of predictions by which contestants are compared."""
+    return {"first batch": float(abs(outputs[:100]).sum()), "last": float(abs(outputs[-1]).sum())}

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
-from .contestants import Contestant, Entry, Epoch, TreadleLoop, Values, fit
+from .contestants import Contestant, Entry, Epoch, TreadleLoop, Values, checked, fit, sliced
 from .models import NOISE, d_loss, g_loss
 from .workloads import Job
 
@@ -172,6 +173,52 @@ def reading_loss(job: Job) -> Callable[..., float]:
     return run
 
 
+def evaluating(job: Job) -> Contestant:
+    """A jitted step over NumPy slices that updates the mean loss and the metrics."""
+    task = job.make()
+    model, loss_function = task.model, task.loss
+    metrics = {"loss": keras.metrics.Mean(), **task.metrics}
+    weights = _values(model.trainable_variables), _values(model.non_trainable_variables)
+
+    @jax.jit
+    def step(weights: Any, counters: State, x: Any, y: Any) -> State:
+        outputs, _ = model.stateless_call(*weights, x, training=False)
+        given = {"loss": (loss_function(y, outputs),)}
+        return {
+            name: metric.stateless_update_state(counters[name], *given.get(name, (y, outputs)))
+            for name, metric in metrics.items()
+        }
+
+    def run() -> Values:
+        counters = {
+            name: [jnp.zeros_like(v) for v in _values(metric.variables)]
+            for name, metric in metrics.items()
+        }
+        for x, y in sliced(job.arrays, job.batch_size):
+            counters = step(weights, counters, x, y)
+        return {
+            name: float(metric.stateless_result(counters[name])) for name, metric in metrics.items()
+        }
+
+    return Contestant(run, job.steps)
+
+
+def predicting(job: Job) -> Contestant:
+    """A jitted forward pass over NumPy slices; the outputs are fetched when all have begun."""
+    model = job.make().model
+    weights = _values(model.trainable_variables), _values(model.non_trainable_variables)
+
+    @jax.jit
+    def step(weights: Any, x: Any) -> Any:
+        return model.stateless_call(*weights, x, training=False)[0]
+
+    def run() -> Values:
+        outputs = [step(weights, x) for (x,) in sliced(job.arrays[:1], job.batch_size)]
+        return checked(np.concatenate(outputs))
+
+    return Contestant(run, job.steps)
+
+
 def gathering(job: Job) -> Contestant:
     """A jitted step that picks its batch out of arrays on the device."""
     hand = Hand(job)
@@ -222,6 +269,10 @@ ENTRIES: dict[str, list[Entry]] = {
     ],
     "gan": LOOPS,  # a stateless train_step of Keras' `fit` has one optimizer
 }
+
+
+EVALUATING = {"jitted step over NumPy slices": evaluating}
+PREDICTING = {"jitted forward pass over NumPy slices": predicting}
 
 
 def versions() -> dict[str, str]:

@@ -5,11 +5,22 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import treadle
 
-from .contestants import Contestant, Entry, Epoch, Fit, TreadleLoop, Values, fit
+from .contestants import (
+    Contestant,
+    Entry,
+    Epoch,
+    Fit,
+    TreadleLoop,
+    Values,
+    checked,
+    fit,
+    sliced,
+)
 from .data import augmented
 from .models import NOISE, d_loss, g_loss
 from .workloads import Job
@@ -145,6 +156,55 @@ def reading_loss(job: Job) -> Callable[..., float]:
     return lambda x, y: float(step(tf.constant(x), tf.constant(y)))
 
 
+def evaluating(job: Job, over_dataset: bool) -> Contestant:
+    """A compiled step that updates the mean loss and the metrics, and a loop over all batches."""
+    task = job.make()
+    model, loss_function, mean = task.model, task.loss, keras.metrics.Mean()
+    metrics = task.metrics.values()
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        outputs = model(x, training=False)
+        mean.update_state(loss_function(y, outputs))
+        for metric in metrics:
+            metric.update_state(y, outputs)
+
+    batches = stored_order(job.arrays, job.batch_size, over_dataset)
+
+    def run() -> Values:
+        for metric in (mean, *metrics):
+            metric.reset_state()
+        for x, y in batches():
+            step(x, y)
+        results = {name: float(metric.result()) for name, metric in task.metrics.items()}
+        return {"loss": float(mean.result()), **results}
+
+    return Contestant(run, job.steps)
+
+
+def predicting(job: Job, over_dataset: bool) -> Contestant:
+    """A compiled forward pass, whose outputs are collected and joined."""
+    model = job.make().model
+    batches = stored_order(job.arrays[:1], job.batch_size, over_dataset)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return model(x, training=False)
+
+    def run() -> Values:
+        return checked(np.concatenate([step(x).numpy() for (x,) in batches()]))
+
+    return Contestant(run, job.steps)
+
+
+def stored_order(arrays: Any, batch_size: int, over_dataset: bool) -> Callable[[], Any]:
+    """Return a function that iterates over all batches, by `tf.data` or as NumPy slices."""
+    if over_dataset:
+        data = tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size, drop_remainder=True)
+        return data.prefetch(tf.data.AUTOTUNE).__iter__
+    return lambda: sliced(arrays, batch_size)
+
+
 def epoch_in_graph(job: Job) -> Contestant:
     """A whole epoch over tf.data in one `@tf.function`."""
     hand, data = Hand(job), dataset(job)
@@ -271,6 +331,16 @@ ENTRIES: dict[str, list[Entry]] = {
         *_fits(lambda job, **arguments: fit(job, dataset(job), **arguments)),
         Entry("the pipeline alone, no training", "part", pipeline_alone),
     ],
+}
+
+
+EVALUATING = {
+    "`@tf.function` step over tf.data": partial(evaluating, over_dataset=True),
+    "`@tf.function` step over NumPy slices": partial(evaluating, over_dataset=False),
+}
+PREDICTING = {
+    "`@tf.function` over tf.data": partial(predicting, over_dataset=True),
+    "`@tf.function` over NumPy slices": partial(predicting, over_dataset=False),
 }
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from .contestants import Contestant, Entry, TreadleLoop, Values, fit
+from .contestants import Contestant, Entry, TreadleLoop, Values, checked, fit, sliced
 from .models import NOISE, d_loss, g_loss
-from .torch_models import by_hand
+from .torch_models import by_hand, like_keras
 from .workloads import Job
 
 Step = Callable[..., None]
@@ -149,6 +149,64 @@ def reading_loss(job: Job) -> Callable[..., float]:
     return run
 
 
+def evaluating_keras(job: Job) -> Contestant:
+    """A loop over the task's own Keras layers and metrics, without gradients."""
+    task = job.make()
+    model, loss_function, arrays = task.model, task.loss, tensors(job)
+
+    def run() -> Values:
+        for metric in task.metrics.values():
+            metric.reset_state()
+        total, counted = torch.zeros(()), 0
+        with torch.inference_mode():
+            for x, y in sliced(arrays, job.batch_size):
+                outputs = model(x, training=False)
+                total += loss_function(y, outputs) * len(x)
+                counted += len(x)
+                for metric in task.metrics.values():
+                    metric.update_state(y, outputs)
+            results = {name: float(metric.result()) for name, metric in task.metrics.items()}
+        return {"loss": float(total) / counted, **results}
+
+    return Contestant(run, job.steps)
+
+
+def evaluating_torch_nn(job: Job) -> Contestant:
+    """A loop over a model written with `torch.nn`, which has the weights of the Keras model."""
+    model, arrays = like_keras(job), tensors(job)
+
+    def run() -> Values:
+        total, correct, counted = torch.zeros(()), torch.zeros((), dtype=torch.long), 0
+        with torch.inference_mode():
+            for x, y in sliced(arrays, job.batch_size):
+                outputs = model(x)
+                counted += len(x)
+                if y.is_floating_point():
+                    loss = nn.functional.binary_cross_entropy(outputs, y)
+                else:
+                    loss = nn.functional.cross_entropy(outputs, y)
+                    correct += (outputs.argmax(-1) == y).sum()
+                total += loss * len(x)
+        accuracy = {} if y.is_floating_point() else {"accuracy": int(correct) / counted}
+        return {"loss": float(total) / counted, **accuracy}
+
+    return Contestant(run, job.steps)
+
+
+def predicting(job: Job, keras_layers: bool) -> Contestant:
+    """A forward pass without gradients, whose outputs are collected and joined."""
+    model = job.make().model if keras_layers else like_keras(job)
+    arguments = {"training": False} if keras_layers else {}
+    arrays = tensors(job)[:1]
+
+    def run() -> Values:
+        with torch.inference_mode():
+            outputs = [model(x, **arguments) for (x,) in sliced(arrays, job.batch_size)]
+            return checked(torch.cat(outputs).numpy())
+
+    return Contestant(run, job.steps)
+
+
 def accelerate(job: Job) -> Contestant:
     """The same model and loop, driven through Accelerate."""
     from accelerate import Accelerator
@@ -246,6 +304,16 @@ LOOPS = [
     Entry("Ignite", "framework", ignite),
 ]
 ENTRIES: dict[str, list[Entry]] = {"supervised": [*LOOPS, Entry("fit", "fit", fit)], "gan": LOOPS}
+
+
+EVALUATING = {
+    "Keras layers, `torch.inference_mode`": evaluating_keras,
+    "`torch.nn`, `torch.inference_mode`": evaluating_torch_nn,
+}
+PREDICTING = {
+    "Keras layers, `torch.inference_mode`": partial(predicting, keras_layers=True),
+    "`torch.nn`, `torch.inference_mode`": partial(predicting, keras_layers=False),
+}
 
 
 def versions() -> dict[str, str]:

@@ -137,3 +137,40 @@ def by_hand(workload: str) -> Made:
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
     return models, [optimizer([p for p in m.parameters() if p.requires_grad]) for m in models]
+
+
+def autoencoder() -> nn.Module:
+    def dense(inputs: int, units: int, activation: nn.Module) -> list[nn.Module]:
+        return [nn.Linear(inputs, units), activation]
+
+    return nn.Sequential(
+        *dense(784, 128, nn.ReLU()),
+        *dense(128, 16, nn.ReLU()),
+        *dense(16, 128, nn.ReLU()),
+        *dense(128, 784, nn.Sigmoid()),
+    )
+
+
+def like_keras(job: Any) -> nn.Module:
+    """Return the model of a job by hand, with the weights of the Keras model."""
+    makers = {"mlp": mlp, "autoencoder": autoencoder, "cnn": CNN, "lstm": LSTM}
+    model, weights = makers[job.name](), iter(job.make().model.get_weights())
+    channels = 0
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.copy_(torch.from_numpy(next(weights)).permute(3, 2, 0, 1))
+                module.bias.copy_(torch.from_numpy(next(weights)))
+                channels = module.out_channels
+            elif isinstance(module, nn.Linear):
+                kernel = torch.from_numpy(next(weights)).T
+                if channels:  # Keras flattens images with the channels last, PyTorch first
+                    kernel = kernel.unflatten(1, (-1, channels)).transpose(1, 2).flatten(1)
+                    channels = 0
+                module.weight.copy_(kernel)
+                module.bias.copy_(torch.from_numpy(next(weights)))
+            elif isinstance(module, nn.LSTM):
+                module.weight_ih_l0.copy_(torch.from_numpy(next(weights)).T)
+                module.weight_hh_l0.copy_(torch.from_numpy(next(weights)).T)
+                module.bias_ih_l0.copy_(torch.from_numpy(next(weights)))
+    return model

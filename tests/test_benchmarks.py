@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import against, contestants_tensorflow, musts, page, reliability
+from benchmarks import against, contestants_tensorflow, evaluation, musts, page, reliability
 from benchmarks.timing import (
     HOPELESS,
     LONGEST,
@@ -252,3 +252,29 @@ def test_figures_of_reliability_take_the_place_of_those_before() -> None:
     assert "a CPU, 2 cores, 4 GiB; keras 3.15.1." in written
     assert "old" not in written and written.endswith("<!-- end of figures -->\n\nhow\n")
     assert reliability.with_figures(written, kept) == written
+
+
+def test_the_page_of_evaluation_has_a_table_for_each_call() -> None:
+    times = {evaluation.TREADLE: [100.0, 110.0, 120.0], "`model.predict`": [200.0, 220.0, 240.0]}
+    text = evaluation.page({"predict mlp jax": times})
+    tables = text.split("## ")
+    assert [table.splitlines()[0] for table in tables[1:]] == ["`loop.evaluate`", "`loop.predict`"]
+    assert "| mlp | jax | treadle, `loop.predict` | 110 | 1.00 (1.00 to 1.00) |" in tables[2]
+    assert "| mlp | jax | `model.predict` | 220 | 2.00 (2.00 to 2.00) |" in tables[2]
+    assert "| mlp |" not in tables[1]
+    assert max(map(len, text.splitlines())) < 140
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", evaluation.CALLS)
+def test_all_contestants_of_evaluation_find_the_same(call: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * BATCH, 784)).astype("float32")
+    y = rng.integers(10, size=STEPS * BATCH).astype("int32")
+    job = Job("mlp", replace(WORKLOADS["mlp-sgd"], batch_size=BATCH), STEPS, (x, y))
+    makers = evaluation.makers(call, job)
+    values = {name: make().round(2).values for name, make in makers.items()}
+    expected = values[evaluation.TREADLE]
+    assert len(values) == 4 and expected
+    for name, found in values.items():
+        assert found == pytest.approx({key: expected.get(key, found[key]) for key in found}), name

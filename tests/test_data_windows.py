@@ -77,6 +77,20 @@ def test_beyond_the_end_is_an_error_and_the_end_is_not(name):
         source.read(0, source.length + 1)
 
 
+@pytest.mark.parametrize("name", SEEKING)
+@pytest.mark.parametrize("ordered", [False, True])
+def test_views_of_a_window_are_its_batches(name, ordered):
+    window = SEEKING[name]().read(0, ordered=ordered).take(3)
+    batches = [window.batch(i) for i in range(window.count)]
+    np.testing.assert_equal(list(window.views()), batches)
+
+
+def test_consecutive_rows_are_views_without_copies():
+    window = from_arrays(X, batch_size=5).read(0, ordered=True).take(2)
+    assert all(np.shares_memory(view, X) for view in window.views())
+    assert not np.shares_memory(window.batch(0), X)
+
+
 def test_windows_end_where_the_form_changes():
     forms = [np.zeros(2), np.ones(2), np.ones(3), np.ones(3, np.int32), (np.ones(3),), (None,)]
     reader, counts = as_source(forms).read(0), []

@@ -147,6 +147,24 @@ class Transformations(Protocol):
         ...
 
 
+Fetch = Callable[[], Any]
+"""A function that waits for a call's outputs, and returns them as NumPy arrays."""
+
+
+class Caller(Protocol):
+    """A compiled function, whose assignments are discarded."""
+
+    def start(self, inputs: Any, stream: int) -> Fetch:
+        """Start a call.
+
+        Args:
+            inputs: A structure of NumPy arrays, which must not change before the outputs are
+                fetched, and which are never written to.
+            stream: Selects the random numbers that the function draws.
+        """
+        ...
+
+
 class Execution(Protocol):
     """The dry runs of steps, and the execution of programs."""
 
@@ -162,10 +180,13 @@ class Execution(Protocol):
         """Return an executor for a program; nothing is compiled yet."""
         ...
 
-    def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Compile a function of `(inputs, stream)` whose assignments are discarded.
+    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
+        """Compile a function of inputs; its assignments are discarded.
 
-        `stream` selects the random numbers that it draws.
+        Args:
+            program: The function.
+            reads: The variables that the function reads, if it assigns none, draws no random
+                numbers, and is called for many batches, so that a compilation may take longer.
         """
         ...
 

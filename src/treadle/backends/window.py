@@ -1,6 +1,6 @@
 """Windows: consecutive batches of equal structure, shapes and dtypes."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,20 @@ class Window:
             chosen = self.rows.indices[index]
             return _mapped(lambda x: x.take(chosen, axis=0), self.rows.arrays)
         return row(self._batches, index)
+
+    def views(self) -> Iterator[Any]:
+        """Yield the batches, without copies if they are consecutive rows of the data set.
+
+        Their arrays must not be modified.
+        """
+        if self._batches is None and self.rows is not None:
+            rows = self.rows.indices.ravel()
+            if bool((np.diff(rows) == 1).all()):
+                for start in rows[:: self.examples].tolist():
+                    part = slice(start, start + self.examples)
+                    yield _mapped(lambda x, part=part: x[part], self.rows.arrays)
+                return
+        yield from map(self.batch, range(self.count))
 
     def split(self, count: int) -> tuple["Window", "Window"]:
         """Return the first `count` batches and the rest, as views of the arrays."""

@@ -1,5 +1,6 @@
 """Evaluation and prediction: `evaluate`, `predict` and `call` change no variable."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -7,8 +8,8 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from ..backends.base import active
-from ..backends.window import Window, form_of, row
+from ..backends.base import Caller, Fetch, active
+from ..backends.window import Window, form_of
 from ..core.hook import LoopView
 from ..core.identity import source_facts
 from ..core.logs import Means
@@ -27,11 +28,20 @@ from ..steps.results import joined
 from ..steps.snapshot import Snapshot
 from ..steps.state import State
 from ..steps.task import has_eval_step
+from .predictions import Predictions
 from .prefetch import Feed
 
 # The number of compiled functions that `loop.call` keeps; the least recently used one is dropped.
 # Without a limit, a lambda written in a hook would add a new function in every call.
 MOST_CALLERS: Final = 16
+
+# The number of batches whose rows are looked up together to predict on arrays.
+ROWS_AT_ONCE: Final = 16
+
+# Limits of the batches of a prediction that run at a time: their number, and the bytes of their
+# inputs and outputs. Waiting for each batch takes as long as a small network.
+MOST_RUNNING: Final = 32
+MOST_RUNNING_BYTES: Final = 16 * 2**20
 
 
 class Evaluation:
@@ -159,18 +169,29 @@ class Evaluation:
 
     def predict(self, source: Any, loop: LoopView) -> Any:
         """Return the outputs of `predict_step` for all batches, joined on the first axis."""
-        outputs: list[Any] = []
-        request = ReadRequest(0, seed=run_seed(), loop=loop, ordered=True)
-        reader = read_from(as_source(source), request)
+        source = as_source(source)
+        reader = read_from(source, ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
+        predictions = Predictions(source.length)
+        running: deque[Fetch] = deque()
+        most, most_running = 1, 0  # until the first batch is known
         try:
-            while (window := reader.take(1)) is not None:
-                batch = row(window.batches, 0)
-                outputs.append(self._run(self._task.predict_step, (batch,), stream=0))
+            while (window := reader.take(most)) is not None:
+                # Batches that are not in memory already are read one by one.
+                most = 1 if window.rows is None else ROWS_AT_ONCE
+                caller = self._caller(self._task.predict_step, [window.batch(0)], (None,), True)
+                for batch in window.views():
+                    running.append(caller.call.start([batch], 0))
+                    if len(running) > most_running:
+                        outputs = running.popleft()()
+                        predictions.add(outputs)
+                        most_running = most_running or _most_running(batch, outputs)
+            while running:
+                predictions.add(running.popleft()())
         finally:
             reader.close()
-        if not outputs:
+        if not predictions:
             raise DataError("the source to predict on gave no batch")
-        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *outputs)
+        return predictions.joined()
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function compiled and return NumPy arrays; each call has a new random stream."""
@@ -178,24 +199,31 @@ class Evaluation:
         if stream is None:  # not called by a source, which may draw a batch again
             self.calls += 1
             stream = self.calls
-        return self._run(function, inputs, stream)
-
-    def _run(self, function: Callable[..., Any], inputs: tuple[Any, ...], stream: int) -> Any:
-        """Run a function, compiled once per function, shapes and Python (constant) arguments."""
         constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
-        kinds = tuple(type(x) for x in constants)  # True == 1, but they are different constants
         arrays = [
             None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
             for x in inputs
         ]
+        return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
 
-        def bound(arrays: Any) -> Any:
-            return function(
-                *(a if c is None else c for a, c in zip(arrays, constants, strict=True))
-            )
+    def _caller(
+        self,
+        function: Callable[..., Any],
+        arrays: Sequence[Any],
+        constants: tuple[Any, ...],
+        many: bool,
+    ) -> "_Caller":
+        """Return a function compiled for arrays of one form and Python (constant) arguments.
 
+        Args:
+            function: The function.
+            arrays: An array, or a structure of arrays, for each argument that is no constant.
+            constants: Its constant arguments, and None for others.
+            many: Whether it is called for many batches, so that a compilation pays that takes long.
+        """
+        kinds = tuple(type(x) for x in constants)  # True == 1, but they are different constants
         of = getattr(function, "__func__", function)
-        key = (of, id(getattr(function, "__self__", None)), constants, kinds)
+        key = (of, id(getattr(function, "__self__", None)), constants, kinds, many)
         callers = self._callers.pop(key, {})
         self._callers[key] = callers  # most recently used last
         if len(self._callers) > MOST_CALLERS:
@@ -203,21 +231,36 @@ class Evaluation:
         form = form_of(arrays)
         caller = callers.get(form)
         if caller is None or not caller.is_current():
-            name = getattr(function, "__name__", "the function")
-            preflight = self._options.preflight
-            state, _ = build(self._task, bound, arrays, name, preflight)
-            program = program_of(state, bound, self._options, name, native=False)
-            call = active().caller(program)
-            caller = _Caller(call, state, state.constants(), state.snapshot())
-            callers[form] = caller
-        return caller.call(arrays, stream)
+            caller = callers[form] = self._compiled(function, arrays, constants, many)
+        return caller
+
+    def _compiled(
+        self,
+        function: Callable[..., Any],
+        arrays: Sequence[Any],
+        constants: tuple[Any, ...],
+        many: bool,
+    ) -> "_Caller":
+        def bound(arrays: Any) -> Any:
+            return function(
+                *(a if c is None else c for a, c in zip(arrays, constants, strict=True))
+            )
+
+        name = getattr(function, "__name__", "the function")
+        state, found = build(self._task, bound, arrays, name, self._options.preflight)
+        program = program_of(state, bound, self._options, name, native=False)
+        draws = any(id(seed) in found.read for seed in state.seeds)
+        pure = not draws and not found.written and self._options.execution != "eager"
+        read = [v for v in program.variables if id(v) in found.read]
+        call = active().caller(program, read if many and pure else None)
+        return _Caller(call, state, state.constants(), state.snapshot())
 
 
 @dataclass(frozen=True)
 class _Caller:
     """A compiled function for inputs of one form, and the constants it was compiled with."""
 
-    call: Callable[[Any, int], Any]
+    call: Caller
     state: State
     constants: dict[str, Any]
     snapshot: Snapshot
@@ -297,6 +340,12 @@ def metric_results(state: State, names: list[str]) -> dict[str, float]:
             else:
                 results |= {f"{label}_{i}": float(v) for i, v in enumerate(values.ravel())}
     return results
+
+
+def _most_running(batch: Any, outputs: Any) -> int:
+    """Return how many batches like this one may run at a time."""
+    nbytes = sum(getattr(x, "nbytes", 0) for x in keras.tree.flatten((batch, outputs)))
+    return max(1, min(MOST_RUNNING, MOST_RUNNING_BYTES // max(1, nbytes)))
 
 
 def _array(value: Any) -> Any:

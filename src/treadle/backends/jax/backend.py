@@ -19,7 +19,7 @@ from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import Distribution, Executor
+from ..base import Caller, Distribution, Executor, Fetch
 from ..eager import EagerExecutor
 from ..program import Program, scope_of_call
 from ..scope import Scope, hand_outward
@@ -219,21 +219,9 @@ class JaxBackend:
             return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
         return JaxExecutor(program)
 
-    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
         """Jit a function over the state; its assignments are discarded."""
-
-        @jax.jit
-        def pure(state: Any, inputs: Any, stream: Any) -> Any:
-            outer = Scope(zip(program.variables, state, strict=True))
-            step = program.new_context(0)
-            with keras_random(), outer, scope_of_call(program, stream), running(step):
-                return program.function(inputs)
-
-        def call(inputs: Any, stream: int) -> Any:
-            state = [v._value for v in program.variables]
-            return jax.device_get(pure(state, device_batch(inputs), np.int32(stream)))
-
-        return call
+        return _Caller(program)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of tracing."""
@@ -311,6 +299,26 @@ class JaxBackend:
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a JAX array; 64-bit types become 32-bit."""
         return jnp.asarray(array)
+
+
+class _Caller:
+    """A jitted function over the state, which runs while the interpreter goes on."""
+
+    def __init__(self, program: Program) -> None:
+        @jax.jit
+        def pure(state: Any, inputs: Any, stream: Any) -> Any:
+            outer = Scope(zip(program.variables, state, strict=True))
+            step = program.new_context(0)
+            with keras_random(), outer, scope_of_call(program, stream), running(step):
+                return program.function(inputs)
+
+        self._program, self._pure = program, pure
+
+    def start(self, inputs: Any, stream: int) -> Fetch:
+        """Start a call, and return a function that waits for its outputs."""
+        state = [v._value for v in self._program.variables]
+        outputs = self._pure(state, device_batch(inputs), np.int32(stream))
+        return lambda: jax.tree.map(np.asarray, outputs)
 
 
 @jax.jit

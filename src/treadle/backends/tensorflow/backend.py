@@ -14,14 +14,15 @@ from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...errors import StepError
 from .. import hints
-from ..base import Distribution, Executor
+from ..base import Caller, Distribution, Executor
 from ..eager import EagerExecutor
-from ..program import Program, scope_of_call
+from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable
 from ..window import row
+from .calls import GraphCaller
 from .patches import FuncGraph, true_moments
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
@@ -167,19 +168,9 @@ class TensorFlowBackend:
             return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
         return TensorFlowExecutor(program)
 
-    def caller(self, program: Program) -> Callable[[Any, int], Any]:
+    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
         """Compile a function; its assignments are discarded."""
-
-        @tf.function(autograph=False)
-        def pure(inputs: Any, stream: Any) -> Any:
-            with scope_of_call(program, stream), running(program.new_context(0)):
-                return program.function(inputs)
-
-        def call(inputs: Any, stream: int) -> Any:
-            outputs = pure(tensors(inputs), tf.constant(stream, tf.int32))
-            return tf.nest.map_structure(lambda x: np.asarray(x), outputs)
-
-        return call
+        return GraphCaller(program)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of tracing, and extract the cause from a graph's long error message."""

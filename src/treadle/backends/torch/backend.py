@@ -13,14 +13,15 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import Distribution, Executor
+from ..base import Caller, Distribution, Executor
 from ..eager import EagerExecutor
-from ..program import Program, scope_of_call
+from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable
 from ..window import row
+from .calls import CapturingCaller, EagerCaller
 from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CaptureExecutor
@@ -132,21 +133,11 @@ class TorchBackend:
             return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
         return CaptureExecutor(program, options, _step, self.to_device)
 
-    def caller(self, program: Program) -> Callable[[Any, int], Any]:
-        """Return a function that runs the program; its assignments are discarded."""
-
-        def call(inputs: Any, stream: int) -> Any:
-            with self.own_random(), torch.no_grad():
-                torch.manual_seed(torch.initial_seed() + stream + 1)
-                with scope_of_call(program, stream), running(program.new_context(0)):
-                    outputs = program.function(
-                        keras.tree.map_structure(
-                            lambda x: None if x is None else self.to_device(x), inputs
-                        )
-                    )
-            return keras.tree.map_structure(self.to_numpy, outputs)
-
-        return call
+    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
+        """Return a caller that runs the program eagerly, or captures it."""
+        if reads is None:
+            return EagerCaller(program, self.to_device)
+        return CapturingCaller(program, reads, self.to_device, _step)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of PyTorch tensors."""

@@ -1,0 +1,135 @@
+"""Calls of functions on PyTorch, outside of windows: run eagerly, or captured for many batches."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+import keras
+import numpy as np
+import torch
+
+from ..base import Fetch
+from ..plans import RefusedError
+from ..program import Program, scope_of_call
+from ..step_context import running
+from ..types import Variable
+from .capture.proof import Captured, Prover
+from .capture.trials import step_number, tensors_of
+
+Around = Callable[[Program], AbstractContextManager[Any]]
+
+# The proof of a captured function copies the variables. Networks with more bytes than this take so
+# long for a batch that the Python code around their operations does not matter.
+MOST_BYTES: Final = 256 * 2**20
+
+
+class EagerCaller:
+    """Runs a function eagerly.
+
+    Args:
+        program: The function, whose assignments are discarded.
+        to_device: A function that converts an array to a tensor, which may share its memory.
+    """
+
+    def __init__(self, program: Program, to_device: Callable[[Any], Any]) -> None:
+        self._program, self._to_device = program, to_device
+
+    def start(self, inputs: Any, stream: int) -> Fetch:
+        """Run the function on copies of the inputs, which it may change in place."""
+        program = self._program
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(torch.initial_seed() + stream + 1)
+            with scope_of_call(program, stream), running(program.new_context(0)):
+                outputs = program.function(_copied(inputs, self._to_device))
+        return lambda: keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+
+
+class CapturingCaller:
+    """Runs a function that only reads variables: the first time eagerly, and then captured.
+
+    Capturing takes as long as several calls. A function that cannot be captured runs eagerly.
+
+    Args:
+        program: The function.
+        reads: The variables that it reads.
+        to_device: A function that converts an array to a tensor, which may share its memory.
+        around: A function that returns the context manager for each eager run.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        reads: Sequence[Variable],
+        to_device: Callable[[Any], Any],
+        around: Around,
+    ) -> None:
+        self._eager = EagerCaller(program, to_device)
+        self._reads, self._to_device, self._around = reads, to_device, around
+        self._structure: Any = None
+        self._captured: Captured | None = None
+        self._first: Any = None
+        self._program: Program | None = None  # None: it runs eagerly
+        if sum(v._value.nbytes for v in reads) <= MOST_BYTES:
+            self._program = replace(
+                program,
+                function=lambda inputs: self._values(program.function(inputs)),
+                variables=reads,
+                new_context=lambda number: _context_of(program, number, reads),
+            )
+
+    def start(self, inputs: Any, stream: int) -> Fetch:
+        """Run the function, and return a function that returns its outputs."""
+        if self._captured is None and self._program is not None:
+            if self._first is None:
+                self._first = _copied(inputs, self._to_device)
+            else:
+                batches = _Batches([self._first, _copied(inputs, self._to_device)])
+                found = Prover(self._program, self._around).capture(batches)
+                self._captured = found if isinstance(found, Captured) else None
+                self._program, self._first = None, None
+        if self._captured is None:
+            return self._eager.start(inputs, stream)
+        tensors = [self._to_device(_shareable(x)) for x in tensors_of(inputs)]
+        number = step_number(0) if self._captured.uses_number else None
+        outputs = self._captured([v._value for v in self._reads], tensors, number).values
+        arrays = [keras.ops.convert_to_numpy(x) for x in outputs.values()]
+        return lambda: keras.tree.pack_sequence_as(self._structure, arrays)
+
+    def _values(self, outputs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return outputs as the values of a step, and keep their structure."""
+        leaves = keras.tree.flatten(outputs)
+        if not all(isinstance(x, torch.Tensor) for x in leaves):
+            raise RefusedError("it returns something that is not a tensor")
+        self._structure = keras.tree.map_structure(lambda _: 0, outputs)
+        return {str(i): x for i, x in enumerate(leaves)}, {}
+
+
+class _Batches:
+    """The batches on which a captured function is proven."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches, self.count = batches, len(batches)
+
+    def batch(self, index: int) -> Any:
+        return self._batches[index]
+
+    def tensors(self, index: int) -> list[Any]:
+        return tensors_of(self._batches[index])
+
+
+def _context_of(program: Program, number: Any, variables: Sequence[Variable]) -> Any:
+    """Return the context of a program over these variables only."""
+    context = program.new_context(number)
+    known = {id(v) for v in variables}
+    context.variables = {path: v for path, v in context.variables.items() if id(v) in known}
+    return context
+
+
+def _copied(inputs: Any, to_device: Callable[[Any], Any]) -> Any:
+    return keras.tree.map_structure(lambda x: None if x is None else to_device(np.array(x)), inputs)
+
+
+def _shareable(x: Any) -> Any:
+    """Return an array that a tensor can share: PyTorch only shares writable arrays."""
+    return np.require(x, requirements=["C", "W"])

@@ -1,0 +1,98 @@
+"""The predictions of all batches, joined on the first axis without a second copy of them."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Predictions:
+    """Joins the outputs of batches on their first axis.
+
+    Args:
+        batches: The number of batches if it is known: the arrays for all of them are then created
+            with the first one, so that the memory holds one copy of the result. Without it, parts
+            are joined at the end.
+
+    Example:
+        >>> predictions = Predictions(batches=2)
+        >>> predictions.add({"x": np.array([1, 2])})
+        >>> predictions.add({"x": np.array([3])})
+        >>> predictions.joined()["x"].tolist()
+        [1, 2, 3]
+    """
+
+    def __init__(self, batches: int | None) -> None:
+        self._batches = batches
+        self._structure: Any = None
+        self._columns: list[_Column] = []
+
+    def __bool__(self) -> bool:
+        """Return whether any outputs were added."""
+        return self._structure is not None
+
+    def add(self, outputs: Any) -> None:
+        """Add the outputs of the next batch, a structure of NumPy arrays.
+
+        Raises:
+            ValueError: The structure differs from that of the first batch.
+        """
+        leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
+        if self._structure is None:
+            self._structure = keras.tree.map_structure(lambda _: 0, outputs)
+            self._columns = [_Column(leaf, self._batches) for leaf in leaves]
+        elif self._structure != 0 or not isinstance(outputs, np.ndarray):
+            keras.tree.assert_same_structure(self._structure, outputs)
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.add(leaf)
+
+    def joined(self) -> Any:
+        """Return the structure of joined arrays.
+
+        Raises:
+            ValueError: Arrays of two batches differ in more than their first axis.
+        """
+        arrays = [column.joined() for column in self._columns]
+        return keras.tree.pack_sequence_as(self._structure, arrays)
+
+
+class _Column:
+    """One array of the outputs, for all batches.
+
+    Args:
+        first: The array of the first batch.
+        batches: The number of batches if it is known.
+    """
+
+    def __init__(self, first: Array, batches: int | None) -> None:
+        self._parts: list[Array] = []
+        self._filled = 0
+        self._whole: Array | None = None
+        if batches is not None and first.ndim > 0:
+            # The system provides memory when it is written to: a shorter last batch costs nothing.
+            self._whole = np.empty((batches * len(first), *first.shape[1:]), first.dtype)
+
+    def add(self, part: Array) -> None:
+        """Add the array of the next batch."""
+        whole = self._whole
+        if whole is None:
+            self._parts.append(part)
+        elif self._fits(part, whole):
+            whole[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+        else:
+            self._parts, self._whole = [whole[: self._filled], part], None
+
+    def _fits(self, part: Array, whole: Array) -> bool:
+        """Return whether `part` is like the arrays before it, and there is room for it."""
+        if part.ndim == 0 or part.shape[1:] != whole.shape[1:] or part.dtype != whole.dtype:
+            return False
+        return self._filled + len(part) <= len(whole)
+
+    def joined(self) -> Array:
+        """Return the arrays of all batches, joined on the first axis."""
+        if self._whole is not None:
+            return self._whole[: self._filled]
+        return np.concatenate(self._parts)
