@@ -86,7 +86,7 @@ def page(kept: dict[str, Times]) -> str:
         for backend in BACKENDS:
             for workload in WORKLOADS:
                 times = kept.get(f"{call} {workload} {backend}")
-                lines += _rows(workload, backend, times) if times else []
+                lines += _rows(workload, backend, times, call) if times else []
     return "\n".join(lines) + "\n"
 
 
