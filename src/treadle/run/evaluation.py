@@ -182,11 +182,13 @@ class Evaluation:
                 for batch in window.views():
                     running.append(caller.call.start([batch], 0))
                     if len(running) > most_running:
-                        outputs = running.popleft()()
-                        predictions.add(outputs)
-                        most_running = most_running or _most_running(batch, outputs)
-            while running:
-                predictions.add(running.popleft()())
+                        half = range(len(running) // 2 or 1)
+                        outputs = _fetched([running.popleft() for _ in half])
+                        for part in outputs:
+                            predictions.add(part)
+                        most_running = most_running or _most_running(batch, outputs[0])
+            for part in _fetched(running):
+                predictions.add(part)
         finally:
             reader.close()
         if not predictions:
@@ -340,6 +342,11 @@ def metric_results(state: State, names: list[str]) -> dict[str, float]:
             else:
                 results |= {f"{label}_{i}": float(v) for i, v in enumerate(values.ravel())}
     return results
+
+
+def _fetched(running: Sequence[Fetch]) -> list[Any]:
+    """Return the outputs of calls that run in order, waiting only once: for the last of them."""
+    return [fetch() for fetch in reversed(running)][::-1]
 
 
 def _most_running(batch: Any, outputs: Any) -> int:
