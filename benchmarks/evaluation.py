@@ -79,7 +79,7 @@ def page(kept: dict[str, Times]) -> str:
         "",
         f"{about['cpu']}, {about['cores']} cores.",
         "",
-        *(f"- {name}: {text}" for name, text in NETWORKS.items()),
+        *(f"- {name}: {text}" for name, text in NETWORKS.items() if f" {name} " in str([*kept])),
     ]
     for call in CALLS:
         lines += ["", f"## `loop.{call}`", "", *_head()]
