@@ -323,9 +323,10 @@ class Loop:
         if session.progress.batch == 0:
             session.training.reset_metrics()
         triggers = self._triggers(trigger)
-        # What is due after every step may read the state or not, as the body of the `for` loop.
-        seldom = [when for when in self._triggers(None) if when.span != Span(1, "step")]
-        following = partial(self._following, seldom)
+        # What is due after every step may read variables or not, as the body of the `for` loop: it
+        # does not limit the steps that run ahead.
+        others = [when for when in self._triggers(None) if when.span != Span(1, "step")]
+        following = partial(self._following, others)
         while not session.is_over():
             before = session.trigger_check  # time triggers count hooks and the `for` body
             if session.skip_excluded_batch():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -84,9 +85,9 @@ def changes_a_python_value(loop: treadle.Loop, step: int) -> None:
         loop.task.model.layers[1].rate = 0.1
 
 
-def rows() -> Any:
+def rows(count: int = STEPS * 4) -> Any:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(STEPS * 4, FEATURES)).astype("float32")
+    x = rng.normal(size=(count, FEATURES)).astype("float32")
     return data.from_arrays(x, rng.integers(0, CLASSES, size=len(x)).astype("int32"), batch_size=4)
 
 
@@ -202,7 +203,101 @@ def test_a_hook_that_is_due_reads_the_state_of_its_step() -> None:
         same(_flat(now), _flat(before))
 
 
-@pytest.mark.skipif(not JAX, reason="only JAX' arrays never change")
+def _restoring(rows_of_epoch: int, options: Options | None) -> tuple[list[float], dict[str, Any]]:
+    """Train with a hook that assigns all variables, in epochs that end with a short batch."""
+    kept: list[Any] = []
+    hooks = [
+        treadle.at("5 steps", lambda loop: kept.append(loop.snapshot())),
+        treadle.at("40 steps", lambda loop: loop.restore(kept[0])),
+    ]
+    with treadle.Loop(make(Dropped), console=False, hooks=hooks, options=options) as loop:
+        for _ in loop.epochs(2):
+            for _ in loop.steps(rows(rows_of_epoch)):
+                pass
+    return loop.history.steps("loss").tolist(), loop.state.arrays()
+
+
+def test_two_forms_of_batches_share_variables() -> None:
+    (expected, state), (losses, ahead_state) = (
+        _restoring(4 * STEPS + 2, options) for options in (Options(window=1), None)
+    )
+    assert losses == expected
+    same(ahead_state, state)
+
+
+def test_two_loops_share_variables() -> None:
+    found: list[list[Any]] = []
+    for options in (Options(window=1), None):
+        task = make(Dropped)
+        one, other = (treadle.Loop(task, console=False, options=options) for _ in range(2))
+        steps, other_steps = iter(one.steps(rows())), iter(other.steps(rows()))
+        losses: list[Any] = []
+        for i in range(14):
+            losses.append(next(steps)["loss"])
+            if i == 2:
+                kept = one.snapshot()
+            if i in (5, 11):
+                one.restore(kept)
+            losses.append(next(other_steps)["loss"])
+            losses.append(next(other_steps)["loss"])
+        steps.close()
+        other_steps.close()
+        found.append([losses, *one.state.arrays().values()])
+    for now, before in zip(*found, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_threads_may_read_variables() -> None:
+    expected = seen(lambda loop, step: None, "1 step", Options(window=1))
+    errors: list[BaseException] = []
+    ended = threading.Event()
+    with treadle.Loop(make(Dropped), console=False) as loop:
+
+        def read() -> None:
+            while not ended.wait(1e-4):
+                try:
+                    for variable in loop.task.model.variables:
+                        np.array(variable)
+                except BaseException as error:
+                    errors.append(error)
+
+        loop.prepare(rows())
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            for _ in loop.epochs(2):
+                for _ in loop.steps(rows()):
+                    pass
+        finally:
+            ended.set()
+            thread.join()
+    assert not errors
+    same(loop.state.arrays(), expected[2])
+
+
+@pytest.mark.skipif(not JAX, reason="calls Python by a function of JAX")
+def test_a_step_that_calls_python_does_not_run_ahead() -> None:
+    import jax
+
+    numbers: list[int] = []
+
+    class Calling(Dropped):
+        def train_step(self, batch: Any) -> Any:
+            values = super().train_step(batch)
+            jax.debug.callback(lambda i: numbers.append(int(i)), self.optimizer.iterations.value)
+            return values
+
+    with treadle.Loop(make(Calling), console=False) as loop:
+        for logs in loop.steps(rows()):
+            if logs.step == 9:
+                loop.state.arrays()
+            if logs.step == 25:
+                break
+    jax.effects_barrier()
+    assert sorted(numbers) == list(range(1, 26))
+
+
+@pytest.mark.skipif(not JAX, reason="only JAX's arrays never change")
 def test_steps_run_ahead_only_if_no_body_reads_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     from treadle.backends.jax import windows
 
@@ -214,7 +309,7 @@ def test_steps_run_ahead_only_if_no_body_reads_the_state(monkeypatch: pytest.Mon
         return timed(run, count)
 
     monkeypatch.setattr(windows, "_timed", counted)
-    monkeypatch.setattr("treadle.backends.jax.ahead.SECONDS", 1000.0)
+    monkeypatch.setattr("treadle.backends.jax.ahead.TARGET_SECONDS", 1000.0)
     seen(lambda loop, step: None, "1 step")
     assert sum(calls) == 2 * STEPS
     assert len(calls) < STEPS / 2

@@ -138,7 +138,10 @@ class Feed:
         if self._open is None or is_closed_loop(self._open[0]) or self._failure is not None:
             return
         if self._prefetched is not None:
-            self._read_rows(self._prefetched)
+            try:
+                self._read_rows(self._prefetched)
+            except BaseException as failure:
+                self._failure = failure
             return
         reader, window = self._open[2], None
         started, ran_meanwhile = time.monotonic(), running()

@@ -16,7 +16,7 @@ from ..program import Program
 from ..scope import Scope
 from ..types import Tensor
 from ..window import Following, Rows, Window, capacity, padded
-from .ahead import Ahead, Outcome, Steps
+from .ahead import DeferredState, Outcome, Steps
 from .patches import jaxpr_as_fun, keras_random
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -38,7 +38,7 @@ class JaxExecutor:
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
         self._ready: tuple[Window, Plan, Any, Any] | None = None
-        self._ahead = Ahead(program.variables)
+        self._deferred = DeferredState(program.variables)
 
     @property
     def programs(self) -> int:
@@ -56,7 +56,7 @@ class JaxExecutor:
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
-        return not self._ahead.holds(window) and self._compile(window)
+        return not self._deferred.has_results_for(window) and self._compile(window)
 
     def _compile(self, window: Window) -> bool:
         inputs, key = self._first_inputs(window)
@@ -65,7 +65,7 @@ class JaxExecutor:
         step = self._step(window)
         function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
         # Compiled here and not at the first call, so that the compile time can be reported.
-        specs = _specs((self._ahead.state(), inputs))
+        specs = _specs((self._deferred.state(), inputs))
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
         donated = () if self.plan.fused else (0,)
         jitted = jax.jit(function, donate_argnums=donated)
@@ -80,18 +80,18 @@ class JaxExecutor:
         following: Following | None = None,
     ) -> Running | Done:
         """Run the window in one call, or in one call per batch; the next windows may run too."""
-        taken = self._ahead.take(window, first_step)
+        taken = self._deferred.take(window, first_step)
         if taken is not None:
             self._run_ahead(window.count, following)
             results, seconds = taken
             return Done(lambda: results, seconds)
         self._compile(window)
-        run = self._call(window, first_step, self._ahead.state())
+        run = self._call(window, first_step, self._deferred.state())
 
         def settle(outcome: Any) -> Results:
             steps = Steps(run, lambda: outcome, first_step, window)
             results = steps.take(window.count)
-            self._ahead.ran(steps)
+            self._deferred.defer(steps)
             self._run_ahead(window.count, following)
             return results
 
@@ -101,14 +101,16 @@ class JaxExecutor:
         """Start the next steps, which run while the loop takes those that have run."""
         if following is None or not self.plan.fused or self.plan.largest == 1:
             return
-        further = self._ahead.further(count, following)
-        if further is None or self._first_inputs(further[0])[1] not in self._compiled:
+        if self._traced is None or self._traced.calls_python:
             return
-        window, before = further
-        state, first_step = before.after()
+        next_run = self._deferred.next_to_run(count, following)
+        if next_run is None or self._first_inputs(next_run[0])[1] not in self._compiled:
+            return
+        window, before = next_run
+        state, first_step = before.final_state()
         run = self._call(window, first_step, state)
         outcome = submit(lambda: _timed(run, window.count))
-        self._ahead.start(Steps(run, outcome, first_step, window))
+        self._deferred.start(Steps(run, outcome, first_step, window))
 
     def _call(
         self, window: Window, first_step: int, state: Sequence[Tensor]
@@ -164,7 +166,7 @@ class JaxExecutor:
         """Return the step, which is traced once."""
         if self._traced is None:
             batch = device_batch(window.batch(0))
-            self._traced = _PureStep(self._program, self._ahead.state(), batch)
+            self._traced = _PureStep(self._program, self._deferred.state(), batch)
         return self._traced
 
 
@@ -186,6 +188,10 @@ class _PureStep:
             *specs, jax.ShapeDtypeStruct((), np.int32)
         )
         self.results = shapes[1]
+        # Such calls can be noticed, and may read variables.
+        self.calls_python = bool(self.closed.effects) or any(
+            "callback" in name for name in _primitives(self.closed.jaxpr)
+        )
         self._structure = jax.tree.structure(shapes)
 
     def __call__(self, state: Any, batch: Any, number: Any) -> Any:
