@@ -19,12 +19,13 @@ from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import Caller, Distribution, Executor, Fetch
+from ..base import Caller, Distribution, Executor
 from ..eager import EagerExecutor
-from ..program import Program, scope_of_call
+from ..program import Program
 from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable
+from .calls import JitCaller
 from .patches import Var, jaxpr_as_fun, keras_random
 from .trace import tracing
 from .windows import JaxExecutor, device_batch
@@ -221,7 +222,7 @@ class JaxBackend:
 
     def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
         """Jit a function over the state; its assignments are discarded."""
-        return _Caller(program)
+        return JitCaller(program)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of tracing."""
@@ -299,26 +300,6 @@ class JaxBackend:
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a JAX array; 64-bit types become 32-bit."""
         return jnp.asarray(array)
-
-
-class _Caller:
-    """A jitted function over the state, which runs while the interpreter goes on."""
-
-    def __init__(self, program: Program) -> None:
-        @jax.jit
-        def pure(state: Any, inputs: Any, stream: Any) -> Any:
-            outer = Scope(zip(program.variables, state, strict=True))
-            step = program.new_context(0)
-            with keras_random(), outer, scope_of_call(program, stream), running(step):
-                return program.function(inputs)
-
-        self._program, self._pure = program, pure
-
-    def start(self, inputs: Any, stream: int) -> Fetch:
-        """Start a call, and return a function that waits for its outputs."""
-        state = [v._value for v in self._program.variables]
-        outputs = self._pure(state, device_batch(inputs), np.int32(stream))
-        return lambda: jax.tree.map(np.asarray, outputs)
 
 
 @jax.jit
