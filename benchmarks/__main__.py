@@ -16,6 +16,9 @@ NAMES = (
     "against",
     "single_steps",
     "evaluation",
+    "reinforcement",
+    "memory",
+    "streams",
 )
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ class Module(lightning.LightningModule):
 class Lightning(Contestant):
     """`Trainer.fit` with all that Lightning can leave out left out."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, batches: Any = None) -> None:
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         self.steps = job.steps
-        self._module, self._batches = Module(job), loader(job)
+        self._module, self._batches = Module(job), batches or loader(job)
         self._fresh = True
 
     def round(self, epochs: int = 1) -> Round:

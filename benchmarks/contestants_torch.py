@@ -113,18 +113,20 @@ def adversarial(models: Any, optimizers: Any, counted: Counted, backward: Backwa
     return step
 
 
-STEPS = {"supervised": supervised, "gan": adversarial}
+STEPS = {"supervised": supervised, "streaming": supervised, "gan": adversarial}
 
 
-def torch_nn(job: Job, compiled: bool = False, loaded: bool = False) -> Contestant:
-    """A hand-written `torch.nn` model and loop."""
+def torch_nn(
+    job: Job, given: Any = None, compiled: bool = False, loaded: bool = False
+) -> Contestant:
+    """A hand-written `torch.nn` model and loop, over the job's arrays or the given batches."""
     models, optimizers = by_hand(job.name)
     if compiled:
         models = [torch.compile(model) for model in models]
     counted = Counted()
     step = STEPS[job.workload.kind](models, optimizers, counted, torch.Tensor.backward)
-    batches = loader(job).__iter__ if loaded else slices(job)
-    return looped(step, counted, batches, job.steps)
+    given = given or (loader(job) if loaded else None)
+    return looped(step, counted, slices(job) if given is None else given.__iter__, job.steps)
 
 
 def reading_loss(job: Job) -> Callable[..., float]:
@@ -207,7 +209,7 @@ def predicting(job: Job, keras_layers: bool) -> Contestant:
     return Contestant(run, job.steps)
 
 
-def accelerate(job: Job) -> Contestant:
+def accelerate(job: Job, given: Any = None) -> Contestant:
     """The same model and loop, driven through Accelerate."""
     from accelerate import Accelerator
 
@@ -216,7 +218,7 @@ def accelerate(job: Job) -> Contestant:
     models = [accelerator.prepare(model) for model in models]
     optimizers = [accelerator.prepare(optimizer) for optimizer in optimizers]
     step = STEPS[job.workload.kind](models, optimizers, counted, accelerator.backward)
-    return looped(step, counted, accelerator.prepare(loader(job)).__iter__, job.steps)
+    return looped(step, counted, accelerator.prepare(given or loader(job)).__iter__, job.steps)
 
 
 def ignite(job: Job) -> Contestant:
@@ -241,7 +243,7 @@ def lightning(job: Job) -> Contestant:
     return Lightning(job)
 
 
-def keras_layers(job: Job) -> Contestant:
+def keras_layers(job: Job, given: Any = None) -> Contestant:
     """Keras' guide for PyTorch: `backward`, then the Keras optimizer applies the gradients."""
     if job.workload.kind == "gan":
         counted = Counted()
@@ -257,7 +259,8 @@ def keras_layers(job: Job) -> Contestant:
             accuracy.update_state(y, logits)
         counted.add(loss=loss)
 
-    inner = looped(step, counted, slices(job), job.steps)
+    batches = slices(job) if given is None else given.__iter__
+    inner = looped(step, counted, batches, job.steps)
 
     def epoch() -> Values:
         accuracy.reset_state()

@@ -97,9 +97,9 @@ def _why() -> list[str]:
         "slower than the\n  jitted step. Whether they were the cause is not known.",
         "- **Streaming.** Two cores draw, flip and crop the images and train at the same time, "
         "and the pipeline alone needs\n  three fifths of the CPU time. `fit` with "
-        "`steps_per_execution` and the raw loop let the graph draw each batch.\n  Treadle, like "
-        "any Python loop, draws them one by one, and stacks windows of them, which it can count "
-        "and resume: that\n  takes a tenth to a quarter more CPU time.",
+        "`steps_per_execution` and the raw loop let the graph draw each batch.\n  When this was "
+        "measured, Treadle drew them one by one in Python. Now a graph draws and stacks windows: "
+        "see [streams](streams.md).",
         "",
     ]
 

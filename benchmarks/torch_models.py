@@ -42,6 +42,21 @@ class CNN(nn.Module):
         return self.layers(x.permute(0, 3, 1, 2).float() / 255)
 
 
+class SmallCNN(nn.Module):
+    """Takes bytes of shape (batch, height, width, channels), as the data lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU()),
+            *(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.permute(0, 3, 1, 2).float() / 255)
+
+
 class LSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +136,7 @@ MODELS: dict[str, tuple[list[Callable[[], nn.Module]], Callable[[Any], torch.opt
     "mlp-adam": ([mlp], adam),
     "bn-dropout": ([bn_dropout], adam),
     "cifar10-cnn": ([CNN], adam),
+    "streaming": ([SmallCNN], adam),
     "gan": ([discriminator, generator], slow_adam),
     "transformer": ([Transformer], adam),
     "lstm": ([LSTM], adam),

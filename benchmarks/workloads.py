@@ -125,7 +125,7 @@ WORKLOADS: dict[str, Workload] = {
         "tf.data with shuffle, random flip and crop of CIFAR-10, a small convolutional network",
         models.small_cnn,
         data.photographs,
-        {"tensorflow": 128},
+        {"tensorflow": 128, "jax": 64, "torch": 64},
         kind="streaming",
         convolves=True,
     ),

@@ -59,6 +59,21 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def _save_empty(figure, path):
+    from treadle.core.folder import Folder
+
+    with Folder.open(Path(path).parent) as folder:
+        folder.write(Path(path).name, [])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_of_tests(tmp_path_factory):
+    """What commands remember of runs is not kept in the user's state folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_runs():
     """Leave out what takes half of the time of a short run; processes that tests start do it.
@@ -67,6 +82,6 @@ def quick_runs():
     flushed to the disk, which only a power failure would show; `faults.Disk` simulates it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treadle.hooks.curves.save", lambda figure, path: Path(path).touch())
+        patch.setattr("treadle.hooks.curves.save", _save_empty)
         patch.setattr(os, "fsync", lambda file: None)
         yield

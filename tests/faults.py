@@ -10,18 +10,49 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from treadle.checkpoint import Checkpoint, Files
-from treadle.checkpoint.files import append, sync, sync_folder
+from treadle import checkpoint as files
+from treadle.checkpoint import Checkpoint
+from treadle.core.file_operations import append, sync_file, sync_folder
+from treadle.core.folder import FileSystem, Folder
 from treadle.core.progress import Progress
+from treadle.errors import CheckpointError
 
-READING = ("listdir", "lstat", "open_file", "read_file", "disk_usage")
+READING = (
+    *("open_path", "open_subfolder", "open_file", "read_file"),
+    *("list_names", "inspect", "free_bytes"),
+)
+
+
+def path_of(arguments):
+    """The path of what an operation is done to."""
+    match arguments:
+        case [Folder() as folder, str(name), *_]:
+            return folder.path / name
+        case [Folder() as folder]:
+            return folder.path
+        case [Path() as path]:
+            return path
+        case [file, *_]:
+            return Path(file.name)
+
+
+def write(path, saved, system=None, whole=None):
+    """Write a checkpoint into a folder; returns its own folder."""
+    with Folder.open(path, error=CheckpointError, system=system) as folder:
+        return path / files.write(folder, saved, whole)
+
+
+def read(path, system=None):
+    """Read the checkpoint in this folder."""
+    with Folder.open(path.parent, error=CheckpointError, system=system) as folder:
+        return files.read(folder, path.name)
 
 
 class Crash(BaseException):
     """The process is gone: no handler of errors runs."""
 
 
-class Quick(Files):
+class Quick(FileSystem):
     """As files are, without waiting for a disk; knows what was done.
 
     Attributes:
@@ -36,7 +67,7 @@ class Quick(Files):
         self.operations.append(operation.__name__)
         self.before(operation, *arguments)
         try:
-            if operation not in (sync, sync_folder):
+            if operation not in (sync_file, sync_folder):
                 return operation(*arguments)
         finally:
             if self.root is not None:
@@ -69,8 +100,7 @@ class Refuses(Quick):
         self.number, self.operation, self.text, self.times = number, operation, text, times
 
     def before(self, operation, *arguments):
-        [place, *_] = arguments
-        place = str(place if isinstance(place, Path) else place.name)
+        place = str(path_of(arguments))
         if self.times and operation.__name__ == self.operation and self.text in place:
             self.times -= 1
             raise OSError(self.number, os.strerror(self.number))
@@ -104,12 +134,13 @@ class Recording(Quick):
         result = super().perform(operation, *arguments)
         name = operation.__name__
         if name not in READING:
-            plain = [Path(a) if isinstance(a, Path) else a for a in arguments]
-            if name in ("append", "sync"):
-                plain[0] = Path(arguments[0].name)
-            if name == "append":
-                plain[1] = bytes(arguments[1])
-            self.log.append((name, *plain))
+            more = []
+            if name in ("append", "truncate"):
+                more = [bytes(arguments[1]) if name == "append" else arguments[1]]
+            elif name == "replace":
+                folder, _, new, to = (*arguments, None)[:4]
+                more = [(to or folder).path / new]
+            self.log.append((name, path_of(arguments), *more))
         return result
 
 
@@ -138,18 +169,22 @@ class Disk:
             found.safe = dict(found.now)
             return
         folder = self._folder(path.parent)
-        if name == "mkdir":
+        if name == "make_folder":
             folder.now[path.name] = _Folder()
-        elif name == "create":
+        elif name == "create_file":
             folder.now[path.name] = _File()
+        elif name == "open_to_append":
+            folder.now.setdefault(path.name, _File())
         elif name == "append":
             folder.now[path.name].now += arguments[0]
-        elif name == "sync":
+        elif name == "truncate":
+            folder.now[path.name].now = folder.now[path.name].now[: arguments[0]]
+        elif name == "sync_file":
             folder.now[path.name].safe = folder.now[path.name].now
         elif name == "replace":
             [new] = arguments
             self._folder(new.parent).now[new.name] = folder.now.pop(path.name)
-        elif name in ("unlink", "rmdir"):
+        elif name in ("unlink", "remove_empty"):
             del folder.now[path.name]
         else:
             raise AssertionError(name)

@@ -12,11 +12,14 @@ from functools import partial
 
 import numpy as np
 
+from tests.faults import write
 from tests.format_1 import npy, write_format_1
-from treadle.checkpoint import Checkpoint, Files, write
+from treadle.checkpoint import Checkpoint
 from treadle.checkpoint.format import digest_line
 from treadle.checkpoint.tensor_file import header
 from treadle.core.progress import Progress
+
+LINKED = "it is a symbolic link, which is not followed. Put a file itself in its place"
 
 
 class Bomb:
@@ -30,7 +33,7 @@ def honest(folder, version):
     folder.mkdir(parents=True)
     state = {"a": np.zeros(4, np.float32), "b": np.ones(3)}
     saved = Checkpoint(Progress(3), state, frozenset(["b"]), hooks={"h": {"c": np.ones(2)}})
-    return write_format_1(folder, saved) if version == 1 else write(folder, saved, Files())
+    return write_format_1(folder, saved) if version == 1 else write(folder, saved)
 
 
 def forge(folder, edit=lambda record: None, arrays=None, raw=None, version=1):
@@ -230,18 +233,18 @@ CASES = {
     ),
     "a link for the arrays": (
         linked("arrays.npz", "/dev/zero"),
-        "arrays.npz: it is a symbolic link, which a checkpoint never holds",
+        f"arrays.npz: {LINKED}",
     ),
     "a link for the manifest": (
         linked("manifest.json", "/etc/passwd", newer),
-        "manifest.json: it is a symbolic link, which a checkpoint never holds",
+        f"manifest.json: {LINKED}",
     ),
     "a link for the folder": (folder_linked, " is not a folder, so it holds no checkpoint"),
     "a link for what is shared": (
         fixed_linked,
-        ".npz: it is a symbolic link, which a checkpoint never holds",
+        f".npz: {LINKED}",
     ),
-    "a pipe": (pipe, "arrays.npz: it is not a regular file"),
+    "a pipe": (pipe, "arrays.npz: it is a pipe, and not a file. Move it away"),
     "a bomb of zeros": (
         lambda f: forge(
             f,
@@ -434,15 +437,15 @@ CASES = {
     ),
     "tensors: a link for the arrays": (
         linked(NUMBERS, "/dev/zero", newer),
-        f"{NUMBERS}: it is a symbolic link, which a checkpoint never holds",
+        f"{NUMBERS}: {LINKED}",
     ),
     "tensors: a link for what is shared": (
         partial(fixed_linked, forge=newer),
-        ".safetensors: it is a symbolic link, which a checkpoint never holds",
+        f".safetensors: {LINKED}",
     ),
     "tensors: a pipe": (
         partial(pipe, forge=newer, name=NUMBERS),
-        f"{NUMBERS}: it is not a regular file",
+        f"{NUMBERS}: it is a pipe, and not a file. Move it away",
     ),
     "tensors: an archive": (
         lambda f: newer(f, arrays=archive(STATE, NESTED)),

@@ -5,7 +5,7 @@ import json
 import zipfile
 from dataclasses import asdict
 
-from treadle.checkpoint import Files, read
+from tests.faults import read
 from treadle.checkpoint.dtypes import name_of
 from treadle.checkpoint.format import SECTIONS, Name, digest_line
 from treadle.checkpoint.format_1 import npy_header
@@ -79,7 +79,7 @@ def described(array, file, entry):
 
 def to_format_1(folder):
     """Write all checkpoints of a folder again, as if an older version had saved them."""
-    saved = [read(path, Files()) for path in sorted(folder.glob("step-*"))]
+    saved = [read(path) for path in sorted(folder.glob("step-*"))]
     for path in (*folder.glob("step-*/*"), *folder.glob("fixed/*")):
         path.unlink()
     for path in folder.glob("step-*"):

@@ -1,10 +1,12 @@
 """Arrays in files: every dtype, what NumPy reads of them, and what is refused."""
 
 import hashlib
+import itertools
 import json
 import os
 import struct
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -13,12 +15,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from treadle.checkpoint.arrays import read_arrays, write_arrays
+from treadle.checkpoint.arrays import read_arrays, read_final_state, write_arrays
 from treadle.checkpoint.dtypes import dtype_named, name_of
 from treadle.checkpoint.format_1 import npy_header
 from treadle.checkpoint.npz import DTYPES
 from treadle.checkpoint.tensor_file import header, pieces
-from treadle.errors import StateError
+from treadle.errors import DirectoryError, StateError
 
 NAN = float("nan")
 
@@ -220,7 +222,7 @@ def test_a_write_that_fails_leaves_the_file(tmp_path, monkeypatch, name):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DirectoryError, match=rf"cannot write .*{name}: No space left on device"):
         write_arrays(tmp_path / name, {"a": np.zeros(2)})
     monkeypatch.undo()
     assert read_arrays(tmp_path / name)["a"].tolist() == [1.0, 1.0]
@@ -275,3 +277,98 @@ def test_dtypes_have_names_of_their_own(dtype):
 def test_other_names_are_no_dtypes(name):
     with pytest.raises(ValueError, match=r"^'.*' is not a numeric dtype$"):
         dtype_named(name)
+
+
+def npz(path, header, numbers=b"", version=b"\x01\x00", name="a.npy"):
+    """An archive with one entry, of any header."""
+    with zipfile.ZipFile(path, "w") as archive:
+        length = len(header).to_bytes(2, "little")
+        archive.writestr(name, b"\x93NUMPY" + version + length + header + numbers)
+
+
+def described(descr="<f4", shape="(2,)", order="False"):
+    return f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
+
+
+def encrypted(path):
+    np.savez(path, a=np.ones(2))
+    data = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(signature) + offset] |= 1
+    path.write_bytes(data)
+
+
+def of_another_version(path):
+    np.savez(path, a=np.ones(2))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 99
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), "File is not a zip file"),
+        (encrypted, "'a.npy' in it is encrypted"),
+        (of_another_version, "zip file version 9.9"),
+        (lambda path: np.savez(path, a=np.array([{}], object)), "'|O' is not a numeric dtype"),
+        (lambda path: np.savez(path, a=np.zeros(2, "M8[s]")), "'<M8[s]' is not a numeric dtype"),
+        (lambda path: np.savez(path, a=np.zeros(2, "U3")), "'<U3' is not a numeric dtype"),
+        (
+            lambda path: np.savez(path, a=np.zeros(2, [("b", "f4")])),
+            "'a.npy' in it is not an array of numbers",
+        ),
+        (
+            lambda path: npz(path, described(shape="(2000000000000,)"), bytes(8)),
+            "'a.npy' in it claims 8,000,000,000,000 bytes of numbers, and has 8",
+        ),
+        (
+            lambda path: npz(path, described(shape="(0, " + "9, " * 40 + ")")),
+            "'a.npy' in it claims 0 bytes of numbers, and has 0",
+        ),
+        (lambda path: npz(path, described(), bytes(8), b"\x07\x00"), "'a.npy' in it is not an arr"),
+        (lambda path: npz(path, b"open('x', 'w')\n"), "'a.npy' in it is not an array of numbers"),
+        (lambda path: npz(path, b"", name="a\x1b[2J.txt"), r"'a\x1b[2J.txt' in it is not an arr"),
+    ],
+)
+def test_an_archive_of_another_kind_is_explained(tmp_path, make, fault):
+    path = tmp_path / "state.npz"
+    make(path)
+    with pytest.raises(StateError) as caught:
+        read_arrays(path)
+    start = f"{path} does not hold arrays as Treadle writes them: "
+    assert str(caught.value).startswith(start + fault) and "pickle" not in str(caught.value)
+
+
+def test_arrays_of_both_orders_are_read(tmp_path):
+    array = np.arange(6.0).reshape(2, 3)
+    np.savez(tmp_path / "a.npz", c=array, f=np.asfortranarray(array), none=np.zeros((0, 2)), one=3)
+    found = read_arrays(tmp_path / "a.npz")
+    np.testing.assert_array_equal(found["c"], array)
+    np.testing.assert_array_equal(found["f"], array)
+    assert found["none"].shape == (0, 2) and found["one"] == 3
+
+
+def test_only_a_regular_file_is_read(tmp_path):
+    real = tmp_path / "real.npz"
+    write_arrays(real, {"a": np.ones(2)})
+    (tmp_path / "link.npz").symlink_to(real)
+    assert read_arrays(tmp_path / "link.npz")["a"].sum() == 2  # the user's choice
+    places = (os.mkfifo, os.mkdir, real, tmp_path / "nothing")
+    for name, place in itertools.product(("state.npz", "state.safetensors"), places):
+        path = tmp_path / name
+        path.symlink_to(place) if isinstance(place, Path) else place(path)
+        with pytest.raises(DirectoryError, match=f"^cannot read {path}: it is a"):
+            read_final_state(tmp_path)
+        path.rmdir() if place is os.mkdir else path.unlink()
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(StateError, match="it is a pipe, and not a file"):
+        read_arrays(tmp_path / "pipe.npz")
+    assert read_final_state(tmp_path) == {}
+    (tmp_path / "state.npz").write_bytes(b"damaged")
+    with pytest.raises(DirectoryError) as caught:
+        read_final_state(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'state.npz'} does not hold arrays as Treadle writes them: File is not a zip "
+        "file. Restore a copy of it, or move it away to use the last checkpoint"
+    )

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.faults import Crash, Dies, Disk, Quick, Recording, checkpoint, same
-from treadle.checkpoint import Checkpoints, read
+from tests.faults import Crash, Dies, Disk, Quick, Recording, checkpoint, read, same
+from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
 STEPS = (0, 6, 12, 12, 18, 24, 8, 0)
@@ -37,7 +37,7 @@ def run(checkpoints, first=0):
 
 def check_after(folder, told, options):
     """What a crash left loads, is what was saved, and serves the rest of the run."""
-    checkpoints = Checkpoints(folder / "checkpoints", files=Quick(), **options)
+    checkpoints = Checkpoints(folder / "checkpoints", system=Quick(), **options)
     found = checkpoints.latest()
     assert checkpoints.rejected == []
     position = -1
@@ -53,7 +53,7 @@ def check_after(folder, told, options):
 
 def check_rest(folder, position, options):
     """The run resumes from the found checkpoint, and ends."""
-    checkpoints = Checkpoints(folder / "checkpoints", files=Quick(), **options)
+    checkpoints = Checkpoints(folder / "checkpoints", system=Quick(), **options)
     for _ in run(checkpoints, min(position + 1, len(STEPS) - 1)):
         pass
     assert same(checkpoints.latest(), at_step(0, len(STEPS) - 1))
@@ -63,14 +63,14 @@ def check_rest(folder, position, options):
 
 def operations(folder, options):
     files = Quick()
-    for _ in run(Checkpoints(folder / "checkpoints", files=files, **options)):
+    for _ in run(Checkpoints(folder / "checkpoints", system=files, **options)):
         pass
     return len(files.operations)
 
 
 def save_one(folder, position, files, options):
     """A process resumes a run, and saves once."""
-    checkpoints = Checkpoints(folder / "checkpoints", files=files, **options)
+    checkpoints = Checkpoints(folder / "checkpoints", system=files, **options)
     checkpoints.clean()
     checkpoints.latest()
     checkpoints.save(at_step(STEPS[position], position))
@@ -105,7 +105,7 @@ def test_a_crash_at_any_operation_of_a_run_loses_nothing(tmp_path, options):
     for at in range(1, operations(tmp_path / "whole", options) + 1):
         folder, told = tmp_path / str(at), -1
         with pytest.raises(Crash):
-            for position in run(Checkpoints(folder / "checkpoints", files=Dies(at), **options)):
+            for position in run(Checkpoints(folder / "checkpoints", system=Dies(at), **options)):
                 told = position
         check_rest(folder, check_after(folder, told, options), options)
         shutil.rmtree(folder)
@@ -117,7 +117,7 @@ from pathlib import Path
 from tests.faults import Quick
 from tests.test_checkpoint_crashes import OPTIONS, run
 from treadle.checkpoint import Checkpoints
-from treadle.checkpoint.files import append
+from treadle.core.file_operations import append
 
 class Exits(Quick):
     def before(self, operation, *arguments):
@@ -126,7 +126,7 @@ class Exits(Quick):
                 append(arguments[0], arguments[1][: len(arguments[1]) // 2])
             os._exit(9)
 
-for told in run(Checkpoints(Path(sys.argv[1]) / "checkpoints", files=Exits(), **OPTIONS)):
+for told in run(Checkpoints(Path(sys.argv[1]) / "checkpoints", system=Exits(), **OPTIONS)):
     print(told, flush=True)
 """
 
@@ -162,13 +162,13 @@ class Announcing(Checkpoints):
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
         if name == "committed" and value is not None:
-            self._files.log.append(("announce", value))
+            self._system.log.append(("announce", value))
 
 
 def recorded(folder):
     files = Recording()
     folder.mkdir()
-    for _ in run(Announcing(folder / "checkpoints", files=files, **OPTIONS)):
+    for _ in run(Announcing(folder / "checkpoints", system=files, **OPTIONS)):
         pass
     return files.log
 
@@ -191,7 +191,7 @@ def after_power_cuts(tmp_path, chosen):
 
 def check_cut(disk, folder, choose, told):
     disk.lay_out(folder, choose)
-    checkpoints = Checkpoints(folder / "checkpoints", files=Quick())
+    checkpoints = Checkpoints(folder / "checkpoints", system=Quick())
     found = checkpoints.latest()
     # Not only that one is found: nothing that is not complete has a checkpoint's name.
     assert checkpoints.rejected == []
@@ -223,7 +223,7 @@ def by_chance(seed):
 def test_announced_checkpoints_survive_a_power_cut_at_any_moment(tmp_path):
     def chosen(number, name):
         # Each where it makes a difference to the operation before.
-        if name in ("sync", "sync_folder", "announce"):
+        if name in ("sync_file", "sync_folder", "announce"):
             yield nothing_unsafe
         elif name != "append":
             yield names_without_contents
@@ -246,10 +246,10 @@ def test_announced_checkpoints_survive_many_power_cuts(tmp_path):
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("sync", "arrays.safetensors"),
-        ("sync", "manifest.json"),
-        ("sync", "manifest.sha256"),
-        ("sync", ".safetensors-"),  # what is shared
+        ("sync_file", "arrays.safetensors"),
+        ("sync_file", "manifest.json"),
+        ("sync_file", "manifest.sha256"),
+        ("sync_file", ".safetensors-"),  # what is shared
         ("sync_folder", ".partial-step"),
         ("sync_folder", "fixed"),
         ("sync_folder", "checkpoints"),
@@ -262,7 +262,7 @@ def test_each_sync_is_there_for_a_reason(tmp_path, name, place):
     for number, (operation, path, *arguments) in enumerate(recorded(tmp_path / "run")):
         if operation == "announce":
             disk.lay_out(tmp_path / str(number), nothing_unsafe)
-            checkpoints = Checkpoints(tmp_path / str(number) / "checkpoints", files=Quick())
+            checkpoints = Checkpoints(tmp_path / str(number) / "checkpoints", system=Quick())
             with suppress(CheckpointError):
                 found = checkpoints.latest()
                 bad -= found is not None and not checkpoints.rejected

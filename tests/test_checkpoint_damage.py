@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from tests.faults import Quick, checkpoint, same
+from tests.faults import path_of as path_at
 from tests.forging import CASES
 from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
@@ -23,7 +24,7 @@ OLDER, NEWEST = "step-000000000006", "step-000000000012"
 @pytest.fixture
 def folder(tmp_path):
     """Checkpoints of steps 6 and 12; only the newer one shares a file."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints", files=Quick())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", system=Quick())
     for step in (6, 12):
         checkpoints.save(checkpoint(step, fixed=step == 12))
         checkpoints.wait()
@@ -39,7 +40,7 @@ def path_of(folder, name):
 
 def check_passed_over(folder, name):
     """The one before is found, and it is said which file of the newest is at fault, and why."""
-    found = Checkpoints(folder, files=Quick())
+    found = Checkpoints(folder, system=Quick())
     assert same(found.latest(), checkpoint(6, fixed=False))
     [(rejected, reason)] = found.rejected
     assert rejected == NEWEST
@@ -131,10 +132,11 @@ def test_other_files_are_left_alone(folder):
         (folder / name / "link").symlink_to(folder / NEWEST)
     (folder / ".partial-file").write_bytes(b"")
     (folder / "fixed" / ".partial-0.safetensors-0c").write_bytes(b"half")
-    (folder / "fixed" / "0.safetensors").write_bytes(b"not in the manifest")
+    (folder / "fixed" / f"{'0' * 64}.safetensors").write_bytes(b"not in the manifest")
+    (folder / "fixed" / "mine.safetensors").write_bytes(b"not of a checkpoint")
     for name in strays:
         (folder / name).write_bytes(b"")
-    found = Checkpoints(folder, files=Quick())
+    found = Checkpoints(folder, system=Quick())
     assert same(found.latest(), checkpoint(12))
     reason = f"{folder}/step-000000000098 is not a folder, so it holds no checkpoint"
     assert found.rejected == [("step-000000000098", reason)]
@@ -143,7 +145,8 @@ def test_other_files_are_left_alone(folder):
     found.clean()
     names = sorted(path.name for path in folder.iterdir())
     assert names == sorted(["fixed", "step-000000000006", NEWEST, *strays[:3]])
-    assert len(list((folder / "fixed").iterdir())) == 1
+    assert len(list((folder / "fixed").iterdir())) == 2
+    assert (folder / "fixed" / "mine.safetensors").exists()
     assert same(found.latest(), checkpoint(12))
 
 
@@ -176,7 +179,7 @@ def test_if_all_are_damaged_the_run_does_not_start_from_scratch(folder):
 def test_a_damaged_checkpoint_is_removed_after_the_next_save(folder):
     (folder / NEWEST / "arrays.safetensors").write_bytes(b"")
     files = Quick(folder)
-    found = Checkpoints(folder, files=files)
+    found = Checkpoints(folder, system=files)
     assert found.latest().progress.step == 6
     found.save(checkpoint(7))
     found.wait()
@@ -189,7 +192,7 @@ def test_an_error_of_the_disk_while_reading_is_no_end(folder):
     class Torn(Quick):
         def perform(self, operation, *arguments):
             result = super().perform(operation, *arguments)
-            if operation.__name__ != "open_file" or f"{NEWEST}/{name}" not in str(arguments[0]):
+            if operation.__name__ != "open_file" or path_at(arguments) != folder / NEWEST / name:
                 return result
             result.close()
             return Unreadable(result.name)
@@ -201,7 +204,7 @@ def test_an_error_of_the_disk_while_reading_is_no_end(folder):
         read = readinto
 
     for name in ("manifest.json", "manifest.sha256", "arrays.safetensors"):
-        found = Checkpoints(folder, files=Torn())
+        found = Checkpoints(folder, system=Torn())
         assert found.latest().progress.step == 6
         assert found.rejected == [
             (NEWEST, f"cannot read {folder}/{NEWEST}/{name}: Input/output error")
@@ -213,13 +216,15 @@ def test_an_error_of_the_disk_while_reading_is_no_end(folder):
 READER = """
 import json, sys
 from pathlib import Path
-from treadle.checkpoint import Files, read
+from treadle.checkpoint import read
+from treadle.core.folder import Folder
 from treadle.errors import CheckpointError
 
 said, memory = {}, {}
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     try:
-        read(folder / "step-000000000003", Files())
+        with Folder.open(folder, error=CheckpointError) as opened:
+            read(opened, "step-000000000003")
         said[folder.name] = "it was read"
     except CheckpointError as error:
         said[folder.name] = str(error)

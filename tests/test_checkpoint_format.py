@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.faults import Quick, Refuses, checkpoint, same
+from tests.faults import Quick, Refuses, checkpoint, read, same, write
 from tests.format_1 import write_format_1
-from treadle.checkpoint import FORMAT, Checkpoint, read, write
+from treadle.checkpoint import FORMAT, Checkpoint
 from treadle.checkpoint.format import Name, digest_line
 from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
 from treadle.core.progress import Progress
@@ -159,7 +159,7 @@ def test_variables_that_do_not_change_are_stored_once(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, checkpoint(step), files)
     assert len(list((tmp_path / "fixed").iterdir())) == 1
-    assert files.operations.count("create") == 3 * 3 + 1
+    assert files.operations.count("create_file") == 3 * 3 + 1
     # What no step was to change, and yet did, is another file.
     changed = checkpoint(4)
     changed.state["backbone/kernel"][3] = -1.0

@@ -11,16 +11,16 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, same
-from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError, read, write
+from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, read, same, write
+from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError
 from treadle.checkpoint.format import digest_line
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError, ConfigurationError
 
 
-def saved(folder, *steps, files=None, scores=(), **options):
+def saved(folder, *steps, system=None, scores=(), **options):
     """Save checkpoints of some steps, and return who saved them."""
-    checkpoints = Checkpoints(folder, files=files or Quick(), **options)
+    checkpoints = Checkpoints(folder, system=system or Quick(), **options)
     for number, step in enumerate(steps):
         about = {"score": scores[number]} if number < len(scores) else {}
         assert checkpoints.save(checkpoint(step, about=about))
@@ -102,7 +102,7 @@ def test_the_best_is_found(tmp_path):
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_the_disk_holds_few_states_at_any_moment(tmp_path, last):
     files = Quick(tmp_path)
-    saved(tmp_path / "checkpoints", 0, 3, 6, 6, 9, 9, 12, 15, files=files, keep_last=last)
+    saved(tmp_path / "checkpoints", 0, 3, 6, 6, 9, 9, 12, 15, system=files, keep_last=last)
     assert files.most == max(last, 2) + 1
 
 
@@ -128,7 +128,7 @@ def test_a_save_after_a_rollback_removes_later_checkpoints(tmp_path):
 def test_nothing_is_removed_before_something_is_known_to_be_readable(tmp_path):
     saved(tmp_path, 0, 6, 12)
     files = no_space()
-    fresh = Checkpoints(tmp_path, files=files)  # has neither read nor written one
+    fresh = Checkpoints(tmp_path, system=files)  # has neither read nor written one
     fresh.save(checkpoint(18))
     with pytest.raises(CheckpointError):
         fresh.wait()
@@ -164,7 +164,7 @@ def test_files_that_a_damaged_one_may_name_stay(tmp_path):
 
 def test_one_save_is_in_flight(tmp_path):
     files = Gated()
-    checkpoints = Checkpoints(tmp_path / "a", files=files)
+    checkpoints = Checkpoints(tmp_path / "a", system=files)
     assert checkpoints.save(checkpoint(1))
     assert files.reached.wait(30)
     assert checkpoints.busy and checkpoints.committed is None
@@ -179,7 +179,7 @@ def test_one_save_is_in_flight(tmp_path):
 @pytest.mark.faults
 def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     files = Gated()
-    checkpoints = Checkpoints(tmp_path / "a", files=files)
+    checkpoints = Checkpoints(tmp_path / "a", system=files)
     states = [{"a": np.zeros(4)} for _ in range(3)]
     alive = [weakref.ref(state["a"]) for state in states]
     handed = [checkpoints.save(Checkpoint(Progress(n), s)) for n, s in enumerate(states)]
@@ -196,7 +196,7 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
 
 def test_the_state_of_hooks_is_saved_as_it_was_at_the_call(tmp_path):
     files = Gated()
-    checkpoints = Checkpoints(tmp_path, files=files)
+    checkpoints = Checkpoints(tmp_path, system=files)
     kept = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
     handed = Checkpoint(Progress(1), {"a": np.ones(2)}, hooks={"Counting": kept})
     expected = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
@@ -222,7 +222,7 @@ def test_only_what_may_change_is_copied(tmp_path):
     state, kept, frozen = np.ones(1000), np.ones(1001), np.ones(1002)
     frozen.flags.writeable = False
     hooks = {"h": {"kept": kept, "frozen": frozen}}
-    checkpoints = Checkpoints(tmp_path, files=files)
+    checkpoints = Checkpoints(tmp_path, system=files)
     checkpoints.save(Checkpoint(Progress(1), {"a": state}, hooks=hooks))
     checkpoints.wait()
     direct = [any(np.shares_memory(p, a) for p in files.written) for a in (state, kept, frozen)]
@@ -243,7 +243,7 @@ def test_values_that_cannot_be_saved_raise_like_failed_writes(tmp_path):
 
 def test_reading_waits_for_what_is_being_written(tmp_path):
     files = Gated()
-    checkpoints = Checkpoints(tmp_path, files=files)
+    checkpoints = Checkpoints(tmp_path, system=files)
     checkpoints.save(checkpoint(1))
     assert files.reached.wait(30)
     threading.Timer(0.1, files.gate.set).start()
@@ -253,9 +253,9 @@ def test_reading_waits_for_what_is_being_written(tmp_path):
 @pytest.mark.faults
 def test_a_failure_is_raised_once_at_the_next_boundary(tmp_path):
     checkpoints = saved(tmp_path, 0, 6)
-    checkpoints._files = no_space()
+    checkpoints._system = no_space()
     for ask in (checkpoints.wait, checkpoints.check, lambda: checkpoints.save(checkpoint(18))):
-        checkpoints._files.times = 1
+        checkpoints._system.times = 1
         assert checkpoints.save(checkpoint(12))
         checkpoints.settle()
         with pytest.raises(CheckpointError, match="the disk is full"):
@@ -280,7 +280,7 @@ class Slow(faults.Quick):
             time.sleep(0.02)
 
 files = {"slow": Slow(), "full": faults.no_space()}[sys.argv[2]]
-checkpoints = Checkpoints(Path(sys.argv[1]), files=files)
+checkpoints = Checkpoints(Path(sys.argv[1]), system=files)
 checkpoints.save(faults.checkpoint(3))
 if len(sys.argv) > 3:
     raise SystemExit(3)
@@ -324,7 +324,7 @@ def test_the_order_of_checkpoints_does_not_depend_on_clocks_or_location(tmp_path
     for path in (tmp_path / "run" / "checkpoints" / "step-000000000012").iterdir():
         os.utime(path, (0, 0))
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    moved = Checkpoints(tmp_path / "elsewhere" / "checkpoints", files=Quick())
+    moved = Checkpoints(tmp_path / "elsewhere" / "checkpoints", system=Quick())
     assert same(moved.latest(), checkpoint(12))
     moved.save(checkpoint(18))
     moved.wait()
@@ -381,7 +381,7 @@ def test_a_full_disk_is_named(tmp_path, file):
     with pytest.raises(CheckpointError) as caught:
         write(tmp_path, changed, files)
     message = str(caught.value)
-    part = "fixed/.partial-" if file == "fixed" else ".partial-step-000000000012-"
+    part = "fixed/" if file == "fixed" else ".partial-step-000000000012-"
     assert message.startswith(f"cannot write {tmp_path}/{part}")
     sizes = {"arrays.safetensors": "162", "manifest.sha256": "80", "fixed": "248"}
     if file in sizes:
@@ -394,8 +394,8 @@ def test_a_full_disk_is_named(tmp_path, file):
 
 def _free_bytes(perform, free):
     def performed(operation, *arguments):
-        if operation.__name__ == "disk_usage":
-            return type("", (), {"free": free})
+        if operation.__name__ == "free_bytes":
+            return free
         return perform(operation, *arguments)
 
     return performed
@@ -411,7 +411,7 @@ def test_a_disk_that_does_not_say_what_is_free(tmp_path):
 
 def _free_unknown(perform):
     def performed(operation, *arguments):
-        if operation.__name__ == "disk_usage":
+        if operation.__name__ == "free_bytes":
             raise OSError(errno.EIO, "Input/output error")
         return perform(operation, *arguments)
 
@@ -423,16 +423,16 @@ def _free_unknown(perform):
     ("operation", "text", "doing"),
     [
         ("append", "arrays.safetensors", "write"),
-        ("sync", "arrays.safetensors", "write"),
-        ("sync", "manifest.json", "write"),
-        ("create", "manifest.sha256", "write"),
-        ("mkdir", ".partial", "make the folder"),
+        ("sync_file", "arrays.safetensors", "write"),
+        ("sync_file", "manifest.json", "write"),
+        ("create_file", "manifest.sha256", "write"),
+        ("make_folder", ".partial", "make the folder"),
         ("sync_folder", ".partial", "sync the folder"),
         ("sync_folder", "fixed", "sync the folder"),
         ("sync_folder", "checkpoints", "sync the folder"),
         ("replace", ".partial", "rename"),
-        ("listdir", "checkpoints", "list the folder"),
-        ("lstat", "fixed", "inspect"),
+        ("list_names", "checkpoints", "list the folder"),
+        ("inspect", "fixed", "inspect"),
         ("open_file", "manifest.json", "read"),
         ("read_file", "manifest.sha256", "read"),
     ],
@@ -440,7 +440,7 @@ def _free_unknown(perform):
 def test_a_disk_with_errors_commits_nothing(tmp_path, operation, text, doing):
     folder = tmp_path / "checkpoints"
     checkpoints = saved(folder, 0, 6)
-    checkpoints._files = Refuses(errno.EIO, operation, text)
+    checkpoints._system = Refuses(errno.EIO, operation, text)
     checkpoints.save(checkpoint(12))
     with pytest.raises(CheckpointError) as caught:
         checkpoints.wait()
@@ -461,7 +461,7 @@ def test_a_disk_with_errors_commits_nothing(tmp_path, operation, text, doing):
 @pytest.mark.faults
 def test_files_that_cannot_be_removed_are_reported_without_an_error(tmp_path):
     checkpoints = saved(tmp_path, 0, 6, keep_last=1)
-    checkpoints._files = Refuses(errno.EIO, "unlink", "removed-step-000000000006")
+    checkpoints._system = Refuses(errno.EIO, "unlink", "removed-step-000000000006")
     checkpoints.save(checkpoint(12))
     with pytest.raises(LeftoverError) as caught:
         checkpoints.wait()
@@ -480,11 +480,11 @@ def test_files_that_cannot_be_removed_are_reported_without_an_error(tmp_path):
 def test_an_unwritable_folder_is_an_error_before_the_first_step(tmp_path, number):
     folder = tmp_path / "checkpoints"
     for operation, doing, path in (
-        ("mkdir", "make the folder", f"{folder}:"),
-        ("create", "write", f"{folder}/.partial-trial-"),
+        ("make_folder", "make the folder", f"{folder}:"),
+        ("create_file", "write", f"{folder}/.partial-trial-"),
     ):
         with pytest.raises(CheckpointError) as caught:
-            Checkpoints(folder, files=Refuses(number, operation)).clean()
+            Checkpoints(folder, system=Refuses(number, operation)).clean()
         assert str(caught.value).startswith(f"cannot {doing} {path}")
         assert str(caught.value).endswith(f": {os.strerror(number)}")
     Checkpoints(folder).clean()
@@ -499,7 +499,7 @@ def test_a_folder_that_is_removed_is_not_made_again(tmp_path):
     checkpoints.save(checkpoint(6))
     with pytest.raises(CheckpointError) as caught:
         checkpoints.wait()
-    assert str(caught.value).startswith(f"cannot make the folder {folder}/")
+    assert str(caught.value).startswith(f"cannot open the folder {folder.parent}")
     assert str(caught.value).endswith(": No such file or directory")
     assert names(tmp_path) == ["gone"]
 

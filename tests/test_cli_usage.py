@@ -21,7 +21,7 @@ from treadle.recipes import find
 def test_help_names_the_commands_and_exit_codes():
     text = treadle("--help").output
     commands = ("recipes", "run", "resume", "evaluate", "replay", "certify", "find-lr", "schedule")
-    commands += ("tune",)
+    commands += ("tune", "runs", "log")
     for word in (*commands, "Exit codes"):
         assert word in text
     assert treadle("--version").output == f"treadle {__version__}\n"
@@ -107,6 +107,8 @@ def test_help_shows_no_types_of_flags_and_has_examples():
         "find-lr",
         "schedule",
         "tune",
+        "runs",
+        "log",
     ):
         text = treadle(command, "--help").output
         assert "<bool>" not in text and "<str>" not in text and "<path>" not in text

@@ -1,9 +1,13 @@
 """`from_arrays`: order, seeds, short last batches, and indices."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from tests.data_batches import X, Y, all_batches
-from treadle.data import as_source, from_arrays
+from treadle.data import arrays, as_source, from_arrays
 
 
 def test_shuffled_epochs_hold_every_example_once_in_another_order():
@@ -101,3 +105,37 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
     )
     x, ones, numbers = batches.read(0).take(1).batches
     assert (x == 3).all() and (ones == 1).all() and numbers.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_pages_of_mapped_arrays_are_released_and_their_values_stay(tmp_path, monkeypatch, mode):
+    monkeypatch.setattr(arrays, "MAPPED_BYTES", 1)
+    np.save(tmp_path / "x.npy", np.arange(24.0).reshape(12, 2))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    expected = np.array(mapped)
+    if mode != "r":
+        mapped[3] = expected[3] = 7.0  # with "c" in this process only
+    source = from_arrays(mapped[:, ::-1], batch_size=4, shuffle=False)  # a view of the map
+    for _ in range(2):
+        reader = source.read(0)
+        found = [reader.take(1).batch(0) for _ in range(3)]
+        np.testing.assert_array_equal(np.concatenate(found), expected[:, ::-1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
+def test_reading_a_mapped_array_holds_few_of_its_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "MAPPED_BYTES", 16 * 2**20)
+    rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (2**15, 2**11))  # 64 MiB
+    del rows
+    source = from_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"), batch_size=64)
+
+    def resident():
+        lines = Path("/proc/self/smaps").read_text().split("VmFlags")
+        part = next(x for x in lines if str(tmp_path / "x.npy") in x)
+        return int(next(x for x in part.splitlines() if x.startswith("Rss")).split()[1]) * 1024
+
+    most = 0
+    reader = source.read(0)
+    while reader.take(1) is not None:
+        most = max(most, resident())
+    assert 0 < most < 32 * 2**20

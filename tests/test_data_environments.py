@@ -365,3 +365,47 @@ def test_what_is_saved_before_the_first_window_is_that_of_the_step_before(tmp_pa
     with pytest.raises(KeyboardInterrupt):
         counted(tmp_path, Early(), never)
     assert counted(tmp_path, never) == whole
+
+
+class Overwriting(Walk):
+    """Shows the same array each time, as some environments do, and changes its action."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown = np.zeros(1)
+
+    def reset(self, seed=None):
+        self.shown[:] = super().reset(seed)[0]
+        return self.shown, {}
+
+    def step(self, action):
+        shown, *others = super().step(action[0])
+        action += 1
+        self.shown[:] = shown
+        return self.shown, *others
+
+
+def test_an_environment_may_overwrite_its_observations_and_actions():
+    one, other = Environments(Walk, 3, seed=0), Environments(Overwriting, 3, seed=0)
+    for actions in np.random.default_rng(0).integers(2, size=(20, 3)):
+        given = actions[:, None].copy()
+        assert same_but_actions(one.step(actions), other.step(given))
+        assert np.array_equal(given[:, 0], actions)
+        assert np.array_equal(one.observations, other.observations)
+
+
+def same_but_actions(one, other):
+    names = [name for name in one.__slots__ if name != "actions"]
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def test_what_environments_return_may_be_changed():
+    one, other = Environments(Walk, 2, seed=0), Environments(Walk, 2, seed=0)
+    for _ in range(5):
+        moves = one.step([1, 0])
+        assert same([moves], [other.step([1, 0])])
+        for name in moves.__slots__:
+            getattr(moves, name)[:] = 1
+        one.observations[:] = 7
+    kept = snapshot(one.state(), "Environments")
+    assert str(kept) == str(snapshot(other.state(), "Environments"))

@@ -16,6 +16,7 @@ from tests import position_kinds as kinds
 from treadle.checkpoint.structure import from_snapshot, snapshot
 from treadle.core.progress import Progress
 from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
+from treadle.data import reader as batch_reader
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
 
@@ -323,7 +324,10 @@ def test_costly_states_are_seldom_asked_for():
     assert function.asked == 2
 
 
-def test_few_states_are_kept_however_much_is_read_ahead():
+def test_few_states_are_kept_however_much_is_read_ahead(monkeypatch):
+    monkeypatch.setattr(
+        batch_reader, "DRAWING_SECONDS", 60.0
+    )  # all that is asked for in one window
     expected = kinds.told(from_function(kinds.Noise(), 1000).read(0).take(1000))
     reader = from_function(kinds.Noise(), 1000).read(0)
     for _ in range(225):

@@ -1,7 +1,9 @@
 import doctest
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +244,88 @@ def test_damaged_archive_is_refused(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
         datasets.mnist(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "compression", "message"),
+    [
+        (
+            {"x_train": np.broadcast_to(np.uint8(0), (400_000, 28, 28))},
+            zipfile.ZIP_DEFLATED,
+            "bytes and its arrays claim 313,600,128; a compressed file may hold at most "
+            "268,435,456. Write larger arrays with numpy.savez",
+        ),
+        (
+            {"x_train": np.zeros((10, 28, 28), np.uint8)},
+            zipfile.ZIP_LZMA,
+            "'x_train.npy' in it is compressed in another way than by numpy.savez_compressed",
+        ),
+    ],
+)
+def test_a_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, arrays, compression, message):
+    with zipfile.ZipFile(tmp_path / "mnist.npz", "w", compression) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array_header_1_0(
+                    entry,
+                    np.lib.format.header_data_from_array_1_0(array[:0]) | {"shape": array.shape},
+                )
+                for row in array[:: len(array) // 10]:
+                    entry.write(bytes(row.nbytes * (len(array) // 10)))
+    assert (tmp_path / "mnist.npz").stat().st_size < 1 << 20
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(DataError, match=re.escape(message)):
+        datasets.mnist(tmp_path)
+
+
+def entry_of(header, content=b"", version=1):
+    length = len(header).to_bytes(2, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header + content
+
+
+CLAIM = b"{'descr': '|u1', 'fortran_order': False, 'shape': (%s,), }\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            entry_of(CLAIM % b"8000000000000", bytes(10)),
+            "'x_train.npy' in it claims 8,000,000,000,000 bytes of numbers, and has 10",
+        ),
+        (entry_of(CLAIM % (b"0, 1" + b"0" * 30)), "cannot be read as an .npz archive"),
+        (entry_of(b"-" * 9_000 + b"1\n"), "cannot be read as an .npz archive"),
+        (
+            entry_of(b"{'descr': '|O', 'fortran_order': False, 'shape': (), }\n", b"x" * 8),
+            "'x_train.npy' in it holds Python objects",
+        ),
+        (entry_of(b"{}", version=9), "'x_train.npy' in it has the unknown format version (9, 0)"),
+        (b"text", "cannot be read as an .npz archive"),
+    ],
+    ids=["8 TB", "overflow", "nested", "objects", "version", "text"],
+)
+def test_a_false_header_is_refused(tmp_path, entry, message):
+    with zipfile.ZipFile(tmp_path / "mnist.npz", "w") as archive:
+        archive.writestr("x_train.npy", entry)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        datasets.mnist(tmp_path)
+    assert str(tmp_path / "mnist.npz") in str(caught.value)
+    assert "allow_pickle" not in str(caught.value)
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    path = write(tmp_path, "mnist") / "mnist.npz"
+    content = bytearray(path.read_bytes())
+    for start, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(start) + flags] |= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz archive .* is encrypted"):
+        datasets.mnist(tmp_path)
+
+
+def test_a_compressed_file_is_read(tmp_path):
+    np.savez_compressed(tmp_path / "mnist.npz", **small("mnist"))
+    assert len(datasets.mnist(tmp_path).x_train) == 5
 
 
 def test_single_array_is_refused(tmp_path):

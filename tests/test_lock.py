@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from treadle.core import file_operations as operations
 from treadle.core.lock import HOLDER, Lock
 from treadle.errors import DirectoryError
 
@@ -71,7 +71,9 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path):
 def test_the_lock_is_released_although_a_child_inherited_the_directory(tmp_path):
     lock = Lock(tmp_path)
     lock.acquire()
-    other = os.dup(lock._open)  # as a process that was forked without Python's knowledge has it
+    other = os.dup(
+        lock._open.descriptor
+    )  # as a process that was forked without Python's knowledge has it
     lock.release()
     assert not locked(tmp_path)
     os.close(other)
@@ -83,7 +85,7 @@ def test_a_full_disk_is_no_reason_not_to_begin(tmp_path, monkeypatch):
 
     lock = Lock(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(operations, "append", full)
         lock.acquire()
     with pytest.raises(DirectoryError, match="is being trained into by another process: wait"):
         Lock(tmp_path).acquire()

@@ -493,15 +493,20 @@ class Loop:
 
     def _evaluate(self, source: Any) -> dict[str, float]:
         """Evaluate a source without notifying hooks."""
-        self._session.resuming.check_built(self.state)
+        self._check_restored()
         with shortened(), noting("evaluation", self.progress), explaining():
             return self._session.evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source and return NumPy arrays joined on the first axis."""
-        self._session.resuming.check_built(self.state)
+        self._check_restored()
         with shortened(), explaining():
             return self._session.evaluation.predict(source, self)
+
+    def _check_restored(self) -> None:
+        """Check that the values of a checkpoint have been assigned, if a run resumes."""
+        if self._session.resuming.has_pending:
+            self._session.resuming.check_built(self.state)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function of the task compiled and return NumPy arrays; state changes are discarded.

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from treadle.checkpoint import Checkpoints
-from treadle.checkpoint.format import PARTIAL
+from treadle.core.folder import PARTIAL
 
 PATIENCE = 120.0  # seconds, for what takes a few
 

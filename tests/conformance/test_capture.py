@@ -319,6 +319,35 @@ def test_values_that_pytorch_reads_only_to_check_arguments_are_captured() -> Non
     assert_captured(lambda: Steps(step))
 
 
+def test_operators_that_return_sizes_beside_tensors() -> None:
+    """As fused attention on CUDA does, whose backward pass takes the sizes."""
+
+    @torch.library.custom_op("treadle_tests::scaled_rows", mutates_args=())
+    def scaled_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, torch.Tensor]:
+        return x * x.shape[1], x.shape[1], x.sum(0)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.factor = output[1]
+
+    def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+        return gradient * ctx.factor
+
+    scaled_rows.register_autograd(backward, setup_context=keep)
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        sizes: list[int] = []
+
+        def objective() -> Any:
+            scaled, size, _ = scaled_rows(task.model.layers[0](x))
+            sizes.append(size)
+            return task.loss(y, task.model.layers[1](scaled / 4))
+
+        losses = treadle.minimize(objective, task.model, task.optimizer)
+        return {"loss": losses, "size": ops.convert_to_tensor(sizes[0])}
+
+    assert_captured(lambda: Steps(step))
+
+
 def test_statistics_that_an_operator_changes() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         def objective() -> Any:

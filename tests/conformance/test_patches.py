@@ -45,6 +45,7 @@ def of_tensorflow() -> dict[str, Callable[[], list[Any]]]:
     return {
         "ConcreteFunction": lambda: [function.get_concrete_function(tf.TensorSpec([]))],
         "tf.data.Dataset": lambda: [data, data.map(lambda x: x)],
+        "tf.data iterator": lambda: [iter(data)],
         "shuffled tf.data.Dataset": lambda: [data.shuffle(2, seed=1)],
         "random tf.data.Dataset": lambda: [tf.data.Dataset.random(seed=1)],
         "parallel tf.data.Dataset": lambda: [

@@ -58,6 +58,7 @@ def generated() -> Any:
 
 SOURCES = {
     "arrays, the last batch short": lambda: data.from_arrays(X, batch_size=8),
+    "arrays, more batches than run in one call": lambda: data.from_arrays(X, batch_size=1),
     "a list of batches": lambda: in_batches(8),
     "a generator": generated,
     "the first batch short": lambda: [X[:4], *(X[i : i + 8] for i in range(4, 44, 8))],
@@ -71,6 +72,28 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_data(name: str) 
             found = loop.predict(SOURCES[name]())
             np.testing.assert_allclose(found, expected(loop), rtol=1e-5, atol=1e-6)
             assert found.dtype == np.float32 and found.flags.writeable
+
+
+@pytest.mark.parametrize("data_on_device", [True, False])
+def test_predictions_are_those_of_a_network_with_convolutions(data_on_device: bool) -> None:
+    """They run in another way on JAX: convolutions are slow in a loop."""
+
+    def convolved(task: Any, x: Any) -> Any:
+        return ops.conv(x[..., None], ops.ones((3, 1, 2)), padding="same")
+
+    with loop_of(convolved, data_on_device=data_on_device) as loop:
+        found = loop.predict(data.from_arrays(X, batch_size=8))
+    around = np.pad(X, ((0, 0), (1, 1)))
+    sums = around[:, :-2] + around[:, 1:-1] + around[:, 2:]
+    np.testing.assert_allclose(found, np.stack([sums, sums], axis=-1), rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_do_not_share_memory_with_the_data() -> None:
+    for source in (data.from_arrays(X, batch_size=8), in_batches(8)):
+        with loop_of(lambda task, x: x) as loop:
+            found = loop.predict(source)
+        assert not np.shares_memory(found, X)
+        np.testing.assert_array_equal(found, X)
 
 
 @pytest.mark.parametrize("execution", ["auto", "eager"])

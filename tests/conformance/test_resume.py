@@ -118,7 +118,21 @@ def endless(loop: treadle.Loop) -> None:
     loop.fit(stream, epochs=3)
 
 
-LOOPS: list[Callable[[treadle.Loop], None]] = [fit_twice, own_epochs, bare_steps, endless]
+def tensorflow_stream(loop: treadle.Loop) -> None:
+    tf = pytest.importorskip("tensorflow")
+    x = np.random.default_rng(0).normal(size=(38, 4)).astype("float32")  # the last batch is short
+    stream = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(20, seed=2)
+    stream = stream.map(lambda x, y: (x * 2 - 1, y), num_parallel_calls=2).batch(8).prefetch(2)
+    loop.fit(stream, validation=source(5), epochs=3)
+
+
+LOOPS: list[Callable[[treadle.Loop], None]] = [
+    fit_twice,
+    own_epochs,
+    bare_steps,
+    endless,
+    tensorflow_stream,
+]
 
 
 def run(

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.faults import path_of
 from treadle import data
-from treadle.checkpoint import Checkpoints, Files
+from treadle.checkpoint import Checkpoints
+from treadle.core.folder import FileSystem
 from treadle.errors import CheckpointError, DirectoryError
 from treadle.hooks import Checkpoint, EarlyStopping
 
@@ -61,30 +63,30 @@ class Counting(treadle.Hook):
 
 def fail(monkeypatch: pytest.MonkeyPatch, operation: str, text: str, times: int = 1) -> None:
     """Let the disk refuse an operation so often, where a path contains a text."""
-    perform, left = Files.perform, [1] * times
+    perform, left = FileSystem.perform, [1] * times
 
-    def refused(files: Files, does: Any, *arguments: Any) -> Any:
-        place = str(getattr(arguments[0], "name", "") if does.__name__ == "append" else arguments)
+    def refused(files: FileSystem, does: Any, *arguments: Any) -> Any:
+        place = str(path_of(arguments))
         if left and does.__name__ == operation and text in place:
             left.pop()
             raise OSError(errno.ENOSPC, "No space left on device")
         return perform(files, does, *arguments)
 
-    monkeypatch.setattr(Files, "perform", refused)
+    monkeypatch.setattr(FileSystem, "perform", refused)
 
 
 @pytest.mark.every_backend
 def test_arrays_of_a_hook_are_saved_as_they_were_at_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed, perform = threading.Event(), Files.perform
+    changed, perform = threading.Event(), FileSystem.perform
 
-    def late(files: Files, operation: Any, *arguments: Any) -> Any:
-        if operation.__name__ == "mkdir" and "step-000000000001" in str(arguments[0]):
+    def late(files: FileSystem, operation: Any, *arguments: Any) -> Any:
+        if operation.__name__ == "make_folder" and "step-000000000001" in arguments[1]:
             assert changed.wait(60)
         return perform(files, operation, *arguments)
 
-    monkeypatch.setattr(Files, "perform", late)
+    monkeypatch.setattr(FileSystem, "perform", late)
     hook = Checkpoint(every="1 step", keep_every="1 step")
     calm = treadle.at("1 step", lambda loop: hook.saved.settle())
     run(tmp_path, hook, calm, Counting(changed))
@@ -175,14 +177,14 @@ def test_states_measured_while_a_checkpoint_is_written_are_saved_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook = Checkpoint("1 h", keep_best=9, monitor="val_loss")
-    perform = Files.perform
+    perform = FileSystem.perform
 
-    def slow(files: Files, operation: Any, *arguments: Any) -> Any:
+    def slow(files: FileSystem, operation: Any, *arguments: Any) -> Any:
         if operation.__name__ == "replace":
             time.sleep(0.05)
         return perform(files, operation, *arguments)
 
-    monkeypatch.setattr(Files, "perform", slow)
+    monkeypatch.setattr(FileSystem, "perform", slow)
     run(tmp_path, hook, validation=source(), validate_every="1 step")
     assert all(score is not None for step, score in scores(tmp_path).items() if step)
     assert list(scores(tmp_path)) == [0, 1, 2, 3, 4, 5, 6]

@@ -151,6 +151,13 @@ Fetch = Callable[[], Any]
 """A function that waits for a call's outputs, and returns them as NumPy arrays."""
 
 
+def start_each(start: Callable[[Any, int], Fetch], window: Window) -> Callable[[], list[Any]]:
+    """Start a call for each batch of a window; see `Caller.start_window`."""
+    running = [start([batch], 0) for batch in window.views()]
+    # Waiting once, for the last of them, is enough: they run in order.
+    return lambda: [fetch() for fetch in reversed(running)][::-1]
+
+
 class Caller(Protocol):
     """A compiled function, whose assignments are discarded."""
 
@@ -161,6 +168,17 @@ class Caller(Protocol):
             inputs: A structure of NumPy arrays, which must not change before the outputs are
                 fetched, and which are never written to.
             stream: Selects the random numbers that the function draws.
+        """
+        ...
+
+    def start_window(self, window: Window) -> Callable[[], list[Any]]:
+        """Start a call for each batch of a window, all with the same random numbers.
+
+        Args:
+            window: Batches of equal form, each the only input of a call.
+
+        Returns:
+            A function that waits for the outputs of all calls, and returns them in order.
         """
         ...
 
@@ -180,13 +198,17 @@ class Execution(Protocol):
         """Return an executor for a program; nothing is compiled yet."""
         ...
 
-    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
+    def caller(
+        self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
+    ) -> Caller:
         """Compile a function of inputs; its assignments are discarded.
 
         Args:
             program: The function.
-            reads: The variables that the function reads, if it assigns none, draws no random
-                numbers, and is called for many batches, so that a compilation may take longer.
+            reads: The variables that the function reads, if it assigns none and draws no random
+                numbers. Then a compilation may take longer.
+            soon: Whether the function is called for many batches, so that such a compilation pays
+                at once, or else only after some calls.
         """
         ...
 

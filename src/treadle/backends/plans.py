@@ -14,12 +14,14 @@ class Facts:
         compilers: The compilers that support it; empty if it cannot be compiled. The backend's
             default is the last one.
         convolves: Whether it contains convolutions or their gradients.
+        large: Whether its variables have so many bytes that memory matters more than calls.
         refusal: Why a compiler is missing, as a clause; empty if none is.
     """
 
     device: str
     compilers: tuple[str, ...] = ()
     convolves: bool = False
+    large: bool = False
     refusal: str = ""
 
     def without(self, compiler: str, refusal: str) -> "Facts":

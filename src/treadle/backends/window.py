@@ -32,6 +32,12 @@ class Rows:
         """Bytes of the data set."""
         return _nbytes(self.arrays)
 
+    @property
+    def starts(self) -> list[int] | None:
+        """The first row of each batch if the rows of all batches are consecutive, else None."""
+        rows = self.indices.ravel()
+        return self.indices[:, 0].tolist() if bool((np.diff(rows) == 1).all()) else None
+
 
 class Window:
     """Consecutive batches of equal structure, shapes and dtypes.
@@ -102,14 +108,14 @@ class Window:
 
         Their arrays must not be modified.
         """
-        if self._batches is None and self.rows is not None:
-            rows = self.rows.indices.ravel()
-            if bool((np.diff(rows) == 1).all()):
-                for start in rows[:: self.examples].tolist():
-                    part = slice(start, start + self.examples)
-                    yield _mapped(lambda x, part=part: x[part], self.rows.arrays)
-                return
-        yield from map(self.batch, range(self.count))
+        rows = self.rows if self._batches is None else None
+        starts = rows and rows.starts
+        if rows is None or starts is None:
+            yield from map(self.batch, range(self.count))
+            return
+        for start in starts:
+            part = slice(start, start + self.examples)
+            yield _mapped(lambda x, part=part: x[part], rows.arrays)
 
     def split(self, count: int) -> tuple["Window", "Window"]:
         """Return the first `count` batches and the rest, as views of the arrays."""

@@ -1,20 +1,36 @@
 """Writing and reading named arrays of numbers, without pickle."""
 
+import errno
 import os
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..errors import StateError
+from ..core.directory import state_file
+from ..core.folder import Folder
+from ..errors import DirectoryError, StateError
 from .dtypes import Array, name_of
 from .npz import DTYPES, read_npz, write_npz
 from .tensor_file import METADATA, SUFFIX, pieces, read_tensors
 
+# What the readers raise for files that are damaged or of another format.
+_INVALID = (
+    ValueError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    SafetensorError,
+)
+
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write named arrays of numbers atomically, to a `.safetensors` file or an `.npz` file.
+    """Write named arrays of numbers durably, to a `.safetensors` file or an `.npz` file.
 
     Arrays of dtypes that a format does not support are stored as bytes or unsigned integers with
     the same bits, and the names of the dtypes next to them.
@@ -25,6 +41,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
 
     Raises:
         StateError: If an array is not numeric.
+        DirectoryError: If the file cannot be written. An existing file is unchanged then.
 
     Example:
         >>> write_arrays("weights.safetensors", {"model/kernel": np.ones(3, "bfloat16")})
@@ -38,15 +55,12 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
                 "numbers can. Nothing was written"
             )
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
+    with Folder.open(path.parent) as folder:
         if path.suffix == SUFFIX:
-            file.writelines(pieces(arrays.items()))
+            size = sum(array.nbytes for array in arrays.values())
+            folder.write(path.name, pieces(arrays.items()), size)
         else:
-            write_npz(file, arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+            folder.write_with(path.name, lambda new: write_npz(new, arrays))
 
 
 def read_arrays(path: str | Path) -> dict[str, Array]:
@@ -55,6 +69,7 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
     Raises:
         StateError: If the file has another format, contains Python objects, or is compressed. A
             compressed file could have any size in memory.
+        FileNotFoundError: If there is no file.
 
     Example:
         >>> write_arrays("weights.safetensors", {"model/bias": np.zeros(2)})
@@ -62,8 +77,31 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
         {'model/bias': array([0., 0.])}
     """
     path = Path(path)
+    real = path.resolve()
+    if not real.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    with Folder.open(real.parent, error=StateError) as folder, folder.opened(real.name) as opened:
+        file, size = opened
+        try:
+            return read_tensors(file, real) if path.suffix == SUFFIX else read_npz(file)
+        except _INVALID as error:
+            raise StateError(
+                f"{path} does not hold arrays as Treadle writes them: {error}"
+            ) from error
+        except MemoryError as error:
+            raise StateError(f"{path} of {size:,} bytes does not fit into memory") from error
+
+
+def read_final_state(directory: Path) -> dict[str, Array]:
+    """Return the value of every variable at the end of a run; empty if the run saved none.
+
+    Raises:
+        DirectoryError: If the file is damaged, or there is something else in its place.
+    """
+    file = state_file(directory)
     try:
-        with path.open("rb") as file:
-            return read_tensors(file, path) if path.suffix == SUFFIX else read_npz(file)
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
-        raise StateError(f"{path} does not hold arrays as Treadle writes them: {error}") from error
+        return read_arrays(file) if file else {}
+    except StateError as error:
+        raise DirectoryError(
+            f"{error}. Restore a copy of it, or move it away to use the last checkpoint"
+        ) from error

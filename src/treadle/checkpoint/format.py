@@ -15,17 +15,15 @@ and the previous folder is removed only when the new one is on disk.
 
 import hashlib
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.folder import Folder, partial
 from ..core.progress import Progress
 from ..errors import CheckpointError
 from .dtypes import Array, name_of
-from .files import Files
 from .structure import encode, to_json
 from .tensor_file import PIECE, SUFFIX, Piece, pieces
 
@@ -33,7 +31,6 @@ from .tensor_file import PIECE, SUFFIX, Piece, pieces
 FORMAT = 2
 
 MANIFEST, DIGEST, FIXED = "manifest.json", "manifest.sha256", "fixed"
-PARTIAL = ".partial-"
 SECTIONS = ("loop", "source", "hooks", "about")
 
 _FOLDER = re.compile(r"step-([0-9]{12,18})(?:-([1-9][0-9]{0,8}))?")
@@ -98,11 +95,6 @@ class Name(NamedTuple):
         return f"step-{self.step:012d}" + (f"-{self.again}" if self.again else "")
 
 
-def partial(name: str) -> str:
-    """Return a temporary name for a file or folder that is being written or removed."""
-    return f"{PARTIAL}{name}-{secrets.token_hex(4)}"
-
-
 class Draft:
     """A snapshot of a checkpoint, arranged into files and ready to be written during training.
 
@@ -159,23 +151,20 @@ class Draft:
         return to_json(self._record, MANIFEST)
 
 
-def write(
-    folder: Path, checkpoint: Checkpoint | Draft, files: Files, whole: set[str] | None = None
-) -> Path:
+def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None = None) -> str:
     """Write a checkpoint into the checkpoint folder of a run.
 
     When this returns, the complete checkpoint is on disk. When it raises, existing checkpoints are
     unchanged, and no new folder has the name of a checkpoint.
 
     Args:
-        folder: The existing folder of the run's checkpoints.
+        folder: The folder with all checkpoints of the run.
         checkpoint: The checkpoint; the arrays of its state must not change during the call.
-        files: The file system.
         whole: The names of shared files whose hashes have been verified. Files verified by this
             call are added. A damaged shared file is written again.
 
     Returns:
-        The folder of the new checkpoint.
+        The name of the new checkpoint.
 
     Raises:
         CheckpointError: If a file operation fails, or the checkpoint contains values that cannot be
@@ -183,32 +172,31 @@ def write(
     """
     draft = checkpoint if isinstance(checkpoint, Draft) else Draft(checkpoint)
     step = draft.step
-    known = [
-        name.again for name in map(Name.parse, files.names(folder)) if name and name.step == step
-    ]
-    target = folder / str(Name(step, max(known) + 1 if known else 0))
-    new = folder / partial(target.name)
+    known = [name.again for name in map(Name.parse, folder.names()) if name and name.step == step]
+    target = str(Name(step, max(known) + 1 if known else 0))
+    new = partial(target)
     try:
         if draft.fixed:
             draft.files["fixed"] = _write_fixed(
-                folder, draft.fixed, files, set() if whole is None else whole
+                folder, draft.fixed, set() if whole is None else whole
             )
-        files.make_new_folder(new)
-        digest = _Digest()
-        numbers = digest.update_from(pieces(draft.changing))
-        files.write(new / f"arrays{SUFFIX}", numbers, draft.size)
-        draft.files["arrays"] = digest.result()
-        manifest = draft.manifest()
-        files.write(new / MANIFEST, [manifest], len(manifest))
-        line = digest_line(manifest)
-        files.write(new / DIGEST, [line], len(line))
-        files.sync_folder(new)
-        files.rename(new, target)
+        folder.make_folder(new)
+        with folder.subfolder(new) as files:
+            digest = _Digest()
+            numbers = digest.update_from(pieces(draft.changing))
+            files.create(f"arrays{SUFFIX}", numbers, draft.size)
+            draft.files["arrays"] = digest.result()
+            manifest = draft.manifest()
+            files.create(MANIFEST, [manifest], len(manifest))
+            line = digest_line(manifest)
+            files.create(DIGEST, [line], len(line))
+            files.sync()
+        folder.rename(new, target)
     except CheckpointError:
         with suppress(CheckpointError):
-            files.remove_folder(new)
+            folder.remove_folder(new)
         raise
-    files.sync_folder(folder)
+    folder.sync()
     return target
 
 
@@ -237,47 +225,37 @@ def _described(path: str, array: Array, file: str) -> dict[str, Any]:
 
 
 def _write_fixed(
-    folder: Path, arrays: list[tuple[str, Array]], files: Files, whole: set[str]
+    folder: Folder, arrays: list[tuple[str, Array]], whole: set[str]
 ) -> dict[str, Any]:
     """Write the arrays that no step changes, unless the file exists; return its size and hash."""
     digest = _Digest()
     for _ in digest.update_from(pieces(arrays)):
         pass
     found = digest.result()
-    place = folder / FIXED
-    target = place / f"{found['sha256']}{SUFFIX}"
-    if not _is_valid_file(target, found, files, whole):
-        if not files.is_folder(place):
-            files.make_new_folder(place)
-            files.sync_folder(folder)
-        new = place / partial(target.name)
-        try:
-            files.write(new, pieces(arrays), found["size"])
-            files.rename(new, target)
-        except CheckpointError:
-            with suppress(CheckpointError):
-                files.remove_file(new)
-            raise
-    # Also for an existing file: a killed run may have renamed it without syncing the folder.
-    files.sync_folder(place)
+    target = f"{found['sha256']}{SUFFIX}"
+    with folder.subfolder(FIXED, create=not folder.is_folder(FIXED)) as place:
+        if not _is_valid_file(place, target, found, whole):
+            place.write(target, pieces(arrays), found["size"])
+        else:  # a killed run may have renamed it without syncing the folder
+            place.sync()
     return found
 
 
-def _is_valid_file(path: Path, expected: Mapping[str, Any], files: Files, whole: set[str]) -> bool:
+def _is_valid_file(place: Folder, name: str, expected: Mapping[str, Any], whole: set[str]) -> bool:
     """Return whether a shared file exists and is valid; its content is verified only once."""
-    if files.size(path) != expected["size"]:
+    if place.size(name) != expected["size"]:
         return False
-    if path.name not in whole:
+    if name not in whole:
         digest = _Digest()
         try:
-            with files.opened(path) as (file, _):
+            with place.opened(name) as (file, _):
                 for _ in digest.update_from(iter(lambda: file.read(PIECE), b"")):
                     pass
         except CheckpointError:
             return False
         if digest.result() != expected:
             return False
-        whole.add(path.name)
+        whole.add(name)
     return True
 
 

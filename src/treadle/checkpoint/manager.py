@@ -1,18 +1,20 @@
 """The checkpoints of one run: writing in a background thread, retention, removal and lookup."""
 
+import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ..core.folder import PARTIAL, FileSystem, Folder, partial
 from ..errors import CheckpointError, ConfigurationError, whole_number
-from .files import Files
-from .format import FIXED, PARTIAL, Checkpoint, Draft, Name, partial, write
+from .format import FIXED, Checkpoint, Draft, Name, write
 from .manifest import Manifest, UnknownFormatError, read_manifest
 from .reading import read
-from .tensor_file import SUFFIX
+from .removal import SHARED
 
 
 class LeftoverError(CheckpointError):
@@ -28,7 +30,7 @@ class Checkpoints:
     back to an earlier step and saves again, checkpoints of later steps are removed.
 
     Only one process writes at a time, which the lock of the run ensures. Checkpoints are ordered by
-    step, not by file times. The folder may be moved between runs.
+    step, not by file times. The folder may be moved between runs. It must not be a symbolic link.
 
     Attributes:
         committed: The newest step that this object saved and synced to disk, so that it survives a
@@ -42,7 +44,7 @@ class Checkpoints:
         keep_every: Keep the checkpoints whose step is a multiple of this number.
         keep_best: The number of best checkpoints to keep, by `about["score"]`.
         direction: Whether the smallest or the largest score is best.
-        files: The file system.
+        system: Performs the file system operations.
 
     Raises:
         ConfigurationError: If an argument is invalid.
@@ -64,18 +66,18 @@ class Checkpoints:
         keep_every: int | None = None,
         keep_best: int = 0,
         direction: Literal["min", "max"] = "min",
-        files: Files | None = None,
+        system: FileSystem | None = None,
     ) -> None:
         if direction not in ("min", "max"):
             raise ConfigurationError(f"direction must be 'min' or 'max', not {direction!r}")
-        self._folder = folder
+        self._path = folder
         self._last = whole_number("keep_last", keep_last, ConfigurationError)
         self._every = keep_every
         if keep_every is not None:
             self._every = whole_number("keep_every", keep_every, ConfigurationError)
         self._best = keep_best and whole_number("keep_best", keep_best, ConfigurationError)
         self._sign = 1 if direction == "min" else -1
-        self._files = files or Files()
+        self._system = system or FileSystem()
         self.committed: int | None = None
         self.rejected: list[tuple[str, str]] = []
         # Caches of the state of the files on disk, so that saving does not read them each time.
@@ -151,22 +153,27 @@ class Checkpoints:
                 be removed.
         """
         self.settle()
-        self._make_folder()
-        # A trial write detects a folder that is not writable before the first step.
-        self._files.write(self._folder / partial("trial"), [], 0)
-        for place in (self._folder, self._folder / FIXED):
-            for name in self._files.names(place):
-                if name.startswith(PARTIAL):
-                    if self._files.is_folder(place / name):
-                        self._files.remove_folder(place / name)
-                    else:
-                        self._files.remove_file(place / name)
-        self._remove_unshared()
+        with self._opened_to_write() as folder:
+            # A trial write detects a folder that is not writable before the first step.
+            folder.create(partial("trial"), [])
+            _remove_partial(folder)
+            if folder.is_folder(FIXED):
+                with folder.subfolder(FIXED) as fixed:
+                    _remove_partial(fixed)
+            self._remove_unshared(folder)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, including damaged ones."""
         self.settle()
-        return sorted({name.step for name in self._names()})
+        with self._opened() as folder:
+            return sorted({name.step for name in _names(folder)})
+
+    def hook_states(self) -> dict[int, Mapping[str, Any]]:
+        """Return the states of hooks, without arrays, of each step whose manifest can be read."""
+        self.settle()
+        with self._opened() as folder:
+            known = {} if folder is None else self._known(folder, _names(folder))
+        return {name.step: manifest.sections["hooks"] for name, manifest in known.items()}
 
     def latest(self) -> Checkpoint | None:
         """Return the newest valid checkpoint, or None if none was saved.
@@ -176,7 +183,8 @@ class Checkpoints:
                 the newest one.
         """
         self.settle()
-        return self._first_valid(self._names()[::-1], "any checkpoint")
+        with self._opened() as folder:
+            return self._first_valid(folder, _names(folder)[::-1], "any checkpoint")
 
     def before(self, step: int) -> Checkpoint | None:
         """Return the newest valid checkpoint at or before a step, or None if there is none.
@@ -185,8 +193,9 @@ class Checkpoints:
             CheckpointError: If all checkpoints up to this step are damaged.
         """
         self.settle()
-        names = [name for name in self._names()[::-1] if name.step <= step]
-        return self._first_valid(names, f"any checkpoint at or before step {step}")
+        with self._opened() as folder:
+            names = [name for name in _names(folder)[::-1] if name.step <= step]
+            return self._first_valid(folder, names, f"any checkpoint at or before step {step}")
 
     def best(self) -> Checkpoint | None:
         """Return the valid checkpoint with the best score, or None if none has a score.
@@ -195,22 +204,46 @@ class Checkpoints:
             CheckpointError: If all checkpoints with a score are damaged.
         """
         self.settle()
-        ranked = self._ranked(_newest_of_each_step(self._names()))
-        return self._first_valid(ranked, "any checkpoint with a score")
+        with self._opened() as folder:
+            ranked = self._ranked(folder, _newest_of_each_step(_names(folder)))
+            return self._first_valid(folder, ranked, "any checkpoint with a score")
 
-    def _names(self) -> list[Name]:
-        """Return the names of all checkpoint folders, in order."""
-        names = (Name.parse(name) for name in self._files.names(self._folder))
-        return sorted(name for name in names if name)
+    @contextmanager
+    def _opened(self) -> Generator[Folder | None]:
+        """Open the folder for reading; yield None if it does not exist."""
+        if not os.path.lexists(self._path):
+            yield None
+            return
+        with (
+            Folder.open(self._path.parent, False, CheckpointError, self._system) as directory,
+            directory.subfolder(self._path.name) as folder,
+        ):
+            yield folder
 
-    def _first_valid(self, names: Iterable[Name], what: str) -> Checkpoint | None:
+    @contextmanager
+    def _opened_to_write(self) -> Generator[Folder]:
+        """Open the folder for writing; create it the first time."""
+        # Only once: if the folder is removed during the run, that is an error.
+        create = not self._folder_made
+        with (
+            Folder.open(self._path.parent, create, CheckpointError, self._system) as directory,
+            directory.subfolder(self._path.name, create) as folder,
+        ):
+            self._folder_made = True
+            yield folder
+
+    def _first_valid(
+        self, folder: Folder | None, names: Iterable[Name], what: str
+    ) -> Checkpoint | None:
         self.rejected = []
+        if folder is None:
+            return None
         for name in names:
-            folder = self._folder / str(name)
             try:
-                found = read(folder, self._files)
+                found = read(folder, str(name))
                 if found.progress.step != name.step:
-                    raise CheckpointError(f"{folder} holds step {found.progress.step}")
+                    path = folder.path / str(name)
+                    raise CheckpointError(f"{path} holds step {found.progress.step}")
             except UnknownFormatError:
                 raise  # resuming from an older checkpoint would discard work of a newer Treadle
             except CheckpointError as error:
@@ -222,109 +255,121 @@ class Checkpoints:
         if self.rejected:
             reasons = "; ".join(reason for _, reason in self.rejected)
             raise CheckpointError(
-                f"cannot read {what} of {self._folder}: {reasons}. Nothing was changed: restore a "
+                f"cannot read {what} of {self._path}: {reasons}. Nothing was changed: restore a "
                 "copy of the files, or start from scratch in another run directory"
             )
         return None
 
     def _write(self, draft: Draft) -> None:
-        step = draft.step
-        self._make_folder()
-        self._make_room(step)
-        folder = write(self._folder, draft, self._files, self._whole)
-        name = Name.parse(folder.name)
-        assert name
-        # Reading it back ensures that it can be read before it counts as saved; the retention rules
-        # use the cached manifest.
-        self._manifests[name] = read_manifest(folder, self._files)
-        self._damaged.discard(name)
-        self._readable.add(name)
+        with self._opened_to_write() as folder:
+            self._make_room(folder, draft.step)
+            name = Name.parse(write(folder, draft, self._whole))
+            assert name
+            # Reading it back ensures that it can be read before it counts as saved; the retention
+            # rules use the cached manifest.
+            self._manifests[name] = read_manifest(folder, str(name))
+            self._damaged.discard(name)
+            self._readable.add(name)
+            self._remove_old(folder, draft.step)
+
+    def _remove_old(self, folder: Folder, step: int) -> None:
         try:
             # Later steps are removed first, since they would be read as the newest checkpoint.
-            self._remove([other for other in self._names() if other.step > step])
+            self._remove(folder, [other for other in _names(folder) if other.step > step])
             self.committed = step
-            self._remove_all_but(self._kept_at(step, self._last))
-            self._remove_unshared()
+            self._remove_all_but(folder, self._kept_at(folder, step, self._last))
+            self._remove_unshared(folder)
         except CheckpointError as error:
             raise LeftoverError(
                 f"step {step} is saved, but old checkpoints were not removed: {error}"
             ) from error
 
-    def _make_folder(self) -> None:
-        # Only once: if the folder is removed during the run, that is an error.
-        if not self._folder_made:
-            self._files.make_folder(self._folder)
-            self._folder_made = True
-
-    def _make_room(self, step: int) -> None:
+    def _make_room(self, folder: Folder, step: int) -> None:
         """Remove checkpoints that a new one replaces, if a readable one remains."""
-        safe = [name for name in self._names() if name in self._readable]
+        safe = [name for name in _names(folder) if name in self._readable]
         if safe:
             # If the run rolled back to its start, this is the newest of the later checkpoints.
             fallback = max([name for name in safe if 0 < name.step <= step] or safe)
-            self._remove_all_but({*self._kept_at(step, max(self._last - 1, 1)), fallback})
+            kept = self._kept_at(folder, step, max(self._last - 1, 1))
+            self._remove_all_but(folder, {*kept, fallback})
 
-    def _kept_at(self, step: int, last: int) -> set[Name]:
+    def _kept_at(self, folder: Folder, step: int, last: int) -> set[Name]:
         """Return the checkpoints to keep when a run is at `step`, with the `last` newest ones."""
-        names = [name for name in self._names() if name.step <= step and name not in self._damaged]
+        names = [n for n in _names(folder) if n.step <= step and n not in self._damaged]
         newest = _newest_of_each_step(names)
         kept = {name for name in newest if name.step == 0}
         kept |= set([name for name in newest if name.step][-last:])
         if self._every:
             kept |= {name for name in newest if name.step % self._every == 0}
         if self._best:
-            kept |= set(self._ranked(newest)[: self._best])
+            kept |= set(self._ranked(folder, newest)[: self._best])
         return kept
 
-    def _ranked(self, names: Iterable[Name]) -> list[Name]:
+    def _ranked(self, folder: Folder | None, names: Iterable[Name]) -> list[Name]:
         """Return the checkpoints with a score, best first; with equal scores, the earlier first."""
-        scores = [(manifest.score, name) for name, manifest in self._known(names).items()]
+        known = {} if folder is None else self._known(folder, names)
+        scores = [(manifest.score, name) for name, manifest in known.items()]
         return [name for _, name in sorted((self._sign * s, n) for s, n in scores if s is not None)]
 
-    def _known(self, names: Iterable[Name]) -> Mapping[Name, Manifest]:
+    def _known(self, folder: Folder, names: Iterable[Name]) -> Mapping[Name, Manifest]:
         """Return the manifests of the checkpoints that can be read."""
         found: dict[Name, Manifest] = {}
         for name in names:
             try:
                 if name not in self._manifests:
-                    self._manifests[name] = read_manifest(self._folder / str(name), self._files)
+                    self._manifests[name] = read_manifest(folder, str(name))
                 found[name] = self._manifests[name]
             except CheckpointError:
                 continue
         return found
 
-    def _remove_all_but(self, kept: set[Name]) -> None:
-        self._remove([name for name in self._names() if name not in kept])
+    def _remove_all_but(self, folder: Folder, kept: set[Name]) -> None:
+        self._remove(folder, [name for name in _names(folder) if name not in kept])
 
-    def _remove(self, gone: Iterable[Name]) -> None:
-        away: list[Path] = []
+    def _remove(self, folder: Folder, gone: Iterable[Name]) -> None:
+        away: list[str] = []
         for name in gone:
-            away.append(self._folder / partial(f"removed-{name}"))
-            self._files.rename(self._folder / str(name), away[-1])
+            away.append(partial(f"removed-{name}"))
+            folder.rename(str(name), away[-1])
             self._manifests.pop(name, None)
             self._readable.discard(name)
             self._damaged.discard(name)
         if away:
             # Sync the renaming before removing contents, so that a partially removed checkpoint
             # never has a valid name.
-            self._files.sync_folder(self._folder)
-        for folder in away:
-            self._files.remove_folder(folder)
+            folder.sync()
+        for name in away:
+            folder.remove_folder(name)
 
-    def _remove_unshared(self) -> None:
+    def _remove_unshared(self, folder: Folder) -> None:
         """Remove shared files of constant arrays that no checkpoint references."""
-        place = self._folder / FIXED
-        files = [name for name in self._files.names(place) if name.endswith((SUFFIX, ".npz"))]
-        if not files:
+        if not folder.is_folder(FIXED):
             return
-        names = self._names()
-        known = self._known(names)
-        if len(known) < len(names):  # the references of a damaged checkpoint are unknown
-            return
-        needed = {manifest.fixed for manifest in known.values()}
-        for name in files:
-            if name not in needed:
-                self._files.remove_file(place / name)
+        with folder.subfolder(FIXED) as place:
+            files = [name for name in place.names() if SHARED.fullmatch(name)]
+            if not files:
+                return
+            names = _names(folder)
+            known = self._known(folder, names)
+            if len(known) < len(names):  # the references of a damaged checkpoint are unknown
+                return
+            needed = {manifest.fixed for manifest in known.values()}
+            for name in files:
+                if name not in needed:
+                    place.remove_file(name)
+
+
+def _names(folder: Folder | None) -> list[Name]:
+    """Return the names of all checkpoints in a folder, in order."""
+    names = (Name.parse(name) for name in (folder.names() if folder is not None else ()))
+    return sorted(name for name in names if name)
+
+
+def _remove_partial(folder: Folder) -> None:
+    """Remove the files and folders of incomplete saves."""
+    for name in folder.names():
+        if name.startswith(PARTIAL):
+            folder.remove_folder(name)
 
 
 def _newest_of_each_step(names: Iterable[Name]) -> list[Name]:

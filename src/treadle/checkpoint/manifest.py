@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import inf, prod
-from pathlib import Path
 from typing import Any, cast
 
+from ..core.folder import Folder
 from ..core.progress import Progress
 from ..errors import CheckpointError
 from .dtypes import DType, dtype_named
-from .files import Files
 from .format import DIGEST, FORMAT, MANIFEST, SECTIONS, digest_line, entry_of, nested_entry
 from .structure import MOST_BYTES, decode, parse_json
 from .tensor_file import SUFFIX
@@ -93,17 +92,23 @@ class Manifest:
         return score if isinstance(score, (int, float)) and -inf < score < inf else None
 
 
-def read_manifest(folder: Path, files: Files) -> Manifest:
+def read_manifest(folder: Folder, name: str) -> Manifest:
     """Read and validate the manifest of a checkpoint, without its arrays.
+
+    Args:
+        folder: The folder with all checkpoints of a run.
+        name: The name of the checkpoint.
 
     Raises:
         CheckpointError: If the manifest is damaged or of another format.
     """
-    path = folder / MANIFEST
-    if not files.is_folder(folder):
-        raise CheckpointError(f"{folder} is not a folder, so it holds no checkpoint")
-    data = files.read(path, MOST_BYTES)
-    if files.read(folder / DIGEST, 200) != digest_line(data):
+    path = folder.path / name / MANIFEST
+    if not folder.is_folder(name):
+        raise CheckpointError(f"{path.parent} is not a folder, so it holds no checkpoint")
+    with folder.subfolder(name) as files:
+        data = files.read(MANIFEST, MOST_BYTES)
+        digest = files.read(DIGEST, 200)
+    if digest != digest_line(data):
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {DIGEST}")
     try:
         record = _dict(parse_json(data), "it")

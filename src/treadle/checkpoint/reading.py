@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ..core.folder import Folder
 from ..errors import CheckpointError
 from .dtypes import Array
-from .files import Files
 from .format import FIXED, MANIFEST, Checkpoint
 from .format_1 import read_archive
 from .manifest import StoredArray, StoredFile, check_sections, read_manifest
@@ -22,26 +22,28 @@ from .structure import decode
 from .tensor_file import header, in_file_order, read_numbers
 
 
-def read(folder: Path, files: Files) -> Checkpoint:
+def read(folder: Folder, name: str) -> Checkpoint:
     """Read and validate a checkpoint.
 
     Args:
-        folder: The folder of the checkpoint, as returned by `write`. The run directory may have
-            been moved since.
-        files: The file system.
+        folder: The folder with all checkpoints of a run, which may have been moved.
+        name: The name of the checkpoint, as returned by `write`.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, inconsistent or of another format. The
             message contains the file and the reason.
     """
-    manifest = read_manifest(folder, files)
+    manifest = read_manifest(folder, name)
     every = [*manifest.state.values(), *manifest.nested]
     found: dict[str, Array] = {}
     read_file = read_archive if manifest.format == 1 else _read_tensors
-    for name, stored in manifest.files.items():
-        path = (folder if name == "arrays" else folder.parent / FIXED) / stored.name
-        arrays = [array for array in every if array.file == name]
-        with files.opened(path) as (file, size):
+    for part, stored in manifest.files.items():
+        arrays = [array for array in every if array.file == part]
+        with (
+            folder.subfolder(name if part == "arrays" else FIXED) as place,
+            place.opened(stored.name) as (file, size),
+        ):
+            path = place.path / stored.name
             if size != stored.size:
                 raise CheckpointError(
                     f"{path} is damaged: it has {size:,} bytes, and its manifest says "
@@ -53,7 +55,8 @@ def read(folder: Path, files: Files) -> Checkpoint:
         sections = {name: decode(part, nested) for name, part in manifest.sections.items()}
         check_sections(sections)
     except ValueError as error:
-        raise CheckpointError(f"{folder / MANIFEST} is not a checkpoint's: {error}") from error
+        path = folder.path / name / MANIFEST
+        raise CheckpointError(f"{path} is not a checkpoint's: {error}") from error
     return Checkpoint(
         manifest.progress,
         {path: found[array.entry] for path, array in manifest.state.items()},

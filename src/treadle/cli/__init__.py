@@ -20,6 +20,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 from . import certifying as certifying
 from . import rates as rates
 from . import tuning as tuning
+from . import watching as watching
 from .commands import app
 
 __all__ = ["app", "main"]

@@ -34,11 +34,14 @@ from .parameters import (
     Steps,
     StepsInAll,
     TaskName,
+    TaskOfRun,
+    Trust,
     Until,
     UntilThen,
     WeightsFrom,
     WindowSize,
 )
+from .trusting import Given
 
 EPILOG = (
     "Exit codes: 0 done or finished before, 1 an error while training, "
@@ -154,12 +157,17 @@ def resume(
     until: UntilThen = None,
     no_compile_cache: NoCompileCache = False,
     data_dir: DataDir = None,
+    task: TaskOfRun = None,
+    trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Resume an interrupted run. Does nothing if the run is already finished.
 
     Use --epochs or --steps to extend the run; a finished run can be extended too.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
 
     Examples:
       treadle resume runs/mine
@@ -170,7 +178,7 @@ def resume(
             compile_cache.switch(on=False)
         lasts = {"epochs": epochs, "steps": steps, "until": until}
         with output.kept_free(json):
-            outcome = running.resume(directory, lasts, data_dir, quiet or json)
+            outcome = running.resume(directory, lasts, Given(data_dir, task, trust), quiet or json)
         _end(outcome, json)
 
 
@@ -195,11 +203,16 @@ def refuse_extra(arguments: list[str]) -> None:
 def evaluate(
     directory: RunDirectory,
     data_dir: DataDir = None,
+    task: TaskOfRun = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Evaluate a run on its validation and test data.
 
     An unfinished run is evaluated with its newest checkpoint.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
 
     Examples:
       treadle evaluate runs/mine
@@ -207,7 +220,7 @@ def evaluate(
     """
     with reporting_errors():
         with output.kept_free(json):
-            results = running.evaluate(directory, data_dir, quiet=json)
+            results = running.evaluate(directory, Given(data_dir, task, trust), quiet=json)
         output.print_results(results, json)
 
 
@@ -218,12 +231,17 @@ def replay(
     bisect: Bisect = None,
     save: Save = None,
     data_dir: DataDir = None,
+    task: TaskOfRun = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Run one step of a past run again, and show everything that it computed.
 
     Training is repeated from the newest checkpoint before the step, with compiled steps as in the
     run; then the step itself runs uncompiled. The run's directory is not changed.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
 
     Examples:
       treadle replay runs/mine --step 120
@@ -233,7 +251,8 @@ def replay(
         if save is not None and not save.absolute().parent.is_dir():
             raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
         with output.kept_free(json):
-            found = running.replay(directory, step, bisect, data_dir, quiet=json)
+            given = Given(data_dir, task, trust)
+            found = running.replay(directory, step, bisect, given, quiet=json)
         if save is not None:
             found.save(save)
         output.print_replay(found, json)

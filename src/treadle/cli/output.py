@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from ..core.terminal import wrapped
+from ..core.terminal import printable
 from ..errors import (
     BackendError,
     ConfigurationError,
@@ -83,8 +83,8 @@ def note(text: str) -> None:
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """Return a text wrapped to the terminal's width; unchanged if the stream is not a terminal."""
-    return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
+    """Return a text as it is printed: cleaned, and wrapped if the stream is a terminal."""
+    return printable(text, shutil.get_terminal_size().columns if stream.isatty() else None)
 
 
 def kept_free(wanted: bool) -> AbstractContextManager[Any]:
@@ -145,7 +145,7 @@ def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
         note(f"warning: {outcome.changed}")
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
     last = outcome.history.last
-    best = _best(outcome.history.epochs)
+    best = best_values(outcome.history.epochs)
     if as_json:
         facts = outcome.facts
         print_json(
@@ -198,15 +198,15 @@ def print_replay(found: "Replay", as_json: bool) -> None:
 
 def print_json(value: Any) -> None:
     """Print one value as JSON."""
-    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value in JSON's types; NaN and infinity become null, since JSON has neither."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
@@ -216,7 +216,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
-def _best(epochs: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
+def best_values(epochs: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
     """Return the best value and its epoch for each metric whose name implies a direction.
 
     The last part of the name decides: `val_loss` is better when lower, `accuracy` when higher.

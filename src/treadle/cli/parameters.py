@@ -211,6 +211,25 @@ WeightsFrom = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+TaskOfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="FILE.py:TASK",
+        help="The task of the run, in the place of the one that its directory names.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Execute the script and read the data folder that the directory names, even if you "
+        "did not start the run with them here. Inspect the script first.",
+        rich_help_panel=WHERE,
+    ),
+]
 Save = Annotated[
     Path | None,
     typer.Option(

@@ -19,11 +19,11 @@ from ..core.triggers import Span
 from ..errors import (
     BackendError,
     ConfigurationError,
-    DataError,
     DirectoryError,
 )
-from ..recipes import Recipe, make, resolve
-from . import advice, environment, output
+from ..recipes import Recipe, make
+from . import advice, environment, output, trusting
+from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..doctor import Replay
@@ -102,6 +102,7 @@ def train(request: Request) -> output.RunOutcome:
             override=request.override,
             console=not request.quiet,
         )
+        trusting.remember(directory, request.recipe, request.data_dir)
         with loop:
             with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
@@ -122,23 +123,26 @@ LASTS = ("epochs", "steps", "until")
 
 
 def resume(
-    directory: Path, lasts: Mapping[str, Any], data_dir: Path | None, quiet: bool
+    directory: Path, lasts: Mapping[str, Any], given: Given, quiet: bool
 ) -> output.RunOutcome:
     """Resume a run that was started by `treadle run`, with its recorded configuration.
 
     Args:
         directory: The run directory.
         lasts: New total duration by name (epochs, steps, until); None values keep the recorded one.
-        data_dir: The folder with its data sets if it has moved, else None.
+        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
         quiet: Show no progress.
 
     Raises:
-        TreadleError: If the run was started by a script, or for any reason that `train` raises.
+        TreadleError: If the run was started without `treadle run`, its script is not trusted, or
+            for any reason that `train` raises.
     """
     configuration = _opened(directory, "run the script again, which resumes the run")
     changes = {name: value for name, value in lasts.items() if value is not None}
     how_long = {name: configuration.get(name) for name in LASTS} | changes
-    recipe = _recipe(directory, configuration)
+    recipe = trusting.recipe_of(directory, configuration, given)
+    others = {"data_dir": given.data_dir, "recipe": given.task}
+    replaced = (*changes, *(name for name, value in others.items() if value is not None))
     return train(
         Request(
             recipe=recipe,
@@ -149,25 +153,22 @@ def resume(
             seed=configuration["seed"],
             options=Options(execution=configuration["execution"]),
             directory=directory,
-            data_dir=_data_dir(data_dir, configuration),
+            data_dir=trusting.data_dir_of(directory, configuration, given),
             fresh=False,
             quiet=quiet,
-            override=(*changes, "data_dir") if changes or data_dir else False,
+            override=replaced or False,
             weights_from=Path(begun) if (begun := configuration.get("weights_from")) else None,
         )
     )
 
 
-def evaluate(
-    directory: Path, data_dir: Path | None, quiet: bool = False
-) -> dict[str, dict[str, float]]:
+def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, dict[str, float]]:
     """Make the task of a run again with its trained weights, and evaluate it.
 
     An unfinished run is evaluated with its newest checkpoint, and a note is printed. Python values
     that hooks changed during the run are those of the newest checkpoint.
 
-    The only code executed is the task's file, whose path the run records; arrays are read as plain
-    data.
+    The only code executed is the task's file, if it is trusted; arrays are read as plain data.
 
     Returns:
         The results for each data set that the task has: `validation` (or `validation/<name>` if
@@ -178,7 +179,7 @@ def evaluate(
             checkpoint, if the task cannot be made again, or if it has no evaluation data.
     """
     configuration = _opened(directory, "call loop.evaluate in the script")
-    made = _made_again(directory, configuration, data_dir, quiet)
+    made = _made_again(directory, configuration, given, quiet)
     # Late: importing it imports NumPy and Keras, whose messages `_made_again` hides.
     from .trained_loop import trained_loop
 
@@ -201,7 +202,7 @@ def replay(
     directory: Path,
     step: int | None,
     bisect: str | None,
-    data_dir: Path | None,
+    given: Given,
     quiet: bool = False,
 ) -> "Replay":
     """Make the task of a run again, and replay one of its steps.
@@ -228,7 +229,7 @@ def replay(
         recorded.check_condition(parse(bisect))
     elif step is not None:
         recorded.check_step(step)
-    made = _made_again(directory, configuration, data_dir, quiet)
+    made = _made_again(directory, configuration, given, quiet)
     data = made.datasets()
     with environment.showing("running the steps again", quiet):
         return treadle.doctor.replay(
@@ -243,10 +244,11 @@ def replay(
 
 
 def _made_again(
-    directory: Path, configuration: Mapping[str, Any], data_dir: Path | None, quiet: bool
+    directory: Path, configuration: Mapping[str, Any], given: Given, quiet: bool
 ) -> "Made":
     """Make the task of a run with its recorded configuration; imports Keras."""
-    recipe, folder = _recipe(directory, configuration), _data_dir(data_dir, configuration)
+    recipe = trusting.recipe_of(directory, configuration, given)
+    folder = trusting.data_dir_of(directory, configuration, given)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
     environment.prepare(
         ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
@@ -291,30 +293,6 @@ def _recorded_backend(request: Request) -> str | None:
     return (
         read_run(directory)["configuration"].get("backend") if (directory / RUN).exists() else None
     )
-
-
-def _data_dir(given: Path | None, configuration: Mapping[str, Any]) -> Path | None:
-    """Return the folder with a run's data sets: the given one, else the recorded one.
-
-    Raises:
-        DataError: If the recorded folder no longer exists.
-    """
-    recorded = configuration.get("data_dir")
-    if given is not None or recorded is None:
-        return given
-    if not Path(recorded).is_dir():
-        raise DataError(
-            f"the data folder of this run, {recorded}, no longer exists: give its new location "
-            "with --data-dir"
-        )
-    return Path(recorded)
-
-
-def _recipe(directory: Path, configuration: Mapping[str, Any]) -> Recipe:
-    try:
-        return resolve(configuration["recipe"])
-    except ConfigurationError as error:
-        raise DirectoryError(f"the task of {directory} cannot be made again: {error}") from error
 
 
 def _state(directory: Path) -> Mapping[str, Any]:

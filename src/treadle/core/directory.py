@@ -1,11 +1,13 @@
 """Files of a run directory, and reading `run.json`, without importing a framework."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DirectoryError
+from . import run_file
+from .folder import Folder
+from .run_file import RunFile
 
 RUN = "run.json"
 LOG = "log.jsonl"
@@ -15,38 +17,49 @@ CHECKPOINTS = "checkpoints"
 
 
 def state_file(directory: Path) -> Path | None:
-    """Return the file with the final value of every variable; None if the run saved none."""
-    files = (directory / name for name in (STATE, OLD_STATE))
-    return next((file for file in files if file.is_file()), None)
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Return the contents of a run directory's `run.json`.
+    """Return the file with the final value of every variable; None if the run saved none.
 
     Raises:
-        DirectoryError: The file is missing, cannot be read, or is not the record of a run.
+        DirectoryError: There is something else in its place, such as a link.
     """
-    file = path / RUN
+    with Folder.open(directory) as folder:
+        for name in (STATE, OLD_STATE):
+            if folder.kind(name) is not None:
+                with folder.opened(name):
+                    return directory / name
+    return None
+
+
+def read_run(path: Path) -> RunFile:
+    """Return the checked content of a run directory's `run.json`.
+
+    Raises:
+        DirectoryError: The file is missing, is not a regular file, or is damaged.
+    """
+    if not path.is_dir():
+        raise DirectoryError(f"{path} holds no run: there is no such folder")
+    with Folder.open(path) as folder:
+        if folder.kind(RUN) is None:
+            raise DirectoryError(f"{path} holds no run: there is no {RUN} in it")
+        data = folder.read(RUN, run_file.MOST_BYTES)
     try:
-        record = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise DirectoryError(f"{path} holds no run: there is no {RUN} in it") from error
-    except (OSError, ValueError) as error:
-        raise DirectoryError(f"cannot read {file}: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("configuration"), dict):
-        raise DirectoryError(f"{file} is not the record of a run")
-    return record  # type: ignore[return-value]
+        return run_file.decode(data)
+    except ValueError as error:
+        raise DirectoryError(
+            f"{path / RUN} is damaged, or is not the record of a run: {error}. Restore a copy of it"
+        ) from error
 
 
-def why_unfinished(record: Mapping[str, Any]) -> str:
+def why_unfinished(record: RunFile) -> str:
     """Return in brackets the error that ended an unfinished run; empty if none was recorded.
 
     Example:
-        >>> why_unfinished({"error": "KeyboardInterrupt", "progress": {"step": 12}})
+        >>> why_unfinished({"configuration": {}, "error": "KeyboardInterrupt",
+        ...     "progress": {"step": 12}})
         ' (KeyboardInterrupt after step 12)'
     """
     error = record.get("error")
-    return f" ({error} after step {record['progress']['step']})" if error else ""
+    return f" ({error} after step {run_file.progress_of(record).step})" if error else ""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

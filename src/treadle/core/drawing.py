@@ -1,10 +1,12 @@
 """Common style of all plots, drawn with Matplotlib, which is only imported to draw a plot."""
 
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
+from .folder import Folder
 
 KINDS = ("png", "svg", "pdf")
 LINE = "#2563a8"
@@ -69,5 +71,12 @@ def count_in_thousands(axes: Any) -> None:
 
 
 def save(figure: Any, path: str | Path) -> None:
-    """Write a figure to a file."""
-    figure.savefig(path, dpi=150)
+    """Write a figure to a file.
+
+    Raises:
+        DirectoryError: If the file cannot be written.
+    """
+    path, picture = Path(path), io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix.removeprefix(".").lower() or "png")
+    with Folder.open(path.parent) as folder:
+        folder.write(path.name, [picture.getbuffer()], len(picture.getbuffer()))

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DirectoryError
+from .folder import Folder
+from .terminal import clean
 
 try:
     import fcntl
@@ -17,6 +19,7 @@ except ImportError:  # not available on Windows, where directories are not locke
     fcntl = None
 
 HOLDER = ".lock"
+_LONGEST = 1000  # bytes of its content
 
 
 class Lock:
@@ -36,8 +39,8 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self._holder = directory, directory / HOLDER
-        self._open: int | None = None
+        self._directory = directory
+        self._open: Folder | None = None
 
     def acquire(self) -> None:
         """Acquire the lock. Does nothing if it is already held.
@@ -47,53 +50,56 @@ class Lock:
         """
         if self._open is not None or fcntl is None:
             return
-        opened = os.open(self._directory, os.O_RDONLY)
+        opened = Folder.open(self._directory)
+        assert opened.descriptor is not None  # platforms without descriptors have no fcntl
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(opened)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                return  # the file system does not support locks
-            raise DirectoryError(
-                f"{self._directory} is being trained into by {self._owner()}: wait for it, end it, "
-                "or choose another directory"
-            ) from error
+            with opened:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    return  # the file system does not support locks
+                raise DirectoryError(
+                    f"{self._directory} is being trained into by {_owner(opened)}: wait for it, "
+                    "end it, or choose another directory"
+                ) from error
         self._open = opened
         _held.add(self)
-        with suppress(OSError):  # only informative: a full disk is reported when saving fails
-            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        with suppress(DirectoryError):  # only informative: a full disk is reported by saving
+            opened.write(HOLDER, [holder.encode()], sync=False)
 
     def release(self) -> None:
         """Release the lock if it is held."""
         opened, self._open = self._open, None
         _held.discard(self)
-        if opened is not None and fcntl is not None:
-            with suppress(OSError):
-                self._holder.unlink()
+        if opened is not None and opened.descriptor is not None and fcntl is not None:
+            with suppress(DirectoryError):
+                opened.remove_file(HOLDER)
             # Closing is not enough if a forked process shares the open directory.
-            fcntl.flock(opened, fcntl.LOCK_UN)
-            os.close(opened)
+            fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
+            opened.close()
 
     def forget(self) -> None:
         """Close the directory in a forked process without releasing the parent's lock."""
         opened, self._open = self._open, None
         if opened is not None:
-            os.close(opened)
+            opened.close()
 
     def __del__(self) -> None:
         """Release the lock when a loop is garbage collected before its training ended."""
         if self._open is not None:
             self.release()
 
-    def _owner(self) -> str:
-        try:
-            owner: Any = json.loads(self._holder.read_text())
-            pid, host = int(owner["pid"]), str(owner["host"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "another process"
-        if pid == os.getpid() and host == socket.gethostname():
-            return "another loop of this process"
-        return f"process {pid} on {host}"
+
+def _owner(folder: Folder) -> str:
+    try:
+        owner: Any = json.loads(folder.read(HOLDER, limit=_LONGEST))
+        pid, host = int(owner["pid"]), clean(owner["host"], limit=80)
+    except (DirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return "another process"
+    if pid == os.getpid() and host == socket.gethostname():
+        return "another loop of this process"
+    return f"process {pid} on {host}"
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()

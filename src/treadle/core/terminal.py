@@ -1,7 +1,8 @@
-"""Terminal output: wrapped text, and a status line for activities that take long."""
+"""Terminal output: cleaned and wrapped text, and a status line for activities that take long."""
 
 import textwrap
 import threading
+import unicodedata
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
@@ -15,6 +16,53 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
 PER_SECOND = 4  # updates of the line on a terminal
 _INDENT = " " * 4  # of the continuation of a line with names and values
 PLAIN_INTERVAL = 30.0  # seconds between two lines if the output is not a terminal
+
+
+def clean(text: object, limit: int | None = None, lines: bool = False) -> str:
+    r"""Return a text from a file such that it can be printed on a terminal.
+
+    Control characters, escape sequences and characters that change the direction of text are shown
+    as escapes.
+
+    Args:
+        text: The text; other objects are converted with `str`.
+        limit: The number of characters to show; a longer text ends with an ellipsis.
+        lines: Keep line breaks and tabs.
+
+    Example:
+        >>> clean("loss\x1b[2J\n")
+        'loss\\x1b[2J\\n'
+    """
+    text = str(text)
+    if limit is not None and len(text) > limit:
+        text = f"{text[: limit - 1]}…"
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(
+        char
+        if char.isprintable() or char in kept or unicodedata.category(char) == "Zs"
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def printable(text: str, width: int | None = None) -> str:
+    r"""Return a text as it is printed: cleaned, and wrapped between words.
+
+    Everything that is printed passes through this function, since names, settings and errors may
+    come from files of others.
+
+    Args:
+        text: The text, which may have several lines.
+        width: The width of the terminal; None if the output is not a terminal.
+
+    Example:
+        >>> printable("saved in runs/\x1b[2Jone")
+        'saved in runs/\\x1b[2Jone'
+    """
+    text = clean(text, lines=True)
+    return text if width is None else wrapped(text, width)
 
 
 def wrapped(text: str, width: int) -> str:
@@ -129,7 +177,7 @@ class Waiting:
     def print(self, text: str) -> None:
         """Print a line that stays, wrapped between words on a terminal."""
         console = self._console
-        text = wrapped(text, console.width) if console.is_terminal else text
+        text = printable(text, console.width if console.is_terminal else None)
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     @property
@@ -145,5 +193,5 @@ class Waiting:
     def _line(self) -> "Text":
         from rich.text import Text
 
-        line = f"{self._text()} … {monotonic() - self._began:.0f} s"
+        line = clean(f"{self._text()} … {monotonic() - self._began:.0f} s")
         return Text(line, style="dim", no_wrap=True, overflow="ellipsis")

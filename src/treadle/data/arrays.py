@@ -1,6 +1,7 @@
 """Sources of in-memory or memory-mapped arrays."""
 
 import hashlib
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +24,12 @@ ORDERED_AT_ONCE: Final = 2048
 FINGERPRINT_ROWS: Final = 256
 FINGERPRINT_BYTES: Final = 2**20
 """Limits of the rows and bytes of an array that a fingerprint hashes. It takes 0.5 ms for MNIST."""
+
+MAPPED_BYTES: Final = 64 * 2**20
+MAPPED_AROUND: Final = 64 * 2**10
+"""The bytes of memory-mapped arrays that may be in memory, and those that Linux reads for a row."""
+
+_RELEASE: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)  # not on Windows
 
 
 def from_arrays(
@@ -125,7 +132,7 @@ class ArraySource(BaseSource):
     @property
     def on_disk(self) -> bool:
         """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
-        return any(_is_mapped(leaf) for _, leaf in flattened(self.arrays))
+        return any(_mapped_base(leaf) is not None for _, leaf in flattened(self.arrays))
 
     @property
     def length(self) -> int:
@@ -217,7 +224,7 @@ class ArrayReader:
         start: int,
         at_least: int,
     ) -> None:
-        self._source, self._on_disk = source, source.on_disk
+        self._source, self._mapped = source, _Mapped.of(source.arrays)
         self._indices = indices
         self._next = start
         self._at_least = at_least
@@ -235,7 +242,11 @@ class ArrayReader:
             return None
         self._next += len(indices)
         window = Window.of_rows(Rows(self._source, self._source.arrays, indices))
-        return window.streamed() if self._on_disk else window
+        if self._mapped is None:
+            return window
+        gathered = window.streamed()
+        self._mapped.gathered(indices.size)
+        return gathered
 
     def put_back(self, window: Window) -> None:
         """Put back batches; the next `take` returns them again."""
@@ -248,8 +259,52 @@ class ArrayReader:
         """Do nothing: the reader has no resources."""
 
 
-def _is_mapped(array: Any) -> bool:
-    """Return whether an array, or the array it is a view of, is memory-mapped."""
+class _Mapped:
+    """The memory-mapped arrays of a source, whose pages are released while they are read.
+
+    The pages of a file that were read count as memory of the process until it ends. Released pages
+    stay in the system's file cache, which shrinks if memory is needed.
+
+    Args:
+        maps: The memory maps.
+        row_bytes: Bytes of an example in all of them.
+    """
+
+    def __init__(self, maps: list[Any], row_bytes: int) -> None:
+        self._maps = maps
+        self._rows_between = max(1, MAPPED_BYTES // (row_bytes + len(maps) * MAPPED_AROUND))
+        self._rows = 0
+
+    @classmethod
+    def of(cls, arrays: Any) -> "_Mapped | None":
+        """Return the memory-mapped arrays of a structure, or None if there are none."""
+        leaves = [leaf for _, leaf in flattened(arrays) if leaf is not None]
+        bases = [base for leaf in leaves if (base := _mapped_base(leaf)) is not None]
+        if not bases:
+            return None
+        # Releasing a private copy-on-write map would discard changes of its arrays.
+        bases = [base for base in bases if base.mode != "c"]
+        maps = {id(x): x for x in map(_map_of, bases)} if _RELEASE is not None else {}
+        return cls(list(maps.values()), sum(leaf[:1].nbytes for leaf in leaves))
+
+    def gathered(self, rows: int) -> None:
+        """Count rows that were read, and release the pages if there are many."""
+        self._rows += rows
+        if self._rows >= self._rows_between:
+            self._rows = 0
+            for each in self._maps:
+                each.madvise(_RELEASE)
+
+
+def _mapped_base(array: Any) -> Any:
+    """Return the memory map that an array is, or is a view of; None if it is in memory."""
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
-    return array is not None
+    return array
+
+
+def _map_of(array: Any) -> Any:
+    """Return the `mmap` of a memory-mapped array."""
+    while not isinstance(array, mmap.mmap):
+        array = array.base
+    return array

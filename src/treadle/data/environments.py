@@ -107,12 +107,14 @@ class Environments:
             self._seed = whole_number("seed", seed, DataError, least=0)
         self.count: Final = whole_number("count", count, DataError)
         self._made: list[_Environment] = []
+        # Of all environments, (n, …); None if they must be collected from them.
+        self._observations: Array | None = None
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     @property
     def observations(self) -> Array:
         """A new array of the current observations, (n, …)."""
-        return np.stack([one.shown for one in self._all()])
+        return self._current().copy()
 
     @property
     def recent(self) -> list[float]:
@@ -129,30 +131,44 @@ class Environments:
         Raises:
             DataError: If there is not exactly one action for each environment.
         """
-        environments, before = self._all(), self.observations
-        chosen = np.atleast_1d(actions)
+        environments, before = self._all(), self._current()
+        chosen = np.array(actions, ndmin=1)  # a copy: environments keep rows of it
         if len(chosen) != self.count:
             raise DataError(
                 f"step takes an action for each of the {self.count} environments, in the first "
                 f"axis of an array, but got one of shape {chosen.shape}"
             )
-        rewards = np.zeros(self.count, "float32")
-        terminations, truncations = np.zeros((2, self.count), "bool")
-        after = before.copy()
+        # Lists become arrays at once: to write elements of arrays one by one takes as long as
+        # some environments.
+        rewards, terminations = [0.0] * self.count, [False] * self.count
+        truncations, ended = [False] * self.count, False
+        shown = [environment.shown for environment in environments]
         for i, environment in enumerate(environments):
             if playing is not None and not playing[i]:
                 continue
-            after[i], rewards[i], terminations[i], truncations[i] = environment.step(chosen[i])
+            shown[i], rewards[i], terminations[i], truncations[i] = environment.step(chosen[i])
             if terminations[i] or truncations[i]:
+                ended = True
+                shown[i] = np.array(shown[i])  # the environment may overwrite it
                 self._recent.append(environment.gained)
                 environment.begin()
-        return Moves(before, chosen, rewards, after, terminations, truncations)
+        after = np.array(shown)
+        self._observations = None if ended else after.copy()
+        return Moves(
+            before.copy(),
+            chosen.copy(),
+            np.array(rewards, "float32"),
+            after,
+            np.array(terminations),
+            np.array(truncations),
+        )
 
     def restart(self) -> None:
         """Start a new episode in each environment; unfinished episodes do not count in `recent`."""
         for environment in self._all():
             if environment.actions:
                 environment.begin()
+        self._observations = None
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`: the episode and actions of each environment."""
@@ -176,7 +192,14 @@ class Environments:
             )
         for environment, one in zip(self._all(), kept, strict=True):
             environment.restore(one)
+        self._observations = None
         self._recent = deque(state["recent"], maxlen=RECENT)
+
+    def _current(self) -> Array:
+        """Return the current observations, which must not be modified."""
+        if self._observations is None:
+            self._observations = np.array([environment.shown for environment in self._all()])
+        return self._observations
 
     def _all(self) -> list["_Environment"]:
         """Return the environments. They are created on first use, when the run has its seed."""
@@ -200,7 +223,7 @@ class _Environment:
         index: The index among the environments.
 
     Attributes:
-        shown: The current observation.
+        shown: The current observation, which the environment may overwrite in its next step.
         actions: The actions since the start of the episode.
         gained: The sum of rewards since the start of the episode.
     """
@@ -215,22 +238,26 @@ class _Environment:
         self._episode += 1
         key = hashed(PURPOSE, self._seed, self._index, self._episode)
         shown, _ = self._environment.reset(seed=key >> 33)  # some accept at most 31 bits
-        self.shown: Array = np.array(shown)
+        self.shown: Any = shown
         self.actions: list[Array] = []
         self.gained = 0.0
 
-    def step(self, action: Any) -> tuple[Array, float, bool, bool]:
-        """Run one action; return the next observation, the reward, terminated and truncated."""
-        shown, reward, terminated, truncated, _ = self._environment.step(action)
-        self.shown = np.array(shown)
-        self.actions.append(np.array(action))
-        self.gained += float(reward)
-        return self.shown, float(reward), bool(terminated), bool(truncated)
+    def step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        """Run one action, which must not change later.
+
+        Returns:
+            The next observation, the reward, and whether the episode was terminated or truncated.
+        """
+        self.shown, reward, terminated, truncated, _ = self._environment.step(action)
+        reward = float(reward)
+        self.actions.append(action)
+        self.gained += reward
+        return self.shown, reward, bool(terminated), bool(truncated)
 
     def state(self) -> dict[str, Any]:
         """Return the number of the episode, its actions, and the current observation."""
         actions = np.stack(self.actions) if self.actions else None
-        return {"episode": self._episode, "actions": actions, "shown": self.shown}
+        return {"episode": self._episode, "actions": actions, "shown": np.array(self.shown)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replay the actions of a state; raise if the final observation differs."""

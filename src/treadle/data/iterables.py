@@ -1,6 +1,36 @@
-"""The name, length and resume limitation of an iterable."""
+"""The name, length and resume limitation of an iterable, and iterators of several batches."""
 
+from abc import ABC, abstractmethod
 from typing import Any
+
+
+class StackingIterator(ABC):
+    """An iterator of batches that can also return several of them at once, stacked."""
+
+    def __iter__(self) -> "StackingIterator":
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Any:
+        """Return the next batch."""
+
+    @abstractmethod
+    def stacked(self, most: int, seconds: float) -> tuple[Any, int]:
+        """Return the next batches of equal shapes and dtypes, stacked, and their number.
+
+        An error is deferred to the next call if there are batches before it.
+
+        Args:
+            most: The maximum number of batches.
+            seconds: The time after which no further batch is drawn; it returns one at least.
+
+        Raises:
+            StopIteration: If there are no more batches.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release threads and files."""
 
 
 def type_name(data: Any) -> str:

@@ -13,7 +13,18 @@ import numpy as np
 from ..backends.window import Window
 from ..errors import DataError
 from . import random_states
-from .leaves import Array, Path, as_array, examples_in, flattened, packed, refuse_lists, sliced
+from .iterables import StackingIterator
+from .leaves import (
+    Array,
+    Path,
+    as_array,
+    examples_in,
+    flattened,
+    packed,
+    refuse_lists,
+    sliced,
+    window_of,
+)
 from .reading import Reading
 from .source import BaseSource, Position, ReadRequest
 from .states import Keeper, Resumable
@@ -172,6 +183,9 @@ class BatchReader(CountingReader):
                 self._states = [kept for kept in self._states if kept[0] == self._drawn]
             elif self._iterator.opening is None:
                 self._keep_state(self._iterator)
+        stacking = self._stacking()
+        if stacking is not None:
+            return self._draw_stacked(stacking, most)
         with random_states.preserved():
             batch = self._next()
             if batch is None:
@@ -196,6 +210,36 @@ class BatchReader(CountingReader):
                 self._waiting.appendleft(following)
         leaves = [None if stack is None else stack[:count] for stack in stacks]
         return Window(packed(batch.structure, leaves), count, examples_in(batch.leaves))
+
+    def _stacking(self) -> StackingIterator | None:
+        """Return the iterator if it stacks batches itself, and the next ones come from it."""
+        iterator = self._iterator
+        iterator = iterator.iterator if isinstance(iterator, Resumable) else iterator
+        next_ones = not self._waiting and not self._ended and self._failure is None
+        if next_ones and self._drawn >= self._reading.start:
+            return iterator if isinstance(iterator, StackingIterator) else None
+        return None
+
+    def _draw_stacked(self, iterator: StackingIterator, most: int) -> Window | None:
+        """Draw a window from an iterator that draws from no random state and reuses no array."""
+        try:
+            structure, count = iterator.stacked(most, DRAWING_SECONDS)
+            batches = _Batch.of(structure)
+        except StopIteration:
+            self._ended = True
+            return None
+        except Exception as error:
+            self._fail(error, self._drawn)
+            raise
+        self._drawn += count
+        return window_of(packed(structure, batches.leaves), count)
+
+    def _fail(self, error: Exception, number: int) -> None:
+        """Keep an error of a batch, which is raised again by later calls."""
+        error.add_note(
+            f"while the source was giving batch {number + 1} of epoch {self._reading.epoch + 1}"
+        )
+        self._failure = error
 
     def _return(self, window: Window) -> None:
         rows = [_Batch.of(sliced(window.batches, index)) for index in range(window.count)]
@@ -253,10 +297,7 @@ class BatchReader(CountingReader):
             except StopIteration:
                 self._ended = True
             except Exception as error:
-                error.add_note(
-                    f"while the source was giving batch {number + 1} of epoch {epoch + 1}"
-                )
-                self._failure = error
+                self._fail(error, number)
                 raise
         if self._drawn < start:
             raise DataError(

@@ -1,14 +1,16 @@
 """Loaders of the data sets: finding, reading and validating their files.
 
 Files are NumPy `.npz` archives with the keys x_train, y_train, x_test and y_test, and one text
-file. Pickled arrays are rejected, so opening a file from an untrusted source runs no code.
+file. Pickled arrays are rejected and sizes are checked before arrays are decompressed, so a file
+from an untrusted source runs no code and cannot exhaust the memory.
 """
 
 import gzip
+import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,15 @@ import numpy as np
 from ..errors import DataError
 
 _CLASSES = 10
+# The largest data set here, CIFAR-10, has 184 MB.
+_LARGEST = 256 << 20
+_ONE_ARRAY = b"\x93NUMPY"
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+# RuntimeError: encrypted entries, and headers that are nested too deeply for Python's parser.
+_UNREADABLE = (EOFError, ValueError, ArithmeticError, RuntimeError, MemoryError)
 _Splits = tuple[tuple[Any, Any], tuple[Any, Any]]
 
 
@@ -239,16 +250,60 @@ def _read(path: Path, image: tuple[int, ...]) -> Arrays:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        # Opened here, since np.load does not close a file that is not an archive.
         with path.open("rb") as file:
-            content = np.load(file, allow_pickle=False)
-            if not isinstance(content, np.lib.npyio.NpzFile):
+            # Not np.load: it believes every size that a header claims.
+            if file.read(len(_ONE_ARRAY)) == _ONE_ARRAY:
                 raise DataError(f"{path} is one array, not an .npz archive of four.")
-            return {key: content[key] for key in content.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            with zipfile.ZipFile(file) as archive:
+                entries = archive.infolist()
+                _check_sizes(entries, path.stat().st_size)
+                return {
+                    entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries
+                }
+    except (*_UNREADABLE, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as an .npz archive of plain arrays: {error}"
         ) from error
+
+
+def _check_sizes(entries: Iterable[zipfile.ZipInfo], size: int) -> None:
+    """Check how much memory an archive needs before anything in it is decompressed.
+
+    Raises:
+        ValueError: If it needs more than `_LARGEST` and than the file has, or if the compression is
+            another one than that of NumPy, whose decompression zipfile does not limit.
+    """
+    claimed, limit = 0, max(_LARGEST, size)
+    for entry in entries:
+        claimed += entry.file_size
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(
+                f"{entry.filename[:80]!a} in it is compressed in another way than by "
+                "numpy.savez_compressed"
+            )
+    if claimed > limit:
+        raise ValueError(
+            f"it has {size:,} bytes and its arrays claim {claimed:,}; a compressed file may hold "
+            f"at most {limit:,}. Write larger arrays with numpy.savez"
+        )
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    """Read an array after checking that its header claims the size that it has in the archive."""
+    shown = ascii(entry.filename[:80])
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"{shown} in it has the unknown format version {version}")
+        shape, _, dtype = _HEADERS[version](file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{shown} in it holds Python objects")
+    claimed, found = math.prod(shape) * dtype.itemsize, entry.file_size - start
+    if claimed != found:
+        raise ValueError(f"{shown} in it claims {claimed:,} bytes of numbers, and has {found:,}")
+    with archive.open(entry) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _checked(arrays: Mapping[str, np.ndarray], image: tuple[int, ...], origin: str) -> Arrays:

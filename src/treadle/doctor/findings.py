@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.arrays import write_arrays
+from ..core.terminal import clean, printable
 from ..data.leaves import flattened, named
 from ..hooks.values import short
 from .inspection import StepInspection
@@ -316,11 +317,11 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _row(table: Table, bad: int, *cells: str) -> None:
-    table.add_row(*map(Text, cells), style=BAD if bad else "")
+    table.add_row(*(Text(clean(cell)) for cell in cells), style=BAD if bad else "")
 
 
 def _plain(text: str, style: str = "") -> Text:
-    return Text(text, style=style)
+    return Text(printable(text), style=style)
 
 
 def _shape(x: Numbers) -> str:

@@ -1,13 +1,13 @@
 """The records of a past run: log, checkpoints and last step. Reading them does not need Keras."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints
 from ..core.directory import CHECKPOINTS, LOG, read_run
+from ..core.run_file import progress_of
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
-from ..hooks.lines import OWN, read_log
+from ..hooks.log_file import Log, Mark, read
 from .conditions import Condition
 
 
@@ -20,7 +20,7 @@ class Recorded:
     Attributes:
         facts: The content of `run.json`.
         calls: The arguments of each call of the loop.
-        log: The logged values of each step.
+        log: The logged values of each step; empty if the log is missing.
         checkpoints: The run's checkpoints.
         last: The number of the last step.
 
@@ -39,9 +39,9 @@ class Recorded:
             )
         self.checkpoints = Checkpoints(directory / CHECKPOINTS)
         log = directory / LOG
-        steps = read_log(log)[0] if log.exists() else []
-        self.log: dict[int, Mapping[str, Any]] = {line["step"]: line for line in steps}
-        self.last: int = max([*self.log, (self.facts.get("progress") or {}).get("step", 0)])
+        marks = Mark.all_of(self.checkpoints.hook_states())
+        self.log = read(log, marks) if log.exists() else Log()
+        self.last = max(self.log.last_step, progress_of(self.facts).step)
 
     def check_step(self, step: int) -> None:
         """Check that the run has a step.
@@ -78,14 +78,16 @@ class Recorded:
         Raises:
             ConfigurationError: The condition holds for no step of the log.
         """
-        if not all(name in self._logged() for name in condition.names):
+        names = condition.names
+        if not all(name in self._logged() for name in names):
             return None
-        for step, line in sorted(self.log.items()):
-            if all(name in line for name in condition.names) and condition.holds(line):
-                shown = ", ".join(f"{name} is {line[name]}" for name in condition.names)
+        parts = [part for part in self.log.parts if all(name in part.values for name in names)]
+        for line in Log(parts).rows():
+            if condition.holds(line):
+                step, shown = line["step"], ", ".join(f"{name} is {line[name]}" for name in names)
                 return step, f"{condition.text}: first holds at step {step} of the log: {shown}"
         raise ConfigurationError(
-            f"{condition.text!r} holds for none of the {len(self.log)} steps in "
+            f"{condition.text!r} holds for none of the {len(self.log.steps)} steps in "
             f"{self._directory / LOG}"
         )
 
@@ -122,5 +124,4 @@ class Recorded:
 
     def _logged(self) -> list[str]:
         """Return the names of all values that steps logged."""
-        names = dict.fromkeys(name for line in self.log.values() for name in line)
-        return [name for name in names if name not in OWN]
+        return self.log.names

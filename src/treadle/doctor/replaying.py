@@ -123,8 +123,8 @@ class _Run:
             )
         self._sources = Sources(train, validation, past.calls, directory)
         self._log, self._last = past.log, past.last
-        steps = self._log.values()
-        skips = any(UNDONE in line and LOSS_SCALE not in line for line in steps)
+        forms = [part.values for part in past.log.parts]
+        skips = any(UNDONE in names and LOSS_SCALE not in names for names in forms)
         self._options = replace(_options(facts), skip_nonfinite=skips)
 
     def first_step(self, condition: Condition) -> tuple[int, str]:
@@ -217,7 +217,7 @@ class _Run:
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
         compared, difference = 0, ""
         for step, values in sorted(visit.values.items()):
-            line = self._log.get(step, {})
+            line = self._log.row(step)
             for name, value in values.items():
                 name = f"{name}_" if name in OWN else name
                 if name not in line:

@@ -149,7 +149,9 @@ class Checkpoint(Hook):
         if self._is_non_finite(loop):
             return True
         checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
-        self._buffers, self._saved_step = checkpoint.state, loop.progress.step
+        self._saved_step = loop.progress.step
+        # On JAX, they are the variables' own memory: kept, they would hold an old state there.
+        self._buffers = {path: x for path, x in checkpoint.state.items() if x.flags.writeable}
         self.saved.save(checkpoint)
         self._late = False
         if wait:

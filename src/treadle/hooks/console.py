@@ -16,7 +16,7 @@ from rich.text import Text
 from ..core.hook import DetailedHook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.rollback import RolledBack
-from ..core.terminal import Waiting, wrapped
+from ..core.terminal import Waiting, printable
 from .display import Display, MetricsTable, Position, Speed, notes, progress_line
 from .values import brief, clock, line
 
@@ -324,5 +324,5 @@ def _watch(
 
 def show(console: rich.console.Console, text: str, style: str = "") -> None:
     """Print a text, wrapped between words on a terminal and unwrapped in a file."""
-    text = wrapped(text, console.width) if console.is_terminal else text
+    text = printable(text, console.width if console.is_terminal else None)
     console.print(Text(text, style), soft_wrap=True)

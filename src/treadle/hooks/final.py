@@ -1,12 +1,11 @@
 """The `FinalModel` hook, which saves the models and all variables at the end of a run."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint.arrays import read_arrays as read_arrays
 from ..checkpoint.arrays import write_arrays
 from ..core.directory import OLD_STATE, STATE
+from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
 
@@ -37,28 +36,23 @@ class FinalModel(Hook):
 
         # Variables first: they are saved even if saving a model fails.
         write_arrays(loop.directory / STATE, loop.state.arrays())
-        (loop.directory / OLD_STATE).unlink(
-            missing_ok=True
-        )  # of an older version, and now outdated
-        for name, value in vars(loop.task).items():
-            if isinstance(value, keras.Model):
-                fault = _save(value, loop.directory / f"{name}.keras")
-                if fault:
-                    warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
-                    loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
+        with Folder.open(loop.directory) as folder:
+            folder.remove_file(OLD_STATE)  # of an older version, and now outdated
+            for name, value in vars(loop.task).items():
+                if isinstance(value, keras.Model):
+                    fault = _save(value, folder, f"{name}.keras")
+                    if fault:
+                        warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
+                        loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
 
 
-def _save(model: Any, path: Path) -> str | None:
+def _save(model: Any, folder: Folder, name: str) -> str | None:
     """Save a model; return why Keras cannot save it, or None on success."""
-    temporary = path.with_name(f"{path.stem}.partial.keras")
     try:
         with without_tensorflow():
-            model.save(temporary)
-    # Keras raises these for layers without a configuration. An OSError, such as for a full disk, is
-    # not caught.
+            folder.write_with(name, model.save)
+    # Keras raises these for layers without a configuration. A full disk is a DirectoryError.
     except (NotImplementedError, TypeError, ValueError) as error:
-        temporary.unlink(missing_ok=True)
         first = str(error).strip().split("\n\n")[0]  # Keras appends code examples
         return " ".join(first.split()).rstrip(".")
-    os.replace(temporary, path)
     return None

@@ -1,14 +1,22 @@
 """The `Images` hook, which saves logged images as PNG files."""
 
-import os
+import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
+from ..core.directory import LOG
+from ..core.folder import FILE, Folder
 from ..core.hook import Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Record
+from ..errors import DirectoryError
 
 FOLDER = "images"
+LONGEST = 1 << 20  # bytes of a line of a log that may list images
+_LISTED = re.compile(rf"{FOLDER}/([^/]+-\d+\.png)")
 
 
 class Images(Hook):
@@ -22,16 +30,36 @@ class Images(Hook):
         >>> images = treadle.hooks.Images()  # a default hook of runs with a directory
     """
 
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._unsynced: set[str] = set()
+
     def record(self, loop: LoopView, record: Record) -> None:
         """Save the images of a record."""
         if loop.directory is None:
             return
         for name, path in paths(record).items():
-            file = loop.directory / path
-            file.parent.mkdir(exist_ok=True)
-            temporary = file.with_name(f"{file.name}.partial")
-            temporary.write_bytes(record.values[name].png())
-            os.replace(temporary, file)
+            file = Path(path).name
+            self._directory = loop.directory
+            with _folder(loop.directory, create=True) as folder:
+                # Synced to disk with the next checkpoint: training does not wait for each image.
+                folder.write(file, [record.values[name].png()], sync=False)
+            self._unsynced.add(file)
+
+    def state(self) -> dict[str, Any]:
+        """Sync the images written since the last checkpoint to disk."""
+        if self._unsynced and self._directory is not None:
+            with _folder(self._directory) as folder:
+                for file in self._unsynced:
+                    folder.flush_file(file)
+                folder.sync()
+            self._unsynced.clear()
+        return {}
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Sync the last images to disk."""
+        if not isinstance(error, DirectoryError):
+            self.state()
 
 
 def paths(record: Record) -> dict[str, str]:
@@ -50,10 +78,39 @@ def paths(record: Record) -> dict[str, str]:
     }
 
 
-def remove(directory: Path) -> None:
-    """Remove the saved images of a run that starts from scratch."""
-    for file in (directory / FOLDER).glob("*-*.png"):
-        file.unlink()
+def remove(directory: Folder) -> None:
+    """Remove the images of a run that starts from scratch.
+
+    Only images that its log lists are removed: others are the user's.
+    """
+    if not directory.is_folder(FOLDER) or directory.kind(LOG) != FILE:
+        return
+    with directory.opened(LOG) as (log, _):
+        listed = {name for line in iter(lambda: log.readline(LONGEST), b"") for name in _in(line)}
+    with directory.subfolder(FOLDER) as folder:
+        for name in listed:
+            folder.remove_file(name)
+        is_empty = not folder.names()
+    if is_empty:
+        directory.remove_empty_folder(FOLDER)
+
+
+def _in(line: bytes) -> Iterator[str]:
+    """Yield the names of the images that a line of a log lists."""
+    if f'"{FOLDER}/'.encode() in line:
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            values = cast(dict[str, Any], record).values() if isinstance(record, dict) else ()
+            for value in values:
+                if isinstance(value, str) and (match := _LISTED.fullmatch(value)):
+                    yield match[1]
+
+
+def _folder(directory: Path, create: bool = False) -> Folder:
+    """Open the folder of the images of a run."""
+    with Folder.open(directory) as opened:
+        # Creating a folder syncs the directory, which is needed only once.
+        return opened.subfolder(FOLDER, create and not opened.is_folder(FOLDER))
 
 
 def _file_name(name: str) -> str:

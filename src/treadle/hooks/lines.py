@@ -8,25 +8,28 @@ directory.
 """
 
 import csv
+import hashlib
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping
-from math import inf, isfinite, isnan, nan
+from functools import cache
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..core.directory import LOG
+from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.logs import Array, Record, StepLogs
-from ..errors import ConfigurationError, DataError
+from ..errors import ConfigurationError, DirectoryError
 from .images import paths
+from .log_file import read_log as read_log
 from .values import Plain, plain
 
+Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")
-NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 
 
 class JSONLines(Hook):
@@ -50,8 +53,10 @@ class JSONLines(Hook):
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = path
+        self._folder: Folder | None = None
         self._file: BinaryIO | None = None
         self._size: int | None = None
+        self._hash: Hash = hashlib.sha256()
 
     def path_in(self, directory: Path) -> Path:
         """Return the path of the log for a run in this directory."""
@@ -61,15 +66,16 @@ class JSONLines(Hook):
         """Open the file, after removing lines of later steps."""
         path = _resolved(self._path, loop, LOG, self)
         size, self._size = self._size, None
-        _cut(path, loop.progress.step, size)
-        self._file = path.open("ab")
+        self._folder = Folder.open(path.parent, create=True)
+        self._file = self._folder.append_to(path.name)
+        self._hash = _cut(self._folder, self._file, loop.progress.step, size)
 
     def state(self) -> dict[str, Any]:
-        """Flush the file to disk and return its size."""
-        if self._file is None:
+        """Flush the file to disk and return its size and SHA-256."""
+        if self._file is None or self._folder is None:
             return {}
-        os.fsync(self._file.fileno())
-        return {"size": self._file.tell()}
+        self._folder.flush(self._file)
+        return {"size": self._file.tell(), "sha256": self._hash.hexdigest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved size when the run resumes."""
@@ -78,8 +84,7 @@ class JSONLines(Hook):
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write the steps of a window."""
         # Formatting with a template takes a quarter of the time of json.dumps for each step.
-        keys = [json.dumps(_own(name)).replace("%", "%%") for name in logs.values]
-        template = '{"step": %d' + "".join(f", {key}: %s" for key in keys) + "}\n"
+        template = _template(tuple(logs.values))
         numbers = range(logs.first_step, logs.first_step + logs.steps)
         columns = [_texts(array) for array in logs.values.values()]
         self._write("".join(map(template.__mod__, zip(numbers, *columns, strict=True))))
@@ -94,15 +99,18 @@ class JSONLines(Hook):
         self._write(json.dumps(head | strict, allow_nan=False) + "\n")
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Flush the file to disk and close it."""
+        file, folder = self._file, self._folder
+        self._file = self._folder = None
+        if file is not None and folder is not None:
+            with folder, file:
+                folder.flush(file)
 
     def _write(self, text: str) -> None:
-        if self._file is not None:
-            self._file.write(text.encode())
-            self._file.flush()
+        if self._file is not None and self._folder is not None:
+            content = text.encode()
+            self._folder.append(self._file, content)
+            self._hash.update(content)
 
 
 class CSV(Hook):
@@ -126,6 +134,7 @@ class CSV(Hook):
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = path
         self._path: Path | None = None
+        self._unsynced = False
         self._kept: int | None = None
         self._rows: list[dict[str, str]] = []
         self._columns: list[str] = []
@@ -135,11 +144,16 @@ class CSV(Hook):
         self._path = _resolved(self._given, loop, "epochs.csv", self)
         self._rows, self._columns = [], []
         kept, self._kept = self._kept, None
-        if self._path.exists():
-            self._read(self._path, loop.progress.step, kept)
+        with Folder.open(self._path.parent, create=True) as folder:
+            if folder.kind(self._path.name) is not None:
+                self._read(folder, self._path.name, loop.progress.step, kept)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of rows."""
+        """Flush the file to disk and return the number of rows."""
+        if self._path is not None and self._unsynced:
+            with Folder.open(self._path.parent) as folder:
+                folder.flush_file(self._path.name)
+            self._unsynced = False
         return {"rows": len(self._rows)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -155,80 +169,45 @@ class CSV(Hook):
         row = {name: str(value) for name, value in (head | _plain_values(record.values)).items()}
         self._rows.append(row)
         new = [name for name in row if name not in self._columns]
-        if new:
-            self._columns += new
-            self._rewrite(self._path)
-        else:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(_csv([row], self._columns))
+        self._columns += new
+        with Folder.open(self._path.parent) as folder:
+            if new:
+                self._rewrite(folder, self._path.name)
+            else:
+                with folder.append_to(self._path.name) as file:
+                    folder.append(file, _csv([row], self._columns))
+                self._unsynced = True
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
-        """Stop writing; the rows are in the file."""
+        """Flush the file to disk."""
+        if not isinstance(error, DirectoryError):  # the directory is missing, or of another process
+            self.state()
         self._path = None
 
-    def _read(self, path: Path, step: int, kept: int | None) -> None:
-        with path.open(encoding="utf-8", newline="") as file:
-            text = file.read()
+    def _read(self, folder: Folder, name: str, step: int, kept: int | None) -> None:
+        path = folder.path / name
+        with folder.opened(name) as (file, _):
+            text = file.read().decode()
         whole = text[: text.rfind("\n") + 1]  # a killed process may leave an incomplete row
         reader = csv.DictReader(io.StringIO(whole, newline=""))
         columns = list(reader.fieldnames or [])
         if whole and columns[:3] != ["epoch", "step", "seconds"]:
-            first = whole.splitlines()[0][:80]
             raise ConfigurationError(
-                f"{path} is not a table of epochs: its first line is {first!r}. Choose another "
-                "path, or move it away"
+                f"{path} is not a table of epochs: its first columns are not epoch, step and "
+                "seconds. Choose another path, or move it away"
             )
         rows = list(reader)
         self._rows = [row for row in rows if int(row["step"]) <= step][:kept]
         if not self._rows:
-            path.unlink()
+            folder.remove_file(name)
             return
         self._columns = columns
         if whole != text or len(self._rows) < len(rows):
-            self._rewrite(path)
+            self._rewrite(folder, name)
 
-    def _rewrite(self, path: Path) -> None:
+    def _rewrite(self, folder: Folder, name: str) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
-        temporary = path.with_name(f"{path.name}.partial")
-        temporary.write_text(_csv([header, *self._rows], self._columns), encoding="utf-8")
-        os.replace(temporary, path)
-
-
-def read_log(
-    path: str | Path, size: int | None = None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read a log written by `JSONLines`.
-
-    Args:
-        path: The file. An incomplete last line, left by a killed process, is skipped.
-        size: The number of bytes to read; None for the whole file.
-
-    Returns:
-        Steps and records, in order; `"NaN"` and `"Infinity"` are converted back to numbers.
-
-    Raises:
-        DataError: If a line other than the last is invalid.
-
-    Example:
-        >>> _ = Path("log.jsonl").write_text('{"step": 1, "loss": 0.5}')
-        >>> read_log("log.jsonl")
-        ([{'step': 1, 'loss': 0.5}], [])
-    """
-    steps: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    lines = Path(path).read_bytes()[:size].splitlines()
-    for number, text in enumerate(lines, start=1):
-        parsed = _parsed(text)
-        if parsed is None and number < len(lines):
-            shown = text[:80].decode(errors="replace")
-            raise DataError(f"line {number} of {path} is not a line of a log: {shown!r}")
-        if parsed is not None:
-            values = {
-                name: NON_FINITE.get(value, value) if isinstance(value, str) else value
-                for name, value in parsed.items()
-            }
-            (records if "kind" in parsed else steps).append(values)
-    return steps, records
+        folder.write(name, [_csv([header, *self._rows], self._columns)])
 
 
 def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
@@ -238,16 +217,17 @@ def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook)
             f"{kind}() writes {default} into the run directory, but this run has none: pass "
             f"{kind}('{default}'), or a directory to the loop"
         )
-    resolved = Path(path) if path is not None else Path(loop.directory or "") / default
-    resolved.parent.mkdir(parents=True, exist_ok=True)
-    return resolved
+    return Path(path) if path is not None else Path(loop.directory or "") / default
 
 
-def _cut(path: Path, step: int, size: int | None = None) -> None:
-    """Remove content beyond `size`, lines of steps after `step`, and an incomplete last line."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
+def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> Hash:
+    """Remove content beyond `size`, lines of steps after `step`, and an incomplete last line.
+
+    Returns:
+        The SHA-256 of what is left, to be updated with what is written.
+    """
+    with folder.opened(Path(log.name).name) as (file, _):
+        content = file.read()
     end = len(content) if size is None else min(size, len(content))
     # Steps increase, so searching from the end can stop at the first line to keep.
     while end > 0:
@@ -257,10 +237,11 @@ def _cut(path: Path, step: int, size: int | None = None) -> None:
             break
         end = begin
     if end < len(content):
-        os.truncate(path, end)
+        folder.truncate(log, end)
     if end > 0 and content[end - 1 : end] != b"\n":
-        with path.open("ab") as file:
-            file.write(b"\n")
+        folder.append(log, b"\n")
+        return hashlib.sha256(content[:end] + b"\n")
+    return hashlib.sha256(memoryview(content)[:end])
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:
@@ -270,6 +251,13 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
     except ValueError:  # includes UnicodeDecodeError
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+@cache
+def _template(names: tuple[str, ...]) -> str:
+    """Return the format of the line of a step with values of these names."""
+    keys = [json.dumps(_own(name)).replace("%", "%%") for name in names]
+    return '{"step": %d' + "".join(f", {key}: %s" for key in keys) + "}\n"
 
 
 def _own(name: str) -> str:
@@ -294,7 +282,7 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Plain]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _csv(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
+def _csv(rows: Iterable[Mapping[str, str]], columns: list[str]) -> bytes:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    return text.getvalue().encode()

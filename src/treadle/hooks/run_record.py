@@ -1,14 +1,14 @@
 """The record of a run, `run.json`: its configuration, versions, and whether it is finished."""
 
 import json
-import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.arrays import read_final_state
+from ..checkpoint.removal import remove_checkpoints
 from ..core.directory import (
     CHECKPOINTS,
     LOG,
@@ -17,17 +17,17 @@ from ..core.directory import (
     STATE,
     differences,
     read_run,
-    state_file,
 )
+from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
 from ..core.identity import changed_code, code_of, identity, in_json_types, versions
-from ..core.lock import Lock
+from ..core.lock import HOLDER, Lock
 from ..core.logs import StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.progress import Progress
 from ..core.renamed import with_current_names
 from ..errors import DirectoryError
-from .final import read_arrays
+from .images import FOLDER as IMAGES
 from .images import remove as remove_images
 
 LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png")
@@ -68,29 +68,19 @@ class RunRecord(Hook):
         self.path, self._override = path, override
         self.overridden: list[str] = []
         self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise DirectoryError(
-                f"cannot write to the run directory {path}: {error.strerror or error}. Choose "
-                "another directory"
-            ) from error
         self._lock = Lock(path)
-        self._lock.acquire()  # during construction only; `start` acquires it again
-        try:
-            if not (path / RUN).exists():
-                self._reject_foreign_files()
-            elif fresh:
-                self._remove()
-                remove_images(path)
-            wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
-            self.facts: dict[str, Any] = read_run(path) if (path / RUN).exists() else {}
-            self._seen = self._version()
-        finally:
-            self._lock.release()
+        with _opened(path) as folder:
+            self._lock.acquire()  # during construction only; `start` acquires it again
+            try:
+                if folder.kind(RUN) is None:
+                    self._reject_foreign_files(folder)
+                elif fresh:
+                    self._remove(folder)
+                wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
+                self.facts: dict[str, Any] = dict(read_run(path)) if folder.kind(RUN) else {}
+                self._seen = folder.version(RUN)
+            finally:
+                self._lock.release()
         self.from_before, self._started, self._begun = bool(self.facts), False, False
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         if self.facts:
@@ -114,8 +104,7 @@ class RunRecord(Hook):
 
     def final_state(self) -> Mapping[str, Any]:
         """Return the final value of every variable; empty if the run saved no final state."""
-        file = state_file(self.path)
-        return read_arrays(file) if file else {}
+        return read_final_state(self.path)
 
     def passed_over(self) -> dict[tuple[int, int, int], str]:
         """Return the batches excluded by rollbacks; see `pass_over`."""
@@ -174,12 +163,14 @@ class RunRecord(Hook):
                 read.
         """
         self._lock.acquire()
-        if self._version() != self._seen:
-            self._lock.release()
-            raise DirectoryError(
-                f"another process continued the run in {self.path} after it was read here: run the "
-                "script again"
-            )
+        with Folder.open(self.path) as folder:
+            if folder.version(RUN) != self._seen:
+                self._lock.release()
+                raise DirectoryError(
+                    f"another process continued the run in {self.path} after it was read here: run "
+                    "the script again"
+                )
+            self._remove_leftovers(folder)
         self._started, self._begun, self.from_before = True, False, False
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
@@ -212,10 +203,12 @@ class RunRecord(Hook):
             return
         self._started = False
         try:
-            if not self._begun and not (self.path / RUN).exists():
-                if error is not None:
-                    self._remove()
-                return
+            if not self._begun:
+                with Folder.open(self.path) as folder:
+                    if folder.kind(RUN) is None:
+                        if error is not None:
+                            self._remove(folder)
+                        return
             done = error is None and not loop.unfinished
             self.facts |= {
                 "calls": self._calls,
@@ -229,12 +222,23 @@ class RunRecord(Hook):
         finally:
             self._lock.release()
 
-    def _remove(self) -> None:
+    def _remove(self, folder: Folder) -> None:
+        """Remove the artifacts of a run, and no other files."""
+        remove_images(folder)  # the log lists them
         for name in self._leaves:
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+            folder.remove_file(name)
+        remove_checkpoints(folder, CHECKPOINTS)
 
-    def _reject_foreign_files(self) -> None:
+    def _remove_leftovers(self, folder: Folder) -> None:
+        """Remove temporary files of a process that was killed while it wrote them."""
+        known = (*self._leaves, HOLDER, RUN)
+        for place in (folder, *([folder.subfolder(IMAGES)] if folder.is_folder(IMAGES) else [])):
+            for name in place.names():
+                whole = written_as(name)
+                if whole in known or (place is not folder and whole.endswith(".png")):
+                    place.remove_folder(name)
+
+    def _reject_foreign_files(self, folder: Folder) -> None:
         """Reject a directory with files that the run would overwrite but did not write.
 
         Empty files are allowed: a killed process leaves them.
@@ -242,8 +246,7 @@ class RunRecord(Hook):
         Raises:
             DirectoryError: If there are such files.
         """
-        files = [self.path / name for name in self._leaves]
-        found = [file.name for file in files if file.is_file() and file.stat().st_size]
+        found = [name for name in self._leaves if folder.size(name)]
         if found:
             raise DirectoryError(
                 f"{self.path} holds {', '.join(found)}, but no {RUN}: these files are not of a "
@@ -269,18 +272,29 @@ class RunRecord(Hook):
         return difference.partition(" was ")[0] in self._override
 
     def _write(self) -> None:
-        temporary = self.path / f"{RUN}.partial"
-        temporary.write_text(json.dumps(self.facts, indent=2, default=str) + "\n")
-        os.replace(temporary, self.path / RUN)
-        self._seen = self._version()
+        text = json.dumps(self.facts, indent=2, default=str) + "\n"
+        with Folder.open(self.path) as folder:
+            folder.write(RUN, [text.encode()], len(text))
+            self._seen = folder.version(RUN)
 
-    def _version(self) -> tuple[int, int] | None:
-        """Return the inode and modification time of `run.json`, which change when it is written."""
-        try:
-            found = (self.path / RUN).stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+
+def _opened(path: Path) -> Folder:
+    """Open the directory of a run, after checking that files can be written to it.
+
+    Raises:
+        DirectoryError: If they cannot.
+    """
+    try:
+        folder = Folder.open(path, create=True)
+        probe = partial("writable")
+        folder.create(probe, [], sync=False)
+        folder.remove_file(probe)
+    except DirectoryError as error:
+        why = getattr(error.__cause__, "strerror", None) or error
+        raise DirectoryError(
+            f"cannot write to the run directory {path}: {why}. Choose another directory"
+        ) from error
+    return folder
 
 
 def passed_over(facts: Mapping[str, Any]) -> dict[tuple[int, int, int], str]:

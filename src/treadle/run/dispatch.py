@@ -39,9 +39,13 @@ class HookDispatcher:
         self._hooks, self._scheduled = list(hooks), list(scheduled)
         self.running = ""
 
-    def states(self) -> dict[str, dict[str, Any]]:
+    def states(self, loop: LoopView) -> dict[str, dict[str, Any]]:
         """Return the state of each hook for checkpoints, by the hook's name."""
-        return {name: hook.state() for name, hook in self._named()}
+        states: dict[str, dict[str, Any]] = {}
+        for name, hook in self._named():
+            with _HookRun(self, f"{type(hook).__name__}.state", loop):
+                states[name] = hook.state()
+        return states
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the state of each hook that has a saved state under its name."""
@@ -149,7 +153,8 @@ class _HookRun:
         if not isinstance(error, Exception):
             return
         directory = self._loop.directory
-        if not isinstance(error, OSError) or directory is None or directory.exists():
+        cause = error.__cause__ if isinstance(error, DirectoryError) else error
+        if not isinstance(cause, OSError) or directory is None or directory.exists():
             add_note(error, self._name, self._progress)
             return
         gone = DirectoryError(

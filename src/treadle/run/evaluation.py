@@ -8,7 +8,7 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from ..backends.base import Caller, Fetch, active
+from ..backends.base import Caller, active, start_each
 from ..backends.window import Window, form_of
 from ..core.hook import LoopView
 from ..core.identity import source_facts
@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, DataError
 from ..steps.batch_forms import zeros
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
-from ..steps.planning import Pace
+from ..steps.planning import Pace, places
 from ..steps.programs import program_of
 from ..steps.results import joined
 from ..steps.snapshot import Snapshot
@@ -172,28 +172,32 @@ class Evaluation:
         source = as_source(source)
         reader = read_from(source, ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
         predictions = Predictions(source.length)
-        running: deque[Fetch] = deque()
-        most, most_running = 1, 0  # until the first batch is known
+        running: deque[Callable[[], list[Any]]] = deque()
+        most, most_running = 1, 0  # until the outputs of the first batch are known
         try:
             while (window := reader.take(most)) is not None:
+                batch = next(window.views())
+                caller = self._caller(self._task.predict_step, [batch], (None,), True).call
+                running.append(self._started(caller, window))
+                if len(running) * window.count > most_running:
+                    half = [running.popleft() for _ in range(len(running) // 2 or 1)]
+                    outputs = _fetched(half)
+                    predictions.add_all(outputs)
+                    most_running = most_running or _most_running(batch, outputs[0])
                 # Batches that are not in memory already are read one by one.
-                most = 1 if window.rows is None else ROWS_AT_ONCE
-                caller = self._caller(self._task.predict_step, [window.batch(0)], (None,), True)
-                for batch in window.views():
-                    running.append(caller.call.start([batch], 0))
-                    if len(running) > most_running:
-                        half = range(len(running) // 2 or 1)
-                        outputs = _fetched([running.popleft() for _ in half])
-                        for part in outputs:
-                            predictions.add(part)
-                        most_running = most_running or _most_running(batch, outputs[0])
-            for part in _fetched(running):
-                predictions.add(part)
+                most = 1 if window.rows is None else min(ROWS_AT_ONCE, most_running)
+            predictions.add_all(_fetched(running))
         finally:
             reader.close()
         if not predictions:
             raise DataError("the source to predict on gave no batch")
         return predictions.joined()
+
+    def _started(self, caller: Caller, window: Window) -> Callable[[], list[Any]]:
+        """Start `predict_step` for each batch of a window."""
+        if window.rows is None or places(window.rows.nbytes, self._options):
+            return caller.start_window(window)
+        return start_each(caller.start, window)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function compiled and return NumPy arrays; each call has a new random stream."""
@@ -203,7 +207,11 @@ class Evaluation:
             stream = self.calls
         constants = tuple(x if isinstance(x, (bool, int, str)) else None for x in inputs)
         arrays = [
-            None if isinstance(x, (bool, int, str)) else keras.tree.map_structure(_array, x)
+            None
+            if isinstance(x, (bool, int, str))
+            else x  # the usual input, and nothing to convert
+            if type(x) is np.ndarray
+            else keras.tree.map_structure(_array, x)
             for x in inputs
         ]
         return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
@@ -254,7 +262,7 @@ class Evaluation:
         draws = any(id(seed) in found.read for seed in state.seeds)
         pure = not draws and not found.written and self._options.execution != "eager"
         read = [v for v in program.variables if id(v) in found.read]
-        call = active().caller(program, read if many and pure else None)
+        call = active().caller(program, read if pure else None, soon=many)
         return _Caller(call, state, state.constants(), state.snapshot())
 
 
@@ -344,9 +352,9 @@ def metric_results(state: State, names: list[str]) -> dict[str, float]:
     return results
 
 
-def _fetched(running: Sequence[Fetch]) -> list[Any]:
-    """Return the outputs of calls that run in order, waiting only once: for the last of them."""
-    return [fetch() for fetch in reversed(running)][::-1]
+def _fetched(running: Sequence[Callable[[], list[Any]]]) -> list[Any]:
+    """Return the outputs of windows that run in order, waiting only once: for the last of them."""
+    return [x for outputs in [fetch() for fetch in reversed(running)][::-1] for x in outputs]
 
 
 def _most_running(batch: Any, outputs: Any) -> int:

@@ -1,5 +1,6 @@
 """The predictions of all batches, joined on the first axis without a second copy of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -39,7 +40,10 @@ class Predictions:
         Raises:
             ValueError: The structure differs from that of the first batch.
         """
-        leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
+        if isinstance(outputs, np.ndarray):
+            leaves = [outputs]
+        else:
+            leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
         if self._structure is None:
             self._structure = keras.tree.map_structure(lambda _: 0, outputs)
             self._columns = [_Column(leaf, self._batches) for leaf in leaves]
@@ -47,6 +51,11 @@ class Predictions:
             keras.tree.assert_same_structure(self._structure, outputs)
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.add(leaf)
+
+    def add_all(self, batches: Iterable[Any]) -> None:
+        """Add the outputs of the next batches."""
+        for outputs in batches:
+            self.add(outputs)
 
     def joined(self) -> Any:
         """Return the structure of joined arrays.

@@ -19,8 +19,10 @@ from ..data.source import (
     read_from,
 )
 
-# The number of batches read together if each batch takes time.
+# The number of batches read together if each batch takes time. If they take less, as many are read
+# together as this time allows: reading them costs less, but another window may wait for it.
 PIECE: Final = 4
+PIECE_SECONDS: Final = 0.025
 # A batch that takes longer to read than this is read while a step runs in another thread. Handing
 # the step over and waiting for it costs about half as much.
 SLOW_SECONDS: Final = 2e-4
@@ -184,6 +186,7 @@ class Feed:
         self, reader: Reader, most: int, running: Callable[[], bool]
     ) -> Window | None:
         """Return up to `most` batches; reads further batches only while a window is running."""
+        started = time.monotonic()
         window = reader.take(min(most, PIECE))
         if window is None:
             return None
@@ -193,8 +196,9 @@ class Feed:
         pieces: list[Window] = []
         missing = most - window.count
         while missing > 0 and running():
+            each = (time.monotonic() - started) / (most - missing)
             try:
-                piece = reader.take(min(missing, PIECE))
+                piece = reader.take(min(missing, max(PIECE, int(PIECE_SECONDS / max(each, 1e-9)))))
             except BaseException as failure:  # the batches before the error are trained on
                 self._failure = failure
                 break
@@ -216,7 +220,12 @@ class Feed:
 
     @property
     def slow(self) -> bool:
-        """Whether reading a batch lately took longer than handing a step to another thread."""
+        """Whether reading a batch lately took longer than handing a step to another thread.
+
+        Batches of closed loops are not read while a step runs.
+        """
+        if self._open is not None and is_closed_loop(self._open[0]):
+            return False
         return self._batches_until_fast > 0
 
     def ran(self, until: float) -> None:

@@ -1,43 +1,71 @@
 """Reading the history of a run from its log."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from ..core.folder import Folder
 from ..core.logs import History, Record, StepLogs
 from ..core.progress import Progress
-from ..hooks.lines import read_log
+from ..errors import DataError
+from ..hooks.log_file import ADVICE, Log, Mark, read
+
+OWN = ("kind", "step", "epoch", "seconds")
 
 
 def recorded_history(
-    path: Path, step: int | None = None, hooks: Mapping[str, Mapping[str, Any]] | None = None
-) -> History:
-    """Return the history of a run from its log file; empty if the file does not exist.
+    path: Path, marks: Collection[Mark] = (), step: int | None = None, last: int | None = None
+) -> tuple[History, str]:
+    """Return the history of a run from its log file.
 
     Args:
         path: The log file.
-        step: The last step to read; None reads to the end.
-        hooks: The states of the hooks at that step, which include the size of the log.
+        marks: What the checkpoints of the run note about it. Up to the last mark, the file must be
+            as noted.
+        step: The step of the checkpoint to resume from, which ends the history; None reads to the
+            end of the file.
+        last: The last step of a finished run, which the file must contain.
+
+    Returns:
+        The history, and a warning if the file is missing, or "".
+
+    Raises:
+        DataError: If the file is damaged.
     """
-    history = History()
-    if not path.exists():
-        return history
-    size = (hooks or {}).get("JSONLines", {}).get("size")
-    steps, records = read_log(path, size)
+    noted = max((mark.size for mark in marks), default=0)
+    sizes = [mark.size for mark in marks if mark.step == step]
+    if not _exists(path):
+        lost = f"{path} is missing, so the values logged before are not in the history"
+        return History(), f"{lost}. The weights are not affected" if noted else ""
+    log = read(path, marks, sizes[0] if sizes else None)
     if step is not None:
-        steps = [line for line in steps if line["step"] <= step]
-        records = [line for line in records if line["step"] <= step]
-    if steps:
-        names = dict.fromkeys(name for line in steps for name in line if name != "step")
-        columns = {n: np.array([line.get(n, np.nan) for line in steps]) for n in names}
-        ones = {n: np.array([float(n in line) for line in steps]) for n in names}
-        last = Progress(step=steps[-1]["step"])
-        history.add_steps(StepLogs(steps[0]["step"], columns, ones, 1, last))
-    for line in records:
+        log = log.up_to(step)
+    if last is not None and noted and log.last_step != last:
+        raise DataError(
+            f"{path} is damaged: it ends with step {log.last_step}, and the run with step {last}"
+            f"{ADVICE}"
+        )
+    return history_of(log), ""
+
+
+def history_of(log: Log) -> History:
+    """Return the content of a log as a history."""
+    history = History()
+    if log.parts:
+        steps = log.steps
+        columns = {name: log.column(name, steps) for name in log.names}
+        values = {name: column[0] for name, column in columns.items()}
+        weights = {name: column[1] for name, column in columns.items()}
+        last = Progress(step=int(steps[-1]))
+        history.add_steps(StepLogs(int(steps[0]), values, weights, 1, last))
+    for line in log.records:
         at = Progress(line["step"], line["epoch"] - 1, seconds=line["seconds"])
-        own = ("kind", "step", "epoch", "seconds")
-        values = {name: value for name, value in line.items() if name not in own}
+        values = {name: value for name, value in line.items() if name not in OWN}
         history.add(Record(line["kind"], at, values))
     return history
+
+
+def _exists(path: Path) -> bool:
+    if not path.parent.is_dir():
+        return False
+    with Folder.open(path.parent, error=DataError) as folder:
+        return folder.kind(path.name) is not None

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ..core.terminal import printable
 from ..errors import TreadleWarning
 from ..hooks.console import Console
 
@@ -48,4 +49,4 @@ class Reporter:
         if self._consoles:
             self.print(f"warning: {text}", "yellow")
         else:
-            warnings.warn(text, TreadleWarning, stacklevel=2)
+            warnings.warn(printable(text), TreadleWarning, stacklevel=2)

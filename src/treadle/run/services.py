@@ -11,6 +11,7 @@ from ..core.hook import Hook, LoopView
 from ..core.progress import Progress
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError
+from ..hooks.log_file import Mark
 from ..hooks.run_record import RunRecord
 from ..steps.saved_constants import SavedConstants
 from .dispatch import HookDispatcher
@@ -96,6 +97,18 @@ class Services:
                 f"there is no {readable}checkpoint after step 0: the run restarts from step 0"
             )
         return found
+
+    def recorded_log(self, at: Saved | None) -> tuple[Path | None, list[Mark]]:
+        """Return the log of the run, and what its checkpoints note about it.
+
+        Args:
+            at: The checkpoint up to which the log is read; None for all of it.
+        """
+        states = self.checkpointer.saved.hook_states() if self.checkpointer is not None else {}
+        if at is not None:
+            states = {step: found for step, found in states.items() if step < at.progress.step}
+            states[at.progress.step] = at.hooks
+        return (self.log if self.start is None else self.start.log), Mark.all_of(states)
 
     def save(self, loop: LoopView) -> None:
         """Save a checkpoint and wait until it is on disk, if the run has a directory."""

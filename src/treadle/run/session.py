@@ -139,14 +139,15 @@ class Session:
         self.services.hooks.restore(found.hooks)
 
     def _recorded_history(self, at: Checkpoint | None = None) -> History:
-        """Return the history of the run from its log, up to a checkpoint."""
-        start = self.services.start
-        log = start.log if start is not None else self.services.log
+        """Return the history of the run from its log, up to a checkpoint or to its end."""
+        log, marks = self.services.recorded_log(at)
         if log is None:
             return History()
-        if at is None:
-            return recorded_history(log)
-        return recorded_history(log, at.progress.step, at.hooks)
+        step, last = (None, self.progress.step) if at is None else (at.progress.step, None)
+        found, lost = recorded_history(log, marks, step, last)
+        if lost:
+            self.services.reporter.warn(lost)
+        return found
 
     def skip_completed_call(self, arguments: Mapping[str, Any]) -> bool:
         """Skip the next call that trains if an earlier process completed it.
@@ -222,7 +223,7 @@ class Session:
             fixed=frozenset(path for path in state.variables if path not in written),
             loop=saved.encode(),
             source=self.feed.position(),
-            hooks=self.services.hooks.states(),
+            hooks=self.services.hooks.states(self._loop),
             about={**circumstances(), "plan": self.plan, "score": score},
         )
 

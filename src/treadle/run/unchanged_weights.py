@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import keras
+import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
@@ -84,8 +85,10 @@ class WeightCheck:
 
 
 def checksum(variable: Variable) -> int:
-    """Return the CRC-32 of a variable's bytes."""
-    return zlib.crc32(active().read(variable).tobytes())
+    """Return the CRC-32 of a variable's bytes, which are not copied if they are in main memory."""
+    tensor = keras.ops.convert_to_tensor(variable)  # TensorFlow copies variables, but no tensors
+    values = np.asarray(active().to_numpy(tensor), order="C")
+    return zlib.crc32(values.reshape(-1).view(np.uint8).data)
 
 
 def _steps_to_change(state: State) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.arrays import read_arrays
-from ..core.directory import CHECKPOINTS, read_run, state_file, why_unfinished
+from ..checkpoint.arrays import read_final_state
+from ..core.directory import CHECKPOINTS, read_run, why_unfinished
 from ..errors import ConfigurationError, DirectoryError, StateError, did_you_mean
 from ..steps.state import State
 
@@ -23,9 +23,8 @@ def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
         CheckpointError: If none of its checkpoints can be read.
     """
     record = read_run(directory)
-    state = state_file(directory)
-    if record.get("finished") and state:
-        return read_arrays(state), None
+    if record.get("finished") and (state := read_final_state(directory)):
+        return state, None
     found = Checkpoints(directory / CHECKPOINTS).latest()
     if found is None:
         raise DirectoryError(

@@ -39,6 +39,8 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
     - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and 4 times slower inside a
       loop than outside. Steps with convolutions run as graphs if the backend has them, else as
       single steps.
+    - On a CPU, a step that XLA compiles inside a loop needs more memory for its intermediate
+      results. Steps with large variables, which take long, run as single steps on JAX.
     - A step that XLA cannot compile runs as a graph; a step that no compiler accepts runs as
       Python.
 
@@ -59,6 +61,8 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
         windows of up to 256, XLA
         >>> print(choose(Facts("cpu", ("XLA",), convolves=True), Options()))
         single steps, XLA (XLA convolves slower in a loop on a CPU)
+        >>> print(choose(Facts("cpu", ("XLA",), large=True), Options()))
+        single steps, XLA (a loop takes more memory for such large variables)
     """
     if not facts.compilers and options.execution == "compiled":
         which = " for some of its batches" if some else ""
@@ -79,6 +83,8 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
         return Plan(compiler, options.fused, largest, why)
     if compiler == XLA and facts.device == "cpu" and facts.convolves:
         return Plan(compiler, False, largest, "XLA convolves slower in a loop on a CPU")
+    if compiler == XLA and facts.device == "cpu" and facts.large:
+        return Plan(compiler, False, largest, "a loop takes more memory for such large variables")
     return Plan(compiler, True, largest, why)
 
 

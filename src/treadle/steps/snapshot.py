@@ -6,13 +6,23 @@ every time; comparing objects by identity takes about 0.03 µs.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from operator import is_, itemgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from .constants import LARGE, Constant, fingerprint
 
+
+def _returns_an_attribute(holder: Any) -> Any:
+    return holder.attribute
+
+
+_RETURNS_AN_ATTRIBUTE = _returns_an_attribute.__code__.co_code
+"""The byte code of every property that only returns an attribute."""
+
+_Changing: Final = object()
 _Container = list[Any] | tuple[Any, ...] | dict[Any, Any]
 
 
@@ -24,39 +34,40 @@ class Snapshot:
     """
 
     def __init__(self, constants: Mapping[str, Constant]) -> None:
-        # Per object: its attributes, a function that reads the constant ones, and what it returned.
-        self._attributes: list[tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = []
+        # Per object, a function that reads the constant ones of its attributes; and all values.
+        self._attributes: list[tuple[Any, Callable[[Any], tuple[Any, ...]]]] = []
+        self._values: list[Any] = []
         self._containers: list[tuple[_Container, tuple[Any, ...]]] = []
-        # Values that properties return: containers, then others, and arrays that may change.
+        # Values that properties return: containers, then others with their fingerprints. Arrays
+        # that may change are always compared by fingerprint.
         self._read: list[tuple[Callable[[], Any], Any]] = []
-        self._others: list[tuple[Callable[[], Any], Any]] = []
+        self._others: list[tuple[Callable[[], Any], Any, Any]] = []
         names: dict[int, tuple[Any, list[str]]] = {}
         for constant in constants.values():
             value = constant.read()
             if isinstance(value, (list, tuple, dict)):
                 self._containers.append((value, _items(value)))
             if isinstance(value, np.ndarray) and value.nbytes <= LARGE:
-                self._others.append((constant.read, fingerprint(value)))
+                self._others.append((constant.read, _Changing, fingerprint(value)))
             elif constant.holder is None:
                 continue  # an item: compared with its container
-            elif _is_plain_attribute(constant.holder, constant.name):
-                names.setdefault(id(constant.holder), (constant.holder, []))[1].append(
-                    constant.name
-                )
+            elif stored := _stored_name(constant.holder, constant.name):
+                names.setdefault(id(constant.holder), (constant.holder, []))[1].append(stored)
             elif isinstance(value, (list, tuple, dict)):
                 self._read.append((constant.read, value))
             else:
-                self._others.append((constant.read, fingerprint(value)))
+                self._others.append((constant.read, value, fingerprint(value)))
         for holder, listed in names.values():
             read = itemgetter(*listed, listed[0])  # two or more names: it returns a tuple
-            self._attributes.append((holder, read, read(vars(holder))))
+            self._attributes.append((holder, read))
+            self._values += read(vars(holder))
 
     def is_current(self) -> bool:
         """Return True only if no value has changed; False if one may have."""
         try:
-            for holder, read, before in self._attributes:
-                if not all(map(is_, read(vars(holder)), before)):
-                    return False
+            values = [read(vars(holder)) for holder, read in self._attributes]
+            if not all(map(is_, chain.from_iterable(values), self._values)):
+                return False
         except KeyError:  # an attribute was deleted
             return False
         for container, before in self._containers:
@@ -65,7 +76,11 @@ class Snapshot:
                 return False
         if any(read() is not before for read, before in self._read):
             return False
-        return all(fingerprint(read()) == before for read, before in self._others)
+        for read, value, before in self._others:
+            now = read()
+            if now is not value and fingerprint(now) != before:
+                return False
+        return True
 
 
 def _items(container: _Container) -> tuple[Any, ...]:
@@ -75,6 +90,15 @@ def _items(container: _Container) -> tuple[Any, ...]:
     return tuple(container)
 
 
-def _is_plain_attribute(holder: Any, name: str) -> bool:
-    """Return whether an attribute is read from the object's dict, and not by a property."""
-    return name in vars(holder) and not hasattr(getattr(type(holder), name, None), "__set__")
+def _stored_name(holder: Any, name: str) -> str | None:
+    """Return the key in an object's dict of an attribute, or None if code computes its value.
+
+    `trainable` of a layer is a property that only returns another attribute. To read it from the
+    dict saves a call for each layer in each step.
+    """
+    found = getattr(type(holder), name, None)
+    code = getattr(getattr(found, "fget", None), "__code__", None)
+    if code is not None and code.co_code == _RETURNS_AN_ATTRIBUTE and len(code.co_names) == 1:
+        name = code.co_names[0]
+        found = getattr(type(holder), name, None)
+    return name if name in vars(holder) and not hasattr(found, "__set__") else None

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -61,7 +62,8 @@ def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str])
     """Run the trial of an order; the first trial chooses the backend and imports Keras."""
     from ..core.backend_choice import choose_backend
     from ..core.options import backend_name, overriding, precision_name, run_seed, setup
-    from ..errors import Terminated, TreadleError
+    from ..core.trust import remember
+    from ..errors import DirectoryError, Terminated, TreadleError
     from ..recipes import make as make_task
     from ..recipes import resolve
 
@@ -93,6 +95,9 @@ def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str])
             "execution": "auto",
             "data_dir": order.data_dir,
         }
+        if order.directory is not None:
+            with suppress(DirectoryError):  # `treadle evaluate` will ask for --trust
+                remember(Path(order.directory), recipe.source, order.data_dir)
         return TrialTask(made, configuration=configuration)
 
     def report(at: int, value: float) -> bool:

@@ -220,9 +220,11 @@ class JaxBackend:
             return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
         return JaxExecutor(program)
 
-    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
+    def caller(
+        self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
+    ) -> Caller:
         """Jit a function over the state; its assignments are discarded."""
-        return JitCaller(program)
+        return JitCaller(program, reads)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of tracing."""
@@ -291,7 +293,7 @@ class JaxBackend:
         values = [v._value for v in variables]
         if jax.default_backend() == "cpu":
             return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
-        return [bool(x) for x in jax.device_get(_finite(values))]
+        return np.asarray(_finite(values)).tolist()
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
@@ -303,8 +305,8 @@ class JaxBackend:
 
 
 @jax.jit
-def _finite(values: Sequence[Tensor]) -> list[Tensor]:
-    return [jnp.isfinite(x).all() for x in values]
+def _finite(values: Sequence[Tensor]) -> Tensor:
+    return jnp.stack([jnp.isfinite(x).all() for x in values])  # fetched together
 
 
 def _gradients(

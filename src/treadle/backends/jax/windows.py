@@ -1,8 +1,10 @@
 """Windows on JAX: a `Scope` makes a step a pure function, and a window is a loop in one jit."""
 
+import math
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import jax
@@ -14,10 +16,14 @@ from ..eager import StepResult, run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
 from ..scope import Scope
-from ..types import Tensor
+from ..types import Tensor, Variable
 from ..window import Following, Rows, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
 from .patches import jaxpr_as_fun, keras_random
+
+# A state of more bytes is in memory only once. One of fewer bytes is kept until a window has ended,
+# so that its steps can run again, or be as if they had not run.
+MOST_BYTES_TWICE: Final = 128 * 2**20
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets on the device, by owner; each is copied there once."""
@@ -29,12 +35,16 @@ class JaxExecutor:
     The loop's trip count is a runtime value, so that one program runs any number of steps, and all
     window sizes agree bit for bit. (A `scan` of length 1 would be inlined and round differently.)
     Arrays of a window that is shorter than its program allows are padded.
+
+    A state of many bytes is donated: the step overwrites it, so that memory holds it once. Then a
+    window that fails leaves no state, and no steps run ahead.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self.plan = Plan(XLA, fused=True, largest=1)
-        self.whole = True
+        self._donates = _nbytes(program.variables) > MOST_BYTES_TWICE
+        self.whole = not self._donates
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
         self._ready: tuple[Window, Plan, Any, Any] | None = None
@@ -47,12 +57,8 @@ class JaxExecutor:
 
     def facts(self, window: Window) -> Facts:
         """Trace the step, and find out whether it has convolutions."""
-        found = _primitives(self._step(window).closed.jaxpr)
-        return Facts(
-            jax.default_backend(),
-            (XLA,),
-            convolves="conv_general_dilated" in found,
-        )
+        found = convolves(self._step(window).closed.jaxpr)
+        return Facts(jax.default_backend(), (XLA,), convolves=found, large=self._donates)
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
@@ -65,9 +71,9 @@ class JaxExecutor:
         step = self._step(window)
         function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
         # Compiled here and not at the first call, so that the compile time can be reported.
-        specs = _specs((self._deferred.state(), inputs))
+        specs = _specs((*step.split(self._deferred.state()), inputs))
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
-        donated = () if self.plan.fused else (0,)
+        donated = () if self.plan.fused and not self._donates else (0,)
         jitted = jax.jit(function, donate_argnums=donated)
         self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
         return True
@@ -87,6 +93,8 @@ class JaxExecutor:
             return Done(lambda: results, seconds)
         self._compile(window)
         run = self._call(window, first_step, self._deferred.state())
+        if self._donates:
+            return start(lambda: self._assigned(run(window.count), window), background=background)
 
         def settle(outcome: Any) -> Results:
             steps = Steps(run, lambda: outcome, first_step, window)
@@ -96,6 +104,14 @@ class JaxExecutor:
             return results
 
         return start(lambda: _timed(run, window.count), settle, background)
+
+    def _assigned(self, outcome: Outcome, window: Window) -> Results:
+        """Assign the new state at once, since the old one exists no longer; return the results."""
+        state, (values, weights, broken) = outcome
+        for variable, value in zip(self._program.variables, state, strict=True):
+            variable._value = value
+        violated = [message for message, flags in broken.items() if flags.any()]
+        return dict(values), dict(weights), violated
 
     def _run_ahead(self, count: int, following: Following | None) -> None:
         """Start the next steps, which run while the loop takes those that have run."""
@@ -120,18 +136,23 @@ class JaxExecutor:
         step, function = self._compiled[key]
 
         def fused(count: int) -> Outcome:
-            new, results = function(state, inputs, np.int32(count), np.int32(first_step))
-            return new, step.ordered(_fetched(results, count))
+            changed, fixed = step.split(state)
+            changed = _unshared(changed) if self._donates else changed
+            numbers = np.int32(count), np.int32(first_step)
+            new, results = function(changed, fixed, inputs, *numbers)
+            return step.merged(new, fixed), step.ordered(_fetched(results, count))
 
         def singly(count: int) -> Outcome:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
             # convolutional step. The variables' own values are copied once, so that they stay.
-            new, rows = _copied(state), list[Any]()
+            changed, fixed = step.split(state)
+            new, rows = _unshared(changed) if self._donates else _copied(changed), list[Any]()
             for i in range(count):
                 given = self._inputs(window, i) if i else inputs
-                new, out = function(new, given, np.int32(first_step + i))
+                new, out = function(new, fixed, given, np.int32(first_step + i))
                 rows.append(out)
-            return new, step.ordered(jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows)))
+            results = jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
+            return step.merged(new, fixed), step.ordered(results)
 
         return fused if self.plan.fused else singly
 
@@ -154,11 +175,11 @@ class JaxExecutor:
         if not self.plan.fused:
             if window.rows is None:
                 return device_batch(window.batch(batch)), None
-            return _on_device(window.rows), window.rows.indices[batch].astype(np.int32)
+            return on_device(window.rows), window.rows.indices[batch].astype(np.int32)
         if window.rows is not None:
             rows = window.rows.indices.astype(np.int32)
             length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
-            return _on_device(window.rows), padded(rows, length)
+            return on_device(window.rows), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
@@ -167,6 +188,8 @@ class JaxExecutor:
         if self._traced is None:
             batch = device_batch(window.batch(0))
             self._traced = _PureStep(self._program, self._deferred.state(), batch)
+            if self._traced.calls_python:  # it may raise an error, after which the state remains
+                self._donates, self.whole = False, True
         return self._traced
 
 
@@ -193,12 +216,29 @@ class _PureStep:
             "callback" in name for name in _primitives(self.closed.jaxpr)
         )
         self._structure = jax.tree.structure(shapes)
+        jaxpr, count = self.closed.jaxpr, len(state)
+        self._changes = [
+            new is not old
+            for new, old in zip(jaxpr.outvars[:count], jaxpr.invars[:count], strict=True)
+        ]
 
-    def __call__(self, state: Any, batch: Any, number: Any) -> Any:
-        """Return the new state and the step's outputs."""
-        return self._structure.unflatten(
+    def __call__(self, changed: Any, fixed: Any, batch: Any, number: Any) -> Any:
+        """Return the new values of variables that change, and the step's outputs."""
+        state = self.merged(changed, fixed)
+        new, results = self._structure.unflatten(
             jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
         )
+        return self.split(new)[0], results
+
+    def split(self, state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the values of variables that the step changes, and those of the others."""
+        pairs = list(zip(state, self._changes, strict=True))
+        return [x for x, changes in pairs if changes], [x for x, changes in pairs if not changes]
+
+    def merged(self, changed: Iterable[Any], fixed: Iterable[Any]) -> list[Any]:
+        """Return the state whose parts `split` returned."""
+        parts = iter(fixed), iter(changed)
+        return [next(parts[changes]) for changes in self._changes]
 
     def ordered(self, results: Any) -> Any:
         """Return results with the values in the order in which the step returns them."""
@@ -209,20 +249,20 @@ class _PureStep:
 def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
     """Return a function that runs a step over the first `count` batches."""
 
-    def window(state: Any, inputs: Any, count: Any, first_step: Any) -> Any:
+    def window(changed: Any, fixed: Any, inputs: Any, count: Any, first_step: Any) -> Any:
         held, rows = inputs
         length = (rows if resident else jax.tree.leaves(held)[0]).shape[0]
         buffers = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), step.results)
 
         def body(i: Any, carry: Any) -> Any:
-            state, buffers = carry
-            state, out = step(state, _batch(held, rows, i), first_step + i)
+            changed, buffers = carry
+            changed, out = step(changed, fixed, batch_at(held, rows, i), first_step + i)
             buffers = jax.tree.map(
                 lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
             )
-            return state, buffers
+            return changed, buffers
 
-        return jax.lax.fori_loop(0, count, body, (state, buffers))
+        return jax.lax.fori_loop(0, count, body, (changed, buffers))
 
     return window
 
@@ -230,14 +270,14 @@ def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
 def _single(step: _PureStep, resident: bool) -> Callable[..., Any]:
     """Return a function that runs a step on one batch."""
 
-    def single(state: Any, inputs: Any, number: Any) -> Any:
+    def single(changed: Any, fixed: Any, inputs: Any, number: Any) -> Any:
         held, rows = inputs
-        return step(state, _gathered(held, rows) if resident else held, number)
+        return step(changed, fixed, _gathered(held, rows) if resident else held, number)
 
     return single
 
 
-def _batch(held: Any, rows: Any, i: Any) -> Any:
+def batch_at(held: Any, rows: Any, i: Any) -> Any:
     """Return batch `i` inside a trace: rows of the data set, or one of the stacked batches."""
     if rows is None:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
@@ -264,12 +304,34 @@ def _timed(run: Callable[[int], Outcome], count: int) -> tuple[Outcome, float]:
     return run(count), time.monotonic() - started
 
 
+def _nbytes(variables: Iterable[Variable]) -> int:
+    return sum(math.prod(v.shape) * jnp.dtype(v.dtype).itemsize for v in variables)
+
+
+def _unshared(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays that may be donated: copies of those that other objects hold."""
+    return [
+        jnp.copy(x) if holders > _HOLDERS else x
+        for x, holders in zip(arrays, _references(arrays), strict=True)
+    ]
+
+
+def _references(arrays: Sequence[Any]) -> list[int]:
+    return [sys.getrefcount(x) for x in arrays]
+
+
+# A list of the state, another one of the part that changes, and the variable hold an array that
+# may be donated; the second one is part of what `_references` counts here.
+_HOLDERS: Final = _references([object()])[0] + 2
+
+
 @jax.jit
 def _copied(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
 
 
-def _on_device(rows: Rows) -> Any:
+def on_device(rows: Rows) -> Any:
+    """Return a data set on the device, which is copied there once."""
     if rows.owner not in _placed:
         _placed[rows.owner] = jax.tree.map(jnp.asarray, rows.arrays)
     return _placed[rows.owner]
@@ -277,10 +339,10 @@ def _on_device(rows: Rows) -> Any:
 
 def device_batch(batch: Any) -> Any:
     """Convert a batch to NumPy arrays of JAX's types, which jit transfers fastest."""
-    return jax.tree.map(_standard, batch)
+    return jax.tree.map(standard, batch)
 
 
-def _standard(x: Any) -> Any:
+def standard(x: Any) -> Any:
     """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled."""
     array = np.asarray(x)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
@@ -292,6 +354,11 @@ def _arrays(result: StepResult) -> Any:
 
 def _specs(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def convolves(jaxpr: Any) -> bool:
+    """Return whether a jaxpr has convolutions, which take up to 50 times as long in a loop."""
+    return "conv_general_dilated" in _primitives(jaxpr)
 
 
 def _primitives(jaxpr: Any) -> set[str]:

@@ -168,7 +168,9 @@ class TensorFlowBackend:
             return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
         return TensorFlowExecutor(program)
 
-    def caller(self, program: Program, reads: Sequence[Variable] | None = None) -> Caller:
+    def caller(
+        self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
+    ) -> Caller:
         """Compile a function; its assignments are discarded."""
         return GraphCaller(program)
 

@@ -1,14 +1,16 @@
 """Calls of compiled functions on TensorFlow, outside of windows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ..base import Fetch
+from ..base import Fetch, start_each
 from ..program import Program, scope_of_call
 from ..step_context import running
+from ..window import Window
 from .windows import leaves, tensors
 
 
@@ -35,6 +37,10 @@ class GraphCaller:
             [*flat, tf.constant(stream, tf.int32)], self._traced.captured_inputs
         )
         return lambda: tf.nest.map_structure(np.asarray, outputs)
+
+    def start_window(self, window: Window) -> Callable[[], list[Any]]:
+        """Start a call for each batch."""
+        return start_each(self.start, window)
 
     def _trace(self, inputs: Any, flat: list[Any]) -> Any:
         program = self._program

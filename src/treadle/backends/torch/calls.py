@@ -9,19 +9,24 @@ import keras
 import numpy as np
 import torch
 
-from ..base import Fetch
+from ..base import Fetch, start_each
 from ..plans import RefusedError
 from ..program import Program, scope_of_call
 from ..step_context import running
 from ..types import Variable
+from ..window import Window
 from .capture.proof import Captured, Prover
 from .capture.trials import step_number, tensors_of
+from .capture.windows import Batches, shared
 
 Around = Callable[[Program], AbstractContextManager[Any]]
 
 # The proof of a captured function copies the variables. Networks with more bytes than this take so
 # long for a batch that the Python code around their operations does not matter.
 MOST_BYTES: Final = 256 * 2**20
+
+# How often a function runs eagerly that may not be called many times, before it is captured.
+CALLS_ALONE: Final = 16
 
 
 class EagerCaller:
@@ -44,17 +49,23 @@ class EagerCaller:
                 outputs = program.function(_copied(inputs, self._to_device))
         return lambda: keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
 
+    def start_window(self, window: Window) -> Callable[[], list[Any]]:
+        """Run the function on each batch."""
+        return start_each(self.start, window)
+
 
 class CapturingCaller:
-    """Runs a function that only reads variables: the first time eagerly, and then captured.
+    """Runs a function that only reads variables: the first times eagerly, and then captured.
 
-    Capturing takes as long as several calls. A function that cannot be captured runs eagerly.
+    Capturing takes as long as several calls, and uses the inputs of two of them. A function that
+    cannot be captured runs eagerly.
 
     Args:
         program: The function.
         reads: The variables that it reads.
         to_device: A function that converts an array to a tensor, which may share its memory.
         around: A function that returns the context manager for each eager run.
+        first: The number of calls that run eagerly.
     """
 
     def __init__(
@@ -63,12 +74,14 @@ class CapturingCaller:
         reads: Sequence[Variable],
         to_device: Callable[[Any], Any],
         around: Around,
+        first: int,
     ) -> None:
         self._eager = EagerCaller(program, to_device)
         self._reads, self._to_device, self._around = reads, to_device, around
         self._structure: Any = None
         self._captured: Captured | None = None
         self._first: Any = None
+        self._calls_left = first
         self._program: Program | None = None  # None: it runs eagerly
         if sum(v._value.nbytes for v in reads) <= MOST_BYTES:
             self._program = replace(
@@ -81,20 +94,40 @@ class CapturingCaller:
     def start(self, inputs: Any, stream: int) -> Fetch:
         """Run the function, and return a function that returns its outputs."""
         if self._captured is None and self._program is not None:
-            if self._first is None:
+            self._calls_left -= 1
+            if self._calls_left == 0:
                 self._first = _copied(inputs, self._to_device)
-            else:
-                batches = _Batches([self._first, _copied(inputs, self._to_device)])
+            elif self._calls_left < 0:
+                batches = _TwoBatches([self._first, _copied(inputs, self._to_device)])
                 found = Prover(self._program, self._around).capture(batches)
                 self._captured = found if isinstance(found, Captured) else None
                 self._program, self._first = None, None
         if self._captured is None:
             return self._eager.start(inputs, stream)
-        tensors = [self._to_device(_shareable(x)) for x in tensors_of(inputs)]
-        number = step_number(0) if self._captured.uses_number else None
-        outputs = self._captured([v._value for v in self._reads], tensors, number).values
-        arrays = [keras.ops.convert_to_numpy(x) for x in outputs.values()]
-        return lambda: keras.tree.pack_sequence_as(self._structure, arrays)
+        run = self._replay(self._captured)
+        outputs = run([shared(x, self._to_device) for x in tensors_of(inputs)])
+        return lambda: outputs
+
+    def start_window(self, window: Window) -> Callable[[], list[Any]]:
+        """Run the function on each batch."""
+        if self._captured is None:
+            return start_each(self.start, window)
+        outputs = list(map(self._replay(self._captured), Batches(window, self._to_device).views()))
+        return lambda: outputs
+
+    def _replay(self, captured: Captured) -> Callable[[list[Any]], Any]:
+        """Return a function that runs the captured function on the tensors of its inputs."""
+        state = [v._value for v in self._reads]
+        number = step_number(0) if captured.uses_number else None
+
+        def run(tensors: list[Any]) -> Any:
+            outputs = captured(state, tensors, number).values
+            arrays = [x.numpy(force=True) for x in outputs.values()]
+            if self._structure == 0:  # a tensor, and no structure of tensors
+                return arrays[0]
+            return keras.tree.pack_sequence_as(self._structure, arrays)
+
+        return run
 
     def _values(self, outputs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return outputs as the values of a step, and keep their structure."""
@@ -105,7 +138,7 @@ class CapturingCaller:
         return {str(i): x for i, x in enumerate(leaves)}, {}
 
 
-class _Batches:
+class _TwoBatches:
     """The batches on which a captured function is proven."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
@@ -128,8 +161,3 @@ def _context_of(program: Program, number: Any, variables: Sequence[Variable]) ->
 
 def _copied(inputs: Any, to_device: Callable[[Any], Any]) -> Any:
     return keras.tree.map_structure(lambda x: None if x is None else to_device(np.array(x)), inputs)
-
-
-def _shareable(x: Any) -> Any:
-    """Return an array that a tensor can share: PyTorch only shares writable arrays."""
-    return np.require(x, requirements=["C", "W"])

@@ -7,10 +7,10 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 """
 
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import keras
 import torch
@@ -63,6 +63,12 @@ INTERNALS: dict[str, Internal] = {
         "patched while recording: Nadam divides by NumPy numbers",
         f"{KERAS}/backend/torch/optimizers/torch_nadam.py",
         members=("convert_to_numpy",),
+    ),
+    "adam_update": Internal(
+        "keras.src.backend.torch.optimizers.torch_adam:Adam._parallel_update_step",
+        "patched in steps: it allocates several times the bytes of all variables that it updates",
+        f"{KERAS}/backend/torch/optimizers/torch_adam.py",
+        "(self, grads, variables, learning_rate)",
     ),
     "variable_init": Internal(
         "keras.src.backend.common:KerasVariable.__init__",
@@ -126,6 +132,9 @@ C: Any = INTERNALS["C"].resolve()
 
 Call = Callable[..., Any]
 
+PART_BYTES: Final = 64 * 2**20
+"""Variables of so many bytes are updated together."""
+
 
 @contextmanager
 def capturable_keras(cond: Call, call: Call) -> Generator[None]:
@@ -149,6 +158,39 @@ def capturable_keras(cond: Call, call: Call) -> Generator[None]:
             internal = INTERNALS[name]
             stack.enter_context(internal.replaced(_in_this_thread(replacement, internal.resolve())))
         yield
+
+
+@contextmanager
+def updates_in_parts() -> Generator[None]:
+    """Let Adam and AdamW update large variables one after the other, with the same results.
+
+    Updating all at once needs up to four times the memory of the weights.
+    """
+    original: Call = INTERNALS["adam_update"].resolve()
+
+    def update(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
+        for part in _parts([variable.value for variable in variables]):
+            original(self, grads[part], variables[part], learning_rate)
+
+    with INTERNALS["adam_update"].replaced(update):
+        yield
+
+
+def _parts(tensors: Sequence[Any]) -> list[slice]:
+    """Return consecutive parts of tensors, each of few bytes or a single tensor.
+
+    Tensors of several types are not split: the type of the first one is that of the learning rate.
+    """
+    sizes = [x.nbytes for x in tensors]
+    if sum(sizes) <= PART_BYTES or len({x.dtype for x in tensors}) > 1:
+        return [slice(None)]
+    starts, total = [0], 0
+    for i, size in enumerate(sizes):
+        total += size
+        if total > PART_BYTES and i > starts[-1]:
+            starts.append(i)
+            total = size
+    return [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
 
 
 @contextmanager

@@ -33,6 +33,8 @@ def from_tensorflow(data: Any) -> BatchSource | None:
     """
     import tensorflow as tf
 
+    from .tensorflow_windows import DatasetIterator, is_stackable
+
     if not isinstance(data, tf.data.Dataset):
         return None
     dataset: Any = data
@@ -50,8 +52,10 @@ def from_tensorflow(data: Any) -> BatchSource | None:
         parts = _parts(dataset)
         shuffles = [part for part in parts if _draws_seeds(part)]
         inexact = "; ".join(_inexact(parts, endless, dataset.options())) or None
+        # Random states are seeded before each batch for Python code, so it draws them one by one.
+        stacks = is_stackable(dataset) and not any(map(_runs_python, parts))
     except (AttributeError, TypeError):  # private names changed in another TensorFlow version
-        shuffles, inexact = [], forward_only(WHAT)
+        shuffles, inexact, stacks = [], forward_only(WHAT), False
 
     def made() -> dict[str, Any]:
         """Return the seeds of each shuffle, and the number of iterators created from it."""
@@ -68,7 +72,7 @@ def from_tensorflow(data: Any) -> BatchSource | None:
         opening = made()
         for shuffle in shuffles:
             tallies_of(shuffle)["iterators"] += 1
-        iterator = _letting_go(dataset.as_numpy_iterator())
+        iterator = DatasetIterator(dataset) if stacks else _letting_go(dataset.as_numpy_iterator())
         if not shuffles:
             return iterator
         return Resumable(iterator, made, name=WHAT, lasting=True, opening=opening)
@@ -85,11 +89,7 @@ def from_tensorflow(data: Any) -> BatchSource | None:
 
 
 def _letting_go(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yield from an iterator, and release it at its end or when this generator is closed.
-
-    The iterator has threads and buffers. Releasing it while the iterator of the next epoch fills
-    its buffers takes as long as a hundred steps (0.2 to 0.5 s with a shuffle and a parallel map).
-    """
+    """Yield from an iterator, and release it as a `DatasetIterator` is released."""
     yield from iterator
 
 
@@ -177,10 +177,20 @@ def _inexact(parts: list[Any], endless: bool, options: Any) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
+def _runs_python(part: Any) -> bool:
+    """Return whether a function of a part runs Python code."""
+    graphs = [function.function.graph.as_graph_def() for function in part._functions()]
+    return any(operation.op in PYTHON for graph in graphs for operation in _operations(graph))
+
+
+def _operations(graph: Any) -> list[Any]:
+    """Return the operations of a graph and of the functions that it calls."""
+    return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+
+
 def _inexact_function(function: Any, parallel: bool) -> Iterator[str]:
     """Yield the reasons why the results of a mapped function cannot be reproduced."""
-    graph = function.graph.as_graph_def()
-    operations = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    operations = _operations(function.graph.as_graph_def())
     drawing = [operation.attr for operation in operations if "seed2" in operation.attr]
     if any(attr["seed"].i == attr["seed2"].i == 0 for attr in drawing):
         yield (

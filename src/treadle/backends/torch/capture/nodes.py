@@ -98,7 +98,7 @@ class Kind:
     Attributes:
         writes: The arguments that it changes in place, by position and name.
         returns: Whether it returns something.
-        python: Whether it returns something other than tensors.
+        python: Whether it returns a Python value that may depend on the values of tensors.
         views: Whether it returns a view of an argument.
         scales: Whether it has the argument `alpha`.
         random: Whether it draws from a generator.
@@ -131,13 +131,24 @@ class Kind:
         return Kind(
             writes=writes,
             returns=bool(schema.returns),
-            python=any("Tensor" not in str(returned.type) for returned in schema.returns),
+            python=_returns_python(schema),
             views=any(returned.alias_info is not None for returned in schema.returns),
             scales=any(argument.name == "alpha" for argument in schema.arguments),
             random=torch.Tag.nondeterministic_seeded in operator.tags,
             dynamic=bool(sizes & set(operator.tags)),
             turns=torch.Tag.inplace_view in operator.tags,
         )
+
+
+def _returns_python(schema: Any) -> bool:
+    """Return whether an operator returns a Python value that may depend on the values of tensors.
+
+    Integers returned with tensors are sizes: fused attention on CUDA returns the lengths of its
+    sequences, which its backward pass takes.
+    """
+    types = [str(returned.type) for returned in schema.returns]
+    others = [kind for kind in types if "Tensor" not in kind]
+    return bool(others) and (len(others) == len(types) or not {*others} <= {"int", "SymInt"})
 
 
 def is_operator(function: Any) -> bool:

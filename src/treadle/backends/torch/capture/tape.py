@@ -260,7 +260,7 @@ class Tape(TorchDispatchMode):
                 self.refuse(f"{func} takes a number that was converted from a tensor")
             named["alpha"], self._alpha = self._alpha, None
         result = func(*args, **kwargs)
-        if not all(isinstance(x, torch.Tensor) or x is None for x in _leaves(result)):
+        if not any(isinstance(x, torch.Tensor) for x in _leaves(result)) and kind.returns:
             return result  # a Python value, computed from fixed values
         first = len(self.objects)
         outputs = self._made(result)

@@ -109,11 +109,11 @@ class Trials:
             batches: The batches.
             exact: Whether all bits must be equal, or numbers within the rounding of sums.
         """
-        trial, before = 0, self._state
+        trial, before = 0, list[Any]()
         with undone(self._program), _deterministic(self._device):
             try:
                 for trial in (1, 2):
-                    before = _copies(self._state)
+                    before = [x.detach().clone() if x.numel() == 1 else None for x in self._state]
                     index = (trial - 1) % batches.count
                     outcome = self._compare(replay, batches, index, trial - 1, exact)
                     _set(self._state, outcome.state)
@@ -139,7 +139,7 @@ class Trials:
         """Return the positions of other scalars that are not trained, and what a step adds to each.
 
         Args:
-            before: The state before the last step.
+            before: The scalars before the last step, with None for other variables.
         """
         found: dict[int, float] = {}
         for i, variable in enumerate(self._program.variables):
@@ -199,12 +199,24 @@ class Trials:
         if self._device != "cpu":
             again = self._outcome(lambda: self._run(batches.batch(index), number))
             self._check_equal(f"run twice on {self._device}", eager, again, exact=True)
-        try:
-            found = self._outcome(replayed)
-        except Exception as error:
-            raise _DifferentError(in_one_line(error)) from error
-        self._check_equal("replayed", eager, found, exact)
+        self._check_replay(replayed, eager, exact)
         return eager
+
+    def _check_replay(
+        self, replayed: Callable[[], StepResult], eager: _Outcome, exact: bool
+    ) -> None:
+        """Replay a step, compare its effects with those of the eager one, and restore the state.
+
+        Raises:
+            _DifferentError: They differ, or the replay fails.
+        """
+        with undone(self._program):  # compared before that: to copy the state takes memory
+            try:
+                result = replayed()
+            except Exception as error:
+                raise _DifferentError(in_one_line(error)) from error
+            found = _Outcome(result, self._state, _generators(), "")
+            self._check_equal("replayed", eager, found, exact)
 
     def _run(self, batch: Any, number: int) -> StepResult:
         with self._around(self._program):

@@ -6,8 +6,9 @@ run eagerly, and the plan gives the reason.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,16 @@ from .trials import device, step_number, tensors_of
 CAPTURED = "captured"
 MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs memory and a proof
 
+# Steps whose variables have more bytes than this run as Python on a CPU: the proof copies the
+# variables, and the Python code around such long operations matters little.
+MOST_BYTES = 512 * 2**20
+
+# The types of arrays that Keras converts to tensors of the same type.
+_SHARED = frozenset(
+    np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
+)
+
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets as tensors, by owner; each is converted once, on a CPU without a copy."""
 
@@ -43,7 +54,7 @@ class Batches:
     """
 
     def __init__(self, window: Window, to_device: Callable[[Any], Any]) -> None:
-        self.count = window.count
+        self.count, self._length = window.count, window.examples
         self._rows = window.rows
         if self._rows is None:
             self._held = _mapped(to_device, window.batches)
@@ -51,7 +62,12 @@ class Batches:
         else:
             self._held = _on_device(self._rows, to_device)
             self._arrays = tensors_of(self._held)
-            self._indices = torch.as_tensor(self._rows.indices, device=device()).unbind()
+
+    @cached_property
+    def _indices(self) -> Sequence[Any]:
+        """The rows of each batch."""
+        assert self._rows is not None
+        return torch.as_tensor(self._rows.indices, device=device()).unbind()
 
     def batch(self, index: int) -> Any:
         """Return a batch in its original structure."""
@@ -65,6 +81,19 @@ class Batches:
             return [column[index] for column in self._columns]
         chosen = self._indices[index]
         return [x.index_select(0, chosen) for x in self._arrays]
+
+    def views(self) -> Iterator[list[Any]]:
+        """Yield each batch's tensors, without copies if they are consecutive rows of a data set.
+
+        They must not be changed. Sums may be rounded differently than for `tensors`, since a
+        product of matrices can depend on how they are aligned in memory.
+        """
+        starts = self._rows and self._rows.starts
+        if not starts:
+            yield from map(self.tensors, range(self.count))
+            return
+        for start in starts:
+            yield [x.narrow(0, start, self._length) for x in self._arrays]
 
 
 class CaptureExecutor:
@@ -159,7 +188,13 @@ class CaptureExecutor:
     def _capture(self, window: Window) -> Captured | str:
         """Return the captured step, or the reason why it cannot be captured."""
         if self._captured is None:
-            if self._program.number < MOST_FORMS:
+            nbytes = sum(v._value.nbytes for v in self._program.variables)
+            if nbytes > MOST_BYTES and device() == "cpu" and self._options.execution != "compiled":
+                self._captured = (
+                    f"its variables have {nbytes / 2**30:.1f} GiB, and to verify the captured step "
+                    "takes four times that memory"
+                )
+            elif self._program.number < MOST_FORMS:
                 prover = Prover(self._program, self._around)
                 self._captured = prover.capture(self._batches(window))
             else:
@@ -181,12 +216,26 @@ def _stacked(steps: Sequence[Any]) -> dict[str, Any]:
 
 
 def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> Any:
+    """Return a data set as tensors, which must not be changed: on a CPU they share its memory."""
     if rows.owner not in _placed:
-        # PyTorch shares memory only with writable arrays, although it does not write to them.
-        _placed[rows.owner] = _mapped(
-            lambda x: to_device(np.require(x, requirements=["C", "W"])), rows.arrays
-        )
+        _placed[rows.owner] = _mapped(lambda x: shared(x, to_device), rows.arrays)
     return _placed[rows.owner]
+
+
+def is_shareable(array: Any) -> bool:
+    """Return whether a tensor can share the memory of an array, and has the same type in Keras."""
+    return array.dtype in _SHARED and device() == "cpu"
+
+
+def shared(array: Any, to_device: Callable[[Any], Any]) -> Any:
+    """Return an array as a tensor, which shares its memory where that is possible.
+
+    Keras copies each array that it converts, which takes half as long as a small network.
+    """
+    if not is_shareable(array):
+        return to_device(array)
+    # PyTorch shares memory only with writable arrays, although it does not write to them.
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:

@@ -1,0 +1,88 @@
+"""Reinforcement learning by hand on TensorFlow: `@tf.function`s over Keras models."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from treadle.recipes.actor_critic import network
+
+from .reinforcement import DISCOUNT, ENTROPY, RATES, TARGET_RATE, q_network
+
+
+class ActorCritic:
+    """The networks of the actor-critic, a compiled policy and a compiled update."""
+
+    def __init__(self) -> None:
+        actor, critic = network(64, 2), network(64, 1)
+        optimizers = keras.optimizers.Adam(RATES[0]), keras.optimizers.Adam(RATES[1])
+        for model, optimizer in zip((actor, critic), optimizers, strict=True):
+            optimizer.build(model.trainable_variables)
+        self._logits = tf.function(actor, jit_compile=True)
+        self._values = tf.function(critic, jit_compile=True)
+
+        @tf.function(jit_compile=True)
+        def update(batch: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                logs = tf.nn.log_softmax(actor(batch["observations"], training=True))
+                chosen = tf.gather(logs, batch["actions"], axis=1, batch_dims=1)
+                entropy = -tf.reduce_mean(tf.reduce_sum(tf.exp(logs) * logs, -1))
+                policy = -tf.reduce_mean(batch["advantages"] * chosen) - ENTROPY * entropy
+                values = critic(batch["observations"], training=True)[:, 0]
+                value = tf.reduce_mean((batch["targets"] - values) ** 2)
+            losses = policy, value
+            for model, loss, optimizer in zip((actor, critic), losses, optimizers, strict=True):
+                weights = model.trainable_variables
+                optimizer.apply(tape.gradient(loss, [v.value for v in weights]), weights)
+            return losses
+
+        self._update = update
+
+    def logits(self, observations: Any) -> Any:
+        """Return the logits of the policy."""
+        return self._logits(tf.constant(observations)).numpy()
+
+    def values(self, observations: Any) -> Any:
+        """Return the estimates of the critic."""
+        return self._values(tf.constant(observations)).numpy()[:, 0]
+
+    def update(self, batch: dict[str, Any]) -> list[float]:
+        """Update both networks, and return their losses."""
+        batch = {name: tf.constant(x) for name, x in batch.items()}
+        return [float(x) for x in self._update(batch)]
+
+
+class DQN:
+    """The networks of the DQN, a compiled policy and a compiled update."""
+
+    def __init__(self) -> None:
+        model, target, loss = q_network(), q_network(), keras.losses.Huber()
+        optimizer = keras.optimizers.Adam(1e-3)
+        optimizer.build(model.trainable_variables)
+        target.set_weights(model.get_weights())
+        self._q_values = tf.function(model, jit_compile=True)
+
+        @tf.function(jit_compile=True)
+        def update(batch: Any) -> Any:
+            following = batch["next_observations"]
+            best = tf.argmax(model(following), -1)
+            values = tf.gather(target(following), best, axis=1, batch_dims=1)
+            targets = batch["rewards"] + DISCOUNT["dqn"] * (1 - batch["terminations"]) * values
+            with tf.GradientTape() as tape:
+                q = model(batch["observations"], training=True)
+                value = loss(targets, tf.gather(q, batch["actions"], axis=1, batch_dims=1))
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(value, [v.value for v in weights]), weights)
+            for slow, fast in zip(target.trainable_variables, weights, strict=True):
+                slow.assign_add(TARGET_RATE * (fast - slow))
+            return value
+
+        self._update = update
+
+    def q_values(self, observations: Any) -> Any:
+        """Return the values of the actions."""
+        return self._q_values(tf.constant(observations)).numpy()
+
+    def update(self, batch: dict[str, Any]) -> float:
+        """Update both networks, and return the loss."""
+        return float(self._update({name: tf.constant(x) for name, x in batch.items()}))

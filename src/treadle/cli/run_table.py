@@ -1,0 +1,109 @@
+"""Reading the state of runs from their directories, without importing a framework."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.activity import is_in_use
+from ..core.directory import CHECKPOINTS, LOG, RUN, read_run
+from ..core.folder import Folder
+from ..core.run_file import RunFile, progress_of
+from ..errors import TreadleError
+from .output import best_values
+
+DEEPEST = 4  # levels of folders in which runs are found; those of a search are two levels down
+STOPPED = ("KeyboardInterrupt", "Terminated")
+_NOT_SETTINGS = ("backend", "precision", "seed", "execution", "data_dir", "recipe", "task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What the files of a run directory say about the run.
+
+    Attributes:
+        directory: The run directory.
+        state: `running`, `finished`, `interrupted` or `failed`; `unreadable` if a file is damaged.
+        why: The reason why it ended, or what is wrong with a file; may be empty.
+        started: The time of the first step.
+        backend: The backend.
+        step: The number of the last step.
+        epoch: The number of finished epochs.
+        settings: The settings of the task.
+        last: The latest value of every name in the records.
+        best: The best value and its epoch for each metric whose name implies a direction.
+    """
+
+    directory: Path
+    state: str
+    why: str = ""
+    started: str = ""
+    backend: str = ""
+    step: int = 0
+    epoch: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    last: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    best: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+
+
+def run_directories(root: Path) -> Iterator[Path]:
+    """Yield each folder in a folder that holds a run, in the order of names. Links are skipped."""
+    base = len(root.parts)
+    for found, folders, files in os.walk(root):
+        path = Path(found)
+        deep = len(path.parts) - base >= DEEPEST
+        folders[:] = [] if deep else sorted(n for n in folders if n != CHECKPOINTS and n[0] != ".")
+        if RUN in files:
+            yield path
+
+
+def state_of(directory: Path) -> RunState:
+    """Return the state of a run. Damaged files are reported in it, and raise nothing."""
+    try:
+        return _state_of(directory, read_run(directory))
+    except TreadleError as error:
+        return RunState(directory=directory, state="unreadable", why=str(error))
+
+
+def _state_of(directory: Path, run: RunFile) -> RunState:
+    from ..hooks import log_tail  # late: it imports NumPy
+
+    with Folder.open(directory) as folder:
+        has_log = folder.kind(LOG) is not None
+    records, logged = log_tail.records(directory / LOG) if has_log else ([], 0)
+    epochs = [_values(line) for line in records if line["kind"] == "epoch"]
+    last = {k: v for line in records for k, v in _values(line).items() if not isinstance(v, str)}
+    progress, configuration = progress_of(run), run["configuration"]
+    state, why = _how(directory, run)
+    settings = configuration.get("settings")
+    if not isinstance(settings, dict):  # of a script
+        settings = {k: v for k, v in configuration.items() if k not in _NOT_SETTINGS}
+    return RunState(
+        directory=directory,
+        state=state,
+        why=why,
+        started=run.get("started") or "",
+        backend=run.get("backend", ""),
+        step=progress.step if state == "finished" else max(progress.step, logged),
+        epoch=max(progress.epoch, len(epochs)),
+        settings=settings,  # pyright: ignore[reportUnknownArgumentType]
+        last=last,
+        best=best_values(epochs),
+    )
+
+
+def _values(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in line.items() if k not in ("kind", "step", "epoch", "seconds")}
+
+
+def _how(directory: Path, run: RunFile) -> tuple[str, str]:
+    """Return the state of a run, and why it ended."""
+    error = run.get("error") or ""
+    if is_in_use(directory):
+        return "running", ""
+    if run.get("finished"):
+        return "finished", run.get("reason") or ""
+    if error and not error.startswith(STOPPED):
+        return "failed", error
+    return "interrupted", error or run.get("reason") or ""

@@ -1,0 +1,188 @@
+"""The commands `runs` and `log`, which only read run directories."""
+
+import json as json_format
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import sleep
+from typing import Annotated, Any
+
+import typer
+
+from ..core.directory import LOG, read_run
+from ..core.terminal import clean
+from ..errors import ConfigurationError, DirectoryError
+from . import output, run_table
+from .commands import EPILOG_WITHOUT_RUN, app
+from .help import Command
+from .output import reporting_errors
+from .parameters import PRINTED, Json, RunDirectory
+from .run_table import RunState
+
+INTERVAL = 0.5  # seconds between two reads of a log
+_WIDEST = 1000  # columns, if the output is not a terminal
+
+Root = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with runs.")]
+Sort = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Sort by directory, state, started, step, a setting or a value; -NAME reverses.",
+        rich_help_panel=PRINTED,
+    ),
+]
+Last = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Lines to begin with.", rich_help_panel=PRINTED)
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow", "-f", help="Print new lines until the run ends.", rich_help_panel=PRINTED
+    ),
+]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel=PRINTED)
+]
+
+
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
+def runs(root: Root = Path("runs"), sort: Sort = "directory", json: Json = False) -> None:
+    """List the runs in a folder: settings, state and best values.
+
+    A run is running, finished, interrupted or failed. The folders are only read, and no file in
+    them is executed.
+
+    Examples:
+      treadle runs
+      treadle runs runs/digits-tune --sort val_loss
+    """
+    with reporting_errors():
+        if not root.is_dir():
+            raise DirectoryError(f"there is no folder {root}: name one that holds runs")
+        found = _sorted(
+            [run_table.state_of(path) for path in run_table.run_directories(root)], sort
+        )
+        if json:
+            output.print_json({"runs": [_facts(run) for run in found]})
+        elif found:
+            _print(found)
+        else:
+            output.note(f"{root} holds no runs")
+
+
+@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
+def log(
+    directory: RunDirectory, last: Last = 20, follow: Follow = False, json: JsonLines = False
+) -> None:
+    """Print the last lines of a run's log, also while it trains.
+
+    The folder is only read, and no file in it is executed.
+
+    Examples:
+      treadle log runs/mine
+      treadle log runs/mine --follow
+    """
+    with reporting_errors():
+        read_run(directory)  # reports a folder without a run
+        from ..hooks.log_tail import LogTail  # late: it imports NumPy
+
+        tail = LogTail(directory / LOG, last)
+        while True:
+            # In this order, so that the last lines of a run that just ended are printed.
+            running = follow and run_table.is_in_use(directory)
+            for line in tail.lines():
+                _print_line(line, json)
+            if not running:
+                break
+            sys.stdout.flush()
+            sleep(INTERVAL)
+        if follow:
+            run = run_table.state_of(directory)
+            output.note(f"{run.state}{f': {run.why}' if run.why else ''}")
+
+
+def _print_line(line: Mapping[str, Any], json: bool) -> None:
+    from ..hooks.values import line as formatted
+
+    if json:
+        typer.echo(json_format.dumps(output.plain(line), allow_nan=False))
+        return
+    rest = {k: v for k, v in line.items() if k not in ("kind", "step", "epoch", "seconds")}
+    values = formatted({clean(name, 100): value for name, value in rest.items()})
+    kind = clean(line.get("kind", "step"), 100)
+    head = f"{kind} {line['epoch']}  step {line['step']:,}" if kind == "epoch" else ""
+    head = head or (f"step {line['step']:,}" + (f"  {kind}" if kind != "step" else ""))
+    output.print_line(f"{head}  {values}".rstrip())
+
+
+def _sorted(found: list[RunState], by: str) -> list[RunState]:
+    """Sort runs by a column, a setting or a value. Runs without it follow the others.
+
+    Raises:
+        ConfigurationError: If no run has it.
+    """
+    name = by.removeprefix("-")
+    keys = [_key(run, name) for run in found]
+    if found and all(key is None for key in keys):
+        names = {n for run in found for n in (*run.settings, *run.last)}
+        known = ", ".join(("directory, state, started, step", *sorted(names)))
+        raise ConfigurationError(f"--sort {by}: no run has {name!r}. Choose one of {known}")
+    having = [(key, i) for i, key in enumerate(keys) if key is not None]
+    having.sort(key=lambda pair: pair[0], reverse=by != name)
+    without = [run for run, key in zip(found, keys, strict=True) if key is None]
+    return [found[i] for _, i in having] + without
+
+
+def _key(run: RunState, name: str) -> tuple[bool, Any] | None:
+    """Return what a run is sorted by: numbers before texts."""
+    if name in ("directory", "state", "started", "step"):
+        value = getattr(run, name)
+    elif name in run.best:
+        value = run.best[name][0]
+    else:
+        value = {**run.settings, **run.last}.get(name)
+    if value is None or value != value:  # NaN
+        return None
+    is_number = isinstance(value, (int, float))
+    return (False, value) if is_number else (True, str(value))
+
+
+def _facts(run: RunState) -> dict[str, Any]:
+    best = {name: {"value": v, "epoch": epoch} for name, (v, epoch) in run.best.items()}
+    return {**vars(run), "directory": str(run.directory), "best": best}
+
+
+def _print(found: list[RunState]) -> None:
+    from rich.console import Console  # late: importing it takes a tenth of a second
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("run", "state", "step", "epoch", "started", "settings", "best"):
+        right = column in ("step", "epoch")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for run in found:
+        settings = "  ".join(f"{name}={value}" for name, value in run.settings.items())
+        cells = (
+            clean(run.directory),
+            run.state,
+            f"{run.step:,}",
+            str(run.epoch),
+            clean(run.started, 19),
+            clean(settings, 300),
+            clean(_best(run), 300),
+        )
+        table.add_row(*map(Text, cells))
+    width = None if sys.stdout.isatty() else _WIDEST
+    Console(highlight=False, width=width).print(table)
+    for run in found:
+        if run.state in ("unreadable", "failed"):
+            output.note(clean(f"{run.directory} {run.state}: {run.why}", 500))
+
+
+def _best(run: RunState) -> str:
+    """Format the best values: those of the validation, if there is one."""
+    from ..hooks.values import short
+
+    names = [name for name in run.best if name.startswith("val_")] or list(run.best)
+    return "  ".join(f"{n} {short(run.best[n][0])} in epoch {run.best[n][1]}" for n in names)

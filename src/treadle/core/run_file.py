@@ -1,0 +1,189 @@
+"""The typed content of `run.json`, and its checks.
+
+The file may come from another version or another user, or be damaged. What is read here
+has the declared types and lies within bounds; nothing in it is a reason to run code.
+"""
+
+from typing import Any, Required, TypedDict, cast
+
+from . import schema
+from .progress import Progress
+
+MOST_BYTES = 64 << 20
+MOST_VALUES = 2_000_000
+MOST_STEPS = 10**12  # more than a process can train in a century, also of epochs
+MOST_SEED = (1 << 32) - 1  # NumPy accepts no larger seed
+FORMAT = 1
+
+
+class Excluded(TypedDict):
+    """A batch that a rollback excluded: its position, the previous step, and the reason."""
+
+    epoch: int
+    batch: int
+    step: int
+    why: str
+
+
+class RunFile(TypedDict, total=False):
+    """The content of `run.json`. Everything but `configuration` may be missing.
+
+    Attributes:
+        format: The version of the format.
+        configuration: The settings that identify the run.
+        code: Short hashes of the user's code by qualified name.
+        calls: The arguments of each call of the loop.
+        backend: The name of the backend.
+        precision: The name of the precision.
+        seed: The seed.
+        options: The execution options.
+        plan: How steps are executed.
+        versions: The versions of packages.
+        started: The time of the first step.
+        finished: The time when the run was finished; None before.
+        reason: The reason why the last call ended.
+        error: The error that ended the run, or None.
+        progress: The progress at the end.
+        costs: The time spent on other things than training.
+        overridden: Differences of configurations that an override allowed.
+        passed_over: The batches that rollbacks excluded.
+    """
+
+    format: int
+    configuration: Required[dict[str, Any]]
+    code: dict[str, str]
+    calls: list[dict[str, Any]]
+    backend: str
+    precision: str
+    seed: int
+    options: dict[str, Any]
+    plan: str
+    versions: dict[str, str]
+    started: str
+    finished: str | None
+    reason: str | None
+    error: str | None
+    progress: dict[str, Any]
+    costs: dict[str, Any]
+    overridden: list[str]
+    passed_over: list[Excluded]
+
+
+def _path(value: Any, name: str) -> None:
+    schema.text(value, name)
+    if "\0" in value or len(value) > 4096 or not value:
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a path")
+
+
+def _format(value: Any, name: str) -> None:
+    if value != FORMAT:
+        raise ValueError(
+            f"its format is {schema.shown(value)}, and this version of Treadle reads format "
+            f"{FORMAT}: use the version that wrote it"
+        )
+
+
+_steps, _text, _texts = schema.whole(0, MOST_STEPS), schema.text, schema.mapping(schema.text)
+_amount, _optional = schema.amount, schema.optional
+_how_long = {
+    "epochs": _optional(schema.whole(1, schema.MOST)),
+    "steps": _optional(schema.whole(1, schema.MOST)),
+    "until": _optional(_text),
+}
+_progress = schema.record(
+    {"step": _steps, "epoch": _steps, "batch": _steps, "examples": schema.whole()}
+    | {"seconds": _amount},
+    required=("step", "epoch", "batch", "examples", "seconds"),
+)
+# Of a run of a command. A script may add settings of any names and types.
+_of_command = schema.record(
+    {
+        "task": _text,
+        "recipe": _path,
+        "settings": schema.mapping(schema.anything),
+        "epochs": _optional(schema.whole(1, MOST_STEPS)),
+        "steps": _optional(schema.whole(1, MOST_STEPS)),
+        "until": _optional(_text),
+        "seed": schema.whole(0, MOST_SEED),
+        "backend": _text,
+        "precision": _text,
+        "execution": _text,
+        "data_dir": _optional(_path),
+        "weights_from": _optional(_path),
+    },
+    required=("settings", "seed", "backend", "precision", "execution"),
+)
+_span = schema.record({"amount": _amount, "of": _text}, required=("amount", "of"))
+_call = schema.record(
+    _how_long | {"train": _optional(schema.mapping(schema.anything)), "validate_every": _span}
+)
+_excluded = schema.record(
+    {"epoch": _steps, "batch": _steps, "step": _steps, "why": _text},
+    required=("epoch", "batch", "step", "why"),
+)
+_options = schema.record(
+    {
+        "execution": _text,
+        "window": _optional(schema.whole(1)),
+        **dict.fromkeys(("fused", "jit", "data_on_device"), _optional(schema.flag)),
+        **dict.fromkeys(("preflight", "checked", "skip_nonfinite"), schema.flag),
+    }
+)
+_run = schema.record(
+    {
+        "format": _format,
+        "configuration": schema.mapping(schema.anything),
+        "code": _texts,
+        "calls": schema.listed(_call),
+        "backend": _text,
+        "precision": _text,
+        "seed": schema.whole(0, MOST_SEED),
+        "options": _options,
+        "plan": _text,
+        "versions": _texts,
+        "started": _optional(_text),
+        "finished": _optional(_text),
+        "reason": _optional(_text),
+        "error": _optional(_text),
+        "progress": _progress,
+        "costs": schema.mapping(_amount),
+        "overridden": schema.listed(_text),
+        "passed_over": schema.listed(_excluded),
+    },
+    required=("configuration",),
+)
+
+
+def decode(data: bytes) -> RunFile:
+    """Return the content of `run.json` after checking it.
+
+    Raises:
+        ValueError: If it is not JSON, or a value has another type or is out of bounds.
+
+    Example:
+        >>> decode(b'{"configuration": {"backend": "jax"}}')["configuration"]
+        {'backend': 'jax'}
+    """
+    found = schema.parse(data, MOST_VALUES)
+    check(found)
+    return found
+
+
+def check(found: Any) -> None:
+    """Check a parsed `run.json`, or its copy in a checkpoint.
+
+    Raises:
+        ValueError: If a value has another type or is out of bounds.
+    """
+    _run(found, "")
+    run = cast(RunFile, found)
+    if "recipe" in run["configuration"]:
+        _of_command(run["configuration"], "configuration")
+    if run.get("finished") and "progress" not in run:
+        raise ValueError("progress is missing, although the run is finished")
+
+
+def progress_of(run: RunFile) -> Progress:
+    """Return the progress at the end of the recorded run; that of step 0 if none is recorded."""
+    found = run.get("progress", {})
+    return Progress(**{name: found[name] for name in Progress.__slots__ if name in found})

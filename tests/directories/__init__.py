@@ -1,0 +1,1 @@
+"""Damage done to every file of run directories, and what each command makes of it."""
