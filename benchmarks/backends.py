@@ -9,12 +9,10 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from . import parser_of
+from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 STEPS = 50
@@ -32,7 +30,7 @@ def main(arguments: list[str]) -> None:
         return
     rows: list[str] = []
     for recipe in ("mnist-mlp", "activity-regularization"):
-        results = {backend: _in_process(backend, recipe) for backend in BACKENDS}
+        results = {backend: in_process("backends", backend, recipe) for backend in BACKENDS}
         first = results[BACKENDS[0]]["losses"]
         for backend, result in results.items():
             apart = max(abs(a - b) / abs(a) for a, b in zip(first, result["losses"], strict=True))
@@ -61,15 +59,6 @@ def _head(results: dict[str, Any]) -> list[str]:
         f"from {BACKENDS[0]} in {STEPS} steps | validation accuracy after one epoch |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-
-
-def _in_process(backend: str, recipe: str) -> dict[str, Any]:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "backends", "--child", recipe]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{recipe} on {backend} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _train(recipe: str) -> dict[str, Any]:

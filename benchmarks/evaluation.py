@@ -9,14 +9,12 @@ has a process of its own, in which all contestants take turns. Compilation is no
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import parser_of
+from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NETWORKS = {
@@ -54,7 +52,9 @@ def main(arguments: list[str]) -> None:
     print("\n".join(_head()))
     for backend in chosen.backend or BACKENDS:
         for workload in chosen.workload or WORKLOADS:
-            for call, times in _in_process(backend, workload, calls, chosen.rounds).items():
+            options = ["--workload", workload, "--rounds", str(chosen.rounds)]
+            options += [word for call in calls for word in ("--call", call)]
+            for call, times in in_process("evaluation", backend, *options).items():
                 kept[f"{call} {workload} {backend}"] = times
                 print("\n".join(_rows(workload, backend, times, call)), flush=True)
     if chosen.write:
@@ -109,17 +109,6 @@ def _rows(workload: str, backend: str, times: Times, call: str = "") -> list[str
             f"| {share.median:.2f} ({share.low:.2f} to {share.high:.2f}) |"
         )
     return rows
-
-
-def _in_process(backend: str, workload: str, calls: list[str], rounds: int) -> dict[str, Times]:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "evaluation", "--child"]
-    command += ["--workload", workload, "--rounds", str(rounds)]
-    command += [word for call in calls for word in ("--call", call)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{workload} on {backend} failed:\n{done.stdout}{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measured(call: str, workload: str, rounds: int) -> Times:

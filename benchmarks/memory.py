@@ -9,16 +9,13 @@ checkpoints. Compared with `fit` and with a loop by hand. Each contestant has a 
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from . import parser_of
+from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 VARIANTS = ("train", "evaluate", "checkpoint")
@@ -49,7 +46,9 @@ def main(arguments: list[str]) -> None:
         for variant in chosen.variant or VARIANTS:
             peaks = kept.setdefault(f"{variant} {backend}", {})
             for name in chosen.contestant or CONTESTANTS:
-                peaks[name] = _in_process(backend, variant, name, chosen.width)
+                options = ["--variant", variant, "--contestant", name]
+                options += ["--width", str(chosen.width)]
+                peaks[name] = in_process("memory", backend, *options)
                 print(f"{variant} {backend} {name}: {peaks[name]:.0f} MiB", flush=True)
     for key, peaks in kept.items():
         print("\n".join(_rows(*key.split(), peaks)))
@@ -104,16 +103,6 @@ def _rows(variant: str, backend: str, peaks: dict[str, float]) -> list[str]:
         f"| {variant} | {backend} | {name} | {peak:,.0f} | {peak / least:.2f} |"
         for name, peak in peaks.items()
     ]
-
-
-def _in_process(backend: str, variant: str, name: str, width: int) -> float:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "memory", "--child", "--width", str(width)]
-    command += ["--variant", variant, "--contestant", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name}, {variant} on {backend} failed:\n{done.stdout}{done.stderr[-3000:]}")
-    return float(done.stdout.splitlines()[-1])
 
 
 def _run(name: str, variant: str, width: int) -> None:

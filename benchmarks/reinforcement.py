@@ -11,8 +11,6 @@ and all default hooks. Each recipe and backend has a process of its own, in whic
 import argparse
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from . import parser_of
+from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 RECIPES = ("actor-critic", "dqn")
@@ -56,7 +54,8 @@ def main(arguments: list[str]) -> None:
     print("\n".join(_head()))
     for backend in chosen.backend or BACKENDS:
         for recipe in chosen.recipe or RECIPES:
-            times = _in_process(backend, recipe, chosen.rounds)
+            options = ("--recipe", recipe, "--rounds", str(chosen.rounds))
+            times = in_process("reinforcement", backend, *options)
             kept[f"{recipe} {backend}"] = times
             print("\n".join(_rows(recipe, backend, times)), flush=True)
     if chosen.write:
@@ -120,16 +119,6 @@ def _rows(recipe: str, backend: str, times: Times) -> list[str]:
             f"| {share.median:.2f} ({share.low:.2f} to {share.high:.2f}) |"
         )
     return rows
-
-
-def _in_process(backend: str, recipe: str, rounds: int) -> Times:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "reinforcement", "--child"]
-    command += ["--recipe", recipe, "--rounds", str(rounds)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{recipe} on {backend} failed:\n{done.stdout}{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measured(recipe: str, rounds: int) -> Times:

@@ -10,14 +10,12 @@ network has a process of its own, in which all contestants take turns.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import parser_of
+from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NETWORKS = {
@@ -47,7 +45,8 @@ def main(arguments: list[str]) -> None:
     print("\n".join(_head()))
     for backend in chosen.backend or BACKENDS:
         for workload in chosen.workload or WORKLOADS:
-            times = _in_process(backend, workload, chosen.rounds)
+            options = ("--workload", workload, "--rounds", str(chosen.rounds))
+            times = in_process("single_steps", backend, *options)
             kept[f"{workload} {backend}"] = times
             print("\n".join(_rows(workload, backend, times)), flush=True)
     if chosen.write:
@@ -99,16 +98,6 @@ def _write_page(kept: dict[str, Any]) -> None:
         if key in kept:
             lines += _rows(*key.split(), kept[key])
     PAGE.write_text("\n".join(lines) + "\n")
-
-
-def _in_process(backend: str, workload: str, rounds: int) -> dict[str, list[float]]:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "single_steps", "--child"]
-    command += ["--workload", workload, "--rounds", str(rounds)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{workload} on {backend} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measured(workload: str, rounds: int) -> dict[str, list[float]]:

@@ -9,8 +9,6 @@ pipelines. Each stream has a process of its own, in which its contestants take t
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import parser_of
+from . import in_process, parser_of
 
 NETWORK = "a small convolutional network on augmented CIFAR-10, Adam, batch 64"
 ROWS_NETWORK = "784-64-64-10, SGD, batch 64"
@@ -58,7 +56,9 @@ def main(arguments: list[str]) -> None:
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     print("\n".join(HEAD))
     for stream in chosen.stream or STREAMS:
-        kept[stream] = _in_process(stream, chosen)
+        options = ["--stream", stream, "--rounds", str(chosen.rounds)]
+        options += [part for text in chosen.only or () for part in ("--only", text)]
+        kept[stream] = in_process("streams", STREAMS[stream][0], *options)
         print("\n".join(_rows(stream, kept[stream])), flush=True)
     if chosen.write:
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
@@ -144,18 +144,6 @@ NOTES = (
     "was not profiled; it seeds\n  the random states for each batch and copies batches into "
     "windows.",
 )
-
-
-def _in_process(stream: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    backend = STREAMS[stream][0]
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks", "streams", "--child"]
-    command += ["--stream", stream, "--rounds", str(chosen.rounds)]
-    command += [part for text in chosen.only or () for part in ("--only", text)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{stream} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _measured(stream: str, rounds: int, only: list[str] | None) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def four():
-    write_run("runs/a", settings={"units": 64}, finished="2026", reason="done")
+    times = {"started": "2026-01-02T03:04:05", "finished": "2026-01-02T03:05:00"}
+    write_run("runs/a", settings={"units": 64}, reason="done", **times)
     write_run("runs/search/trials/b", settings={"units": 8}, error="ValueError: boom")
     write_run("runs/c", LOG[:3], error="KeyboardInterrupt", progress={**PROGRESS, "step": 2})
     write_run("runs/d", LOG[:4], progress={**PROGRESS, "step": 0, "epoch": 0})
@@ -60,7 +61,8 @@ def test_runs_lists_states_settings_and_best_values(four):
         "runs/d": ["running", "3", "1"],
         "runs/search/trials/b": ["failed", "4", "2"],
     }
-    assert rows[0][4:] == ["units=64", "val_loss", "1", "in", "epoch", "1"]
+    assert rows[0][4:6] == ["2026-01-02", "03:04"]
+    assert rows[0][6:] == ["units=64", "val_loss", "1", "in", "epoch", "1"]
     assert "runs/search/trials/b failed: ValueError: boom" in printed.stderr
 
 

@@ -160,7 +160,12 @@ def _print(found: list[RunState]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("run", "state", "step", "epoch", "started", "settings", "best"):
         right = column in ("step", "epoch")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            column,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=column == "started",  # to the minute; --json has the seconds
+        )
     for run in found:
         settings = "  ".join(f"{name}={value}" for name, value in run.settings.items())
         cells = (
@@ -168,7 +173,7 @@ def _print(found: list[RunState]) -> None:
             run.state,
             f"{run.step:,}",
             str(run.epoch),
-            clean(run.started, 19),
+            clean(run.started[:16].replace("T", " ")),
             clean(settings, 300),
             clean(_best(run), 300),
         )
