@@ -25,7 +25,7 @@ from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CaptureExecutor, is_shareable
-from .patches import updates_in_parts
+from .patches import fused_lstm, updates_in_parts
 from .trace import tracing
 
 
@@ -161,6 +161,10 @@ class TorchBackend:
         devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
         return {"devices": devices, "threads": torch.get_num_threads()}
 
+    def use_deterministic_algorithms(self, late: bool) -> None:
+        """Switch PyTorch's deterministic algorithms on; operators without one raise an error."""
+        torch.use_deterministic_algorithms(True)
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
@@ -232,7 +236,9 @@ def _detached(structure: Any) -> Any:
 @contextmanager
 def _step(program: Program) -> Generator[None]:
     """Record gradients inside objectives only; a native step records its own everywhere."""
-    with updates_in_parts(), nullcontext() if program.native else torch.no_grad():
+    gradients = nullcontext() if program.native else torch.no_grad()
+    # A native step may differentiate twice, which the fused operator does not allow.
+    with updates_in_parts(), nullcontext() if program.native else fused_lstm(), gradients:
         yield
 
 

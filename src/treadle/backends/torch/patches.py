@@ -17,9 +17,11 @@ import torch
 
 from ...core.internals import KERAS, Attribute, Internal
 from ...core.keras_internals import seed_generator
+from ..step_context import context
 
 _PYTORCH = "https://github.com/pytorch/pytorch/blob/main"
 _RANDOM = f"{KERAS}/backend/torch/random.py"
+_RNN = f"{KERAS}/backend/torch/rnn.py"
 
 INTERNALS: dict[str, Internal] = {
     "get_device": Internal(
@@ -69,6 +71,20 @@ INTERNALS: dict[str, Internal] = {
         "patched in steps: it allocates several times the bytes of all variables that it updates",
         f"{KERAS}/backend/torch/optimizers/torch_adam.py",
         "(self, grads, variables, learning_rate)",
+    ),
+    "lstm_by_cells": Internal(
+        "keras.src.backend.torch.rnn:_fallback_lstm",
+        "patched in steps: it calls 14 operators for each element of a sequence",
+        _RNN,
+        "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, activation, "
+        "recurrent_activation, return_sequences, batch_first)",
+    ),
+    "lstm": Internal(
+        "keras.src.backend.torch.rnn:_cudnn_lstm",
+        "PyTorch's LSTM for a whole sequence, which Keras calls on CUDA only",
+        _RNN,
+        "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
+        "return_sequences, device)",
     ),
     "variable_init": Internal(
         "keras.src.backend.common:KerasVariable.__init__",
@@ -191,6 +207,44 @@ def _parts(tensors: Sequence[Any]) -> list[slice]:
             starts.append(i)
             total = size
     return [slice(*ends) for ends in zip(starts, [*starts[1:], None], strict=True)]
+
+
+@contextmanager
+def fused_lstm() -> Generator[None]:
+    """Let Keras' LSTM call PyTorch's LSTM on a CPU, which is one operator for a whole sequence.
+
+    Cells by themselves remain where the operator cannot be used: for other activations and types,
+    and inside nested `gradients`, since it can be differentiated only once.
+    """
+    by_cells: Call = INTERNALS["lstm_by_cells"].resolve()
+    fused: Call = INTERNALS["lstm"].resolve()
+
+    def lstm(inputs: Any, h: Any, c: Any, kernel: Any, recurrent: Any, bias: Any, *how: Any) -> Any:
+        activation, recurrent_activation, return_sequences, batch_first = how
+        # Copies, since the state of a stateful layer changes in place before the backward pass.
+        h, c = h.clone(), c.clone()
+        usual = activation is keras.activations.tanh
+        usual = usual and recurrent_activation is keras.activations.sigmoid
+        if not (usual and batch_first and _is_fusible(inputs)):
+            return by_cells(inputs, h, c, kernel, recurrent, bias, *how)
+        if bias is None:  # the operator has one
+            bias = kernel.new_zeros(kernel.shape[1])
+        return fused(inputs, h, c, kernel, recurrent, bias, return_sequences, inputs.device)
+
+    replacement = _in_this_thread(lstm, by_cells)
+    with INTERNALS["lstm_by_cells"].replaced(replacement):
+        yield
+
+
+def _is_fusible(inputs: Any) -> bool:
+    """Return whether PyTorch has a differentiable LSTM operator for these inputs on this device."""
+    return (
+        inputs.device.type == "cpu"
+        and inputs.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and context().depth < 2
+        and inputs.numel() > 0
+    )
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""PyTorch: Keras' LSTM calls PyTorch's operator for a whole sequence, with the same results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from classifier import FEATURES, Classifier, batches, head
+from keras import layers, ops
+from own_step import CAPTURED, Steps
+
+import treadle
+from treadle.testing import run_steps
+from treadle.testing.trace import Tolerance, compare
+
+if keras.config.backend() != "torch":
+    pytest.skip("PyTorch's LSTM", allow_module_level=True)
+
+import torch
+
+X, Y = batches(6)
+BATCHES = list(zip(X, Y, strict=True))
+CLOSE = Tolerance(rtol=1e-4, atol=1e-6)
+
+LSTMS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: layers.LSTM(4),
+    "no bias": lambda: layers.LSTM(4, use_bias=False),
+    "backwards": lambda: layers.LSTM(4, go_backwards=True),
+    "both directions": lambda: layers.Bidirectional(layers.LSTM(3)),
+    "stateful": lambda: layers.LSTM(4, stateful=True),
+    "dropout": lambda: layers.LSTM(4, dropout=0.3, seed=1),
+}
+BY_CELLS: dict[str, Callable[[], Any]] = {
+    "activation": lambda: layers.LSTM(4, activation="relu"),
+    "recurrent activation": lambda: layers.LSTM(4, recurrent_activation="hard_sigmoid"),
+    "recurrent dropout": lambda: layers.LSTM(4, recurrent_dropout=0.3, seed=1),
+    "float64": lambda: layers.LSTM(4, dtype="float64"),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Count the calls of PyTorch's operator."""
+    found: list[Any] = []
+    original = torch._VF.lstm
+
+    def lstm(*args: Any) -> Any:
+        found.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(torch._VF, "lstm", lstm)
+    return found
+
+
+def trace(make: Callable[[], Any], execution: str = "auto") -> Any:
+    keras.utils.set_random_seed(3)
+    sequence = [keras.Input((FEATURES,), batch_size=len(X[0])), layers.Reshape((FEATURES // 2, 2))]
+    task = Classifier([*sequence, make(), layers.LSTM(3), head()])
+    return run_steps(task, BATCHES, treadle.Options(execution=execution), (4, 1))
+
+
+@pytest.mark.parametrize("name", LSTMS)
+def test_one_operator_computes_a_sequence(name: str, calls: Any, monkeypatch: Any) -> None:
+    def make() -> Any:
+        layer = LSTMS[name]()
+        inner = layer.forward_layer if name == "both directions" else layer
+        inner.return_sequences = True
+        if name == "both directions":
+            layer.backward_layer.return_sequences = layer.return_sequences = True
+        return layer
+
+    captured = trace(make)
+    assert captured.plan == CAPTURED and calls
+    compare(captured, trace(make, "eager"), "captured", "run eagerly", tolerance=None)
+    calls.clear()
+    monkeypatch.setattr("treadle.backends.torch.patches._is_fusible", lambda inputs: False)
+    compare(captured, trace(make), "one operator", "cells", CLOSE)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", BY_CELLS)
+def test_other_configurations_are_left_to_keras(name: str, calls: Any) -> None:
+    keras.utils.set_random_seed(3)
+    task = Classifier([layers.Reshape((FEATURES // 2, 2)), BY_CELLS[name](), head()])
+    run_steps(task, BATCHES, treadle.Options(), (4, 1))
+    assert not calls
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_second_derivative_uses_cells(nested: bool, calls: Any) -> None:
+    """The operator can be differentiated only once."""
+    lstm = layers.LSTM(3)
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def objective() -> Any:
+            rows = ops.reshape(x, (-1, FEATURES // 2, 2))
+            if not nested:
+                return ops.mean(lstm(rows) ** 2)
+            _, (slope,) = treadle.input_gradients(lambda rows: ops.sum(lstm(rows)), rows)
+            return ops.mean(slope**2)
+
+        return treadle.minimize(objective, lstm, task.optimizer)
+
+    lstm.build((None, FEATURES // 2, 2))
+    found = run_steps(Steps(step, lstm=lstm), BATCHES, treadle.Options(), (4, 1))
+    assert found.plan == CAPTURED and np.isfinite(found.values["loss"]).all()
+    assert bool(calls) != nested
+
+
+def test_outside_of_steps_keras_is_unchanged(calls: Any) -> None:
+    layers.LSTM(2)(np.ones((1, 3, 2), "float32"))
+    assert not calls
