@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .core.images import image_grid as image_grid
     from .core.logs import History as History
     from .core.options import Options as Options
-    from .core.options import setup as setup
     from .core.progress import Progress as Progress
     from .core.ranges import Choice as Choice
     from .core.ranges import Range as Range
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from .core.triggers import every as every
     from .errors import TreadleError as TreadleError
     from .loop import Loop as Loop
+    from .run.setup import setup as setup
     from .run.warm_start import warm_start as warm_start
     from .steps.accumulation import Accumulator as Accumulator
     from .steps.control_flow import cond as cond
@@ -71,12 +71,13 @@ _NAMES = {
     "core.hook": "DetailedHook Hook",
     "core.images": "Image image_grid",
     "core.logs": "History",
-    "core.options": "Options setup",
+    "core.options": "Options",
     "core.progress": "Progress",
     "core.ranges": "Choice Range",
     "core.triggers": "after at every",
     "errors": "TreadleError",
     "loop": "Loop",
+    "run.setup": "setup",
     "run.warm_start": "warm_start",
     "steps.accumulation": "Accumulator",
     "steps.control_flow": "cond for_each remat",
@@ -90,7 +91,7 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "schedules", "testing")
-_IMPORT_KERAS = ("loop", "run.", "schedules", "steps.", "testing")
+_IMPORT_KERAS = ("loop", "run.warm_start", "schedules", "steps.", "testing")
 
 __all__ = ["__version__", *_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -285,6 +285,17 @@ class Devices(Protocol):
         """Return `devices` and `threads`, on which the bits of results depend."""
         ...
 
+    def use_deterministic_algorithms(self, late: bool) -> None:
+        """Compute the same bits again on an accelerator, from now on.
+
+        Args:
+            late: Whether Keras was imported before the environment variables for this were set.
+
+        Raises:
+            ConfigurationError: The framework has already started without them on an accelerator.
+        """
+        ...
+
     def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
         """Return the strategy that distributes training over devices, or None."""
         ...

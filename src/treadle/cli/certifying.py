@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .. import recipes
-from ..core.options import overriding, setup
+from ..run.setup import overriding, setup
 from . import environment, output
 from .commands import app, refuse_extra
 from .help import Command

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..core import keras_internals
 from ..core.backend_choice import choose_backend, default_backend, installed_backends
-from ..core.options import setup
 from ..core.terminal import Waiting
 from ..errors import BackendError, DataError
+from ..run.setup import setup
 
 # Log lines that TensorFlow's C++ code writes at each start, as the CPU instructions that it uses.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")

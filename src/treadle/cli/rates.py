@@ -9,8 +9,8 @@ import typer
 import treadle
 
 from ..core.drawing import checked_picture
-from ..core.options import overriding
 from ..recipes import Recipe, make, resolve
+from ..run.setup import overriding
 from . import environment, output, schedule_texts
 from .commands import EPILOG_WITHOUT_RUN, app, refuse_extra
 from .help import Command

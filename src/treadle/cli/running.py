@@ -13,7 +13,7 @@ import treadle
 from ..core.backend_choice import choose_backend
 from ..core.directory import RUN, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
-from ..core.options import Options, backend_name, overriding, precision_name, run_seed
+from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.renamed import with_current_names
 from ..core.triggers import Span
 from ..errors import (
@@ -22,6 +22,7 @@ from ..errors import (
     DirectoryError,
 )
 from ..recipes import Recipe, make
+from ..run.setup import overriding
 from . import advice, environment, output, trusting
 from .trusting import Given
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from .determinism import is_deterministic
 from .functions import closure_of, code_in, function_of
 from .options import backend_name, precision_name, run_seed, without_tensorflow
 from .ownership import Project, namespace_of, namespace_of_class
@@ -77,7 +78,7 @@ def identity(task: Any) -> dict[str, Any]:
     """Return the values that identify the runs of a task.
 
     These are its class, its settings (constructor arguments, and attributes that are numbers, flags
-    or strings), the backend, the seed and the precision.
+    or strings), the backend, the seed, the precision, and whether algorithms are deterministic.
 
     Example:
         >>> import keras, treadle
@@ -97,6 +98,8 @@ def identity(task: Any) -> dict[str, Any]:
         "backend": backend_name(),
         "seed": run_seed(),
         "precision": precision_name(),
+        # Only where it is on: runs that were recorded without it continue.
+        **({"deterministic": True} if is_deterministic() else {}),
     }
 
 

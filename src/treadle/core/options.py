@@ -1,20 +1,15 @@
-"""Settings of a run: `setup` for seed, precision and backend, `Options` for execution."""
+"""Settings of a run: `Options` for execution, and what Keras is set to."""
 
-import random
 import sys
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import ConfigurationError, did_you_mean, whole_number
-from . import compile_cache as compiled_programs
 from . import keras_internals
-from .backend_choice import choose_backend, choose_default_backend
 
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
-PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,121 +65,6 @@ class Options:
             object.__setattr__(self, "window", window)
 
 
-def setup(
-    seed: int | None = None,
-    precision: str | None = None,
-    backend: str | None = None,
-    devices: Any = None,
-    compile_cache: bool | None = None,
-) -> None:
-    """Set seed, precision, backend and devices, before any layer is created.
-
-    This is a thin wrapper of Keras' own settings (`keras.utils.set_random_seed`,
-    `keras.config.set_dtype_policy`, `KERAS_BACKEND`, `keras.distribution`), which can also be used
-    directly. In a file run by `treadle run`, the command's `--seed`, `--precision` and `--backend`
-    override the arguments given here.
-
-    Args:
-        seed: Seeds initial weights, dropout, the order of the data, and the global generators of
-            Python and NumPy; a whole number of at least 0.
-        precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
-            compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (the same in float16,
-            with loss scaling; see `LossScale`).
-        backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
-            `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
-        devices: A `keras.distribution` object, set for all layers created afterwards.
-        compile_cache: False to compile every program again, instead of keeping compiled programs
-            in the user's cache directory for later processes (JAX only). Default: True, unless the
-            environment variable `TREADLE_COMPILE_CACHE` is `off`.
-
-    Raises:
-        BackendError: The backend is unknown, not installed, or Keras already runs on another one.
-        ConfigurationError: Layers exist already and would not be affected, or a value is unknown.
-
-    Example:
-        >>> import treadle
-        >>> treadle.setup(seed=0)
-    """
-    if compile_cache is not None:
-        if not isinstance(compile_cache, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                f"compile_cache is True or False, not {compile_cache!r}: the environment variable "
-                f"{compiled_programs.VARIABLE} names another folder"
-            )
-        compiled_programs.switch(compile_cache)
-    if backend is not None:
-        choose_backend(_overriding.get("backend", backend))
-    if seed is not None:
-        seed = whole_number("seed", _overriding.get("seed", seed), ConfigurationError, least=0)
-    if precision is not None:
-        precision = _overriding.get("precision", precision)
-    if precision is not None and precision not in PRECISIONS:
-        if f"mixed_{precision}" in PRECISIONS:
-            raise ConfigurationError(
-                f"precision {precision!r} would keep weights in {precision}, where most updates "
-                f"are too small to change them: use 'mixed_{precision}', which keeps them in "
-                "float32"
-            )
-        raise ConfigurationError(
-            f"unknown precision {precision!r}.{did_you_mean(precision, PRECISIONS)}"
-        )
-    if backend is None:
-        choose_default_backend()
-    import keras
-
-    built = _existing_layer()
-    for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
-        if value is not None and built:
-            raise ConfigurationError(
-                f"setup({name}=…) must come before anything is built: {built} exists already and "
-                f"would not be affected. Move treadle.setup to the top of the script, or call "
-                f"keras.backend.clear_session() first"
-            )
-    if seed is not None:
-        _seed_everything(seed)
-    if precision is not None:
-        _check_precision(precision)
-        keras.config.set_dtype_policy(precision)
-    if devices is not None:
-        keras.distribution.set_distribution(devices)
-
-
-_overriding: dict[str, Any] = {}
-
-
-@contextmanager
-def overriding(
-    seed: int | None = None, precision: str | None = None, backend: str | None = None
-) -> Generator[None]:
-    """Override the arguments of `setup`, as a context manager.
-
-    The command line uses this for a file that it runs.
-
-    Raises:
-        ConfigurationError: At the end: the file set another value with Keras' own functions.
-
-    Example:
-        >>> import treadle
-        >>> with overriding(seed=3):
-        ...     treadle.setup(seed=0)
-        >>> run_seed()
-        3
-    """
-    given = {"seed": seed, "precision": precision, "backend": backend}
-    _overriding.update({name: value for name, value in given.items() if value is not None})
-    try:
-        yield
-    finally:
-        _overriding.clear()
-    for name, found in (("seed", run_seed()), ("precision", precision_name())):
-        if given[name] not in (None, found):
-            raise ConfigurationError(
-                f"--{name} {given[name]} has no effect, since the file itself sets the {name} "
-                f"{found} with Keras' own function: write treadle.setup({name}={found!r}) there, "
-                "which the command line can override"
-            )
-
-
 def backend_name() -> str:
     """Return the name of the backend that Keras runs on."""
     import keras
@@ -202,47 +82,6 @@ def precision_name() -> str:
 def run_seed() -> int:
     """Return the seed of the run, which determines the order of the data: Keras' seed, else 0."""
     return global_random_seed() or 0
-
-
-def _check_precision(precision: str) -> None:
-    """Check that the backend supports a precision; JAX may silently replace float64 by float32.
-
-    Raises:
-        ConfigurationError: The backend would compute with another dtype.
-    """
-    from keras import ops
-    from keras.backend import standardize_dtype
-
-    wanted = precision.removeprefix("mixed_")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of what the error below reports
-        found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
-    if found != wanted:
-        raise ConfigurationError(
-            f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "
-            "JAX_ENABLE_X64=1 before it starts"
-        )
-
-
-def _seed_everything(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does, without importing TensorFlow.
-
-    Keras seeds TensorFlow on every backend. If TensorFlow is installed, importing it takes 2 to 3
-    seconds.
-    """
-    import keras
-    import numpy as np
-
-    if "tensorflow" in sys.modules:
-        keras.utils.set_random_seed(seed)
-        return
-    store = keras_internals.global_state.set_global_attribute
-    store(keras_internals.rng_utils.GLOBAL_RANDOM_SEED, seed)
-    store(keras_internals.seed_generator.GLOBAL_SEED_GENERATOR, None)
-    random.seed(seed)
-    np.random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def global_random_seed() -> int | None:
@@ -267,14 +106,3 @@ def without_tensorflow() -> Generator[None]:
         yield
     finally:
         known["_available"] = before
-
-
-def _existing_layer() -> str:
-    """Return the name of a layer that exists already, or an empty string."""
-    counters = keras_internals.global_state.get_global_attribute("object_name_uids", {}) or {}
-    made = [name for name, count in counters.items() if count and name not in NOT_BUILT]
-    return f"'{made[0]}'" if made else ""
-
-
-# Keras itself creates these, on import or for `keras.random`. They do not show that a layer exists.
-NOT_BUILT = ("seed_generator", "variable")

@@ -108,6 +108,7 @@ _of_command = schema.record(
         "backend": _text,
         "precision": _text,
         "execution": _text,
+        "deterministic": schema.flag,
         "data_dir": _optional(_path),
         "weights_from": _optional(_path),
     },

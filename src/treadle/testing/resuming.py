@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..core.options import backend_name, precision_name, setup
+from ..core.options import backend_name, precision_name
 from ..errors import ConfigurationError
+from ..run.setup import setup
 
 if TYPE_CHECKING:
     from .certify.drill import Subject

@@ -182,8 +182,8 @@ def _run_here(
     """Run all trials of a study in this process."""
     import keras
 
-    from ..core.options import overriding, setup
     from ..recipes._loading import Made
+    from ..run.setup import overriding, setup
     from .trial import TrialTask, tried
 
     def make(order: Order) -> TrialTask:

@@ -61,11 +61,12 @@ def _send(answers: IO[str], message: Mapping[str, Any]) -> None:
 def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
     """Run the trial of an order; the first trial chooses the backend and imports Keras."""
     from ..core.backend_choice import choose_backend
-    from ..core.options import backend_name, overriding, precision_name, run_seed, setup
+    from ..core.options import backend_name, precision_name, run_seed
     from ..core.trust import remember
     from ..errors import DirectoryError, Terminated, TreadleError
     from ..recipes import make as make_task
     from ..recipes import resolve
+    from ..run.setup import overriding, setup
 
     order = Order(**fields)
     try:

@@ -18,6 +18,7 @@ from jax.core import Tracer
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
+from ...errors import ConfigurationError
 from .. import hints
 from ..base import Caller, Distribution, Executor
 from ..eager import EagerExecutor
@@ -263,6 +264,15 @@ class JaxBackend:
             "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
             "threads": cores(),
         }
+
+    def use_deterministic_algorithms(self, late: bool) -> None:
+        """Check that XLA reads the flag for deterministic operators: it does so only once."""
+        if late and jax.default_backend() != "cpu":
+            raise ConfigurationError(
+                "setup(deterministic=True) must come before Keras is imported, since XLA reads its "
+                "flags when it starts: move it up, or set the environment variable "
+                "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+            )
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""

@@ -212,6 +212,10 @@ class TensorFlowBackend:
         devices = f"{gpus} × gpu" if gpus else "cpu"
         return {"devices": devices, "threads": threads or cores()}
 
+    def use_deterministic_algorithms(self, late: bool) -> None:
+        """Switch TensorFlow's deterministic operators on; operators without one raise an error."""
+        tf.config.experimental.enable_op_determinism()
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
