@@ -111,3 +111,30 @@ def test_a_second_derivative_uses_cells(nested: bool, calls: Any) -> None:
 def test_outside_of_steps_keras_is_unchanged(calls: Any) -> None:
     layers.LSTM(2)(np.ones((1, 3, 2), "float32"))
     assert not calls
+
+
+def test_evaluation_and_prediction_use_it(calls: Any) -> None:
+    sequence = [layers.Reshape((FEATURES // 2, 2)), layers.LSTM(3), head()]
+    with treadle.Loop(Classifier([keras.Input((FEATURES,)), *sequence]), console=False) as loop:
+        loop.evaluate(BATCHES)
+        assert calls
+        calls.clear()
+        rows = treadle.data.from_arrays(X[0], batch_size=4)
+        assert loop.predict(rows).shape[0] == len(X[0]) and calls
+
+
+def test_a_native_step_may_differentiate_twice(calls: Any) -> None:
+    lstm = layers.LSTM(3)
+    lstm.build((None, FEATURES // 2, 2))
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        rows = torch.reshape(x, (-1, FEATURES // 2, 2)).requires_grad_()
+        (slope,) = torch.autograd.grad(lstm(rows).sum(), rows, create_graph=True)
+        kernel = lstm.cell.kernel
+        (gradient,) = torch.autograd.grad((slope**2).mean(), kernel.value)
+        with torch.no_grad():
+            kernel.assign(kernel.value - 0.1 * gradient)
+        return {"loss": (slope**2).mean().detach()}
+
+    found = run_steps(Steps(step, lstm=lstm), BATCHES, treadle.Options(), (4, 1))
+    assert np.isfinite(found.values["loss"]).all() and not calls

@@ -237,8 +237,9 @@ def _detached(structure: Any) -> Any:
 def _step(program: Program) -> Generator[None]:
     """Record gradients inside objectives only; a native step records its own everywhere."""
     gradients = nullcontext() if program.native else torch.no_grad()
-    # A native step may differentiate twice, which the fused operator does not allow.
-    with updates_in_parts(), nullcontext() if program.native else fused_lstm(), gradients:
+    # A native training step may differentiate twice, which the fused operator does not allow.
+    fuses = not program.native or program.name == "eval_step"
+    with updates_in_parts(), fused_lstm() if fuses else nullcontext(), gradients:
         yield
 
 

@@ -1,0 +1,82 @@
+"""`setup(deterministic=True)`: what each framework is told, and what the run records."""
+
+import os
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle.core import determinism
+from treadle.core.directory import read_run
+from treadle.errors import ConfigurationError, DirectoryError
+
+BACKEND = keras.config.backend()
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> Any:
+    keras.backend.clear_session()
+    yield
+    keras.backend.clear_session()
+
+
+@pytest.fixture
+def switched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return how often the framework was told, instead of telling it."""
+    monkeypatch.setattr(determinism, "_on", False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    found: list[bool] = []
+    if BACKEND == "torch":
+        monkeypatch.setattr("torch.use_deterministic_algorithms", found.append)
+    elif BACKEND == "tensorflow":  # which has no public way back
+        name = "tensorflow.config.experimental.enable_op_determinism"
+        monkeypatch.setattr(name, lambda: found.append(True))
+    return found
+
+
+def test_deterministic_algorithms_are_switched_on_before_the_framework_starts(
+    switched: list[bool],
+) -> None:
+    treadle.setup(seed=0)
+    assert not determinism.is_deterministic() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    treadle.setup(deterministic=True)
+    assert determinism.is_deterministic()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    flags = "--xla_cpu_max_isa=AVX2 --xla_gpu_deterministic_ops=true"
+    assert os.environ["XLA_FLAGS"] == flags
+    treadle.setup(deterministic=True)
+    assert os.environ["XLA_FLAGS"] == flags
+    assert switched == ([] if BACKEND == "jax" else [True, True])
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="XLA reads its flags only once")
+def test_on_jax_deterministic_algorithms_must_be_asked_for_early(
+    switched: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    with pytest.raises(ConfigurationError, match="must come before Keras is imported, since XLA"):
+        treadle.setup(deterministic=True)
+    treadle.setup(deterministic=True)  # the flag is in the environment, as the message says
+
+
+def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_path: Any) -> None:
+    class Line(treadle.Task):
+        def __init__(self) -> None:
+            self.w = keras.Variable(1.0)
+            self.optimizer = keras.optimizers.SGD(0.1)
+
+        def train_step(self, batch: Any) -> Any:
+            return treadle.minimize(lambda: self.w * batch, [self.w], self.optimizer)
+
+    with treadle.Loop(Line(), tmp_path, console=False) as loop:
+        loop.fit([np.float32(1.0)], epochs=1)
+    keras.backend.clear_session()
+    treadle.setup(deterministic=True)
+    with pytest.raises(DirectoryError, match="deterministic was None, now True"):
+        treadle.Loop(Line(), tmp_path, console=False)
+    with treadle.Loop(Line(), tmp_path, fresh=True, console=False) as loop:
+        loop.fit([np.float32(1.0)], epochs=1)
+    assert read_run(tmp_path)["configuration"]["deterministic"] is True
