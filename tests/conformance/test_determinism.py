@@ -1,4 +1,4 @@
-"""`setup(deterministic=True)`: what each framework is told, and what the run records."""
+"""`setup(deterministic=True)`: the switches of each framework, and what its run records."""
 
 import os
 from typing import Any
@@ -24,7 +24,7 @@ def cleared() -> Any:
 
 @pytest.fixture
 def switched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return how often the framework was told, instead of telling it."""
+    """Return the calls of the framework's switch, which does nothing."""
     monkeypatch.setattr(determinism, "_on", False)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
