@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 
 import treadle
+from treadle.backends.base import active
 from treadle.core import determinism
 from treadle.core.directory import read_run
 from treadle.errors import ConfigurationError, DirectoryError
 
 BACKEND = keras.config.backend()
+
+
+class Line(treadle.Task):
+    def __init__(self) -> None:
+        self.w = keras.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(0.1)
+
+    def train_step(self, batch: Any) -> Any:
+        return treadle.minimize(lambda: self.w * batch, [self.w], self.optimizer)
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +73,6 @@ def test_on_jax_deterministic_algorithms_must_be_asked_for_early(
 
 
 def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_path: Any) -> None:
-    class Line(treadle.Task):
-        def __init__(self) -> None:
-            self.w = keras.Variable(1.0)
-            self.optimizer = keras.optimizers.SGD(0.1)
-
-        def train_step(self, batch: Any) -> Any:
-            return treadle.minimize(lambda: self.w * batch, [self.w], self.optimizer)
-
     with treadle.Loop(Line(), tmp_path, console=False) as loop:
         loop.fit([np.float32(1.0)], epochs=1)
     keras.backend.clear_session()
@@ -80,3 +82,20 @@ def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_pat
     with treadle.Loop(Line(), tmp_path, fresh=True, console=False) as loop:
         loop.fit([np.float32(1.0)], epochs=1)
     assert read_run(tmp_path)["configuration"]["deterministic"] is True
+
+
+def test_the_plan_says_that_an_accelerator_does_not_repeat(
+    switched: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan() -> str:
+        with treadle.Loop(Line(), console=False) as loop:
+            loop.fit([np.float32(1.0)], epochs=1)
+            return loop.plan
+
+    assert "repeats" not in plan()
+    computes_on = {"devices": "1 × gpu", "threads": 2}
+    monkeypatch.setattr(type(active()), "computes_on", lambda self: computes_on)
+    assert plan().endswith(", repeats up to the order of sums")
+    keras.backend.clear_session()
+    treadle.setup(deterministic=True)
+    assert "repeats" not in plan()

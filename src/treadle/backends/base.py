@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import keras
 
+from ..core.determinism import is_deterministic
 from ..core.keras_internals import warn_if_untested
 from ..core.options import Options
 from .plans import Facts, Plan
@@ -322,6 +323,14 @@ def active() -> Backend:
         module = importlib.import_module(f"treadle.backends.{name}.backend")
         _backends[name] = module.BACKEND
     return _backends[name]
+
+
+def repeats_exactly() -> bool:
+    """Return whether the same step from the same state gives the same bits again.
+
+    On an accelerator, sums are added in a varying order unless algorithms are deterministic.
+    """
+    return is_deterministic() or active().computes_on()["devices"] == "cpu"
 
 
 if keras.config.backend() == "jax":  # as soon as possible, since initial weights are compiled too

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from ..backends.base import Outputs
+from ..backends.base import Outputs, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.window import Following, Window, form_of
 from ..core.options import Options
@@ -169,9 +169,12 @@ class CompiledStep:
 
     def plan_text(self) -> str:
         """Describe in one line how the step is executed and where the data is stored."""
-        if self.plan is None or not self.plan.compiler:
-            return str(self.plan or "")
-        return f"{self.plan}, data {'on the device' if self._on_device else 'streamed'}"
+        if self.plan is None:
+            return ""
+        text = str(self.plan)
+        if self.plan.compiler:
+            text += f", data {'on the device' if self._on_device else 'streamed'}"
+        return text if repeats_exactly() else f"{text}, repeats up to the order of sums"
 
     def placed(self, window: Window) -> Window:
         """Return a window with its data where it runs fastest.
