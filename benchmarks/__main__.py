@@ -19,6 +19,7 @@ NAMES = (
     "reinforcement",
     "memory",
     "streams",
+    "inductor",
 )
 
 if __name__ == "__main__":

@@ -143,6 +143,24 @@ def test_windows_and_eager_steps_agree():
     assert json.loads(run_tiny("--json", "--window", 1).stdout)["last"] == runs[0]
 
 
+def test_the_compiler_is_recorded_and_belongs_to_the_run():
+    run_tiny("--compiler", "captured", "--directory", "compiled")
+    recorded = json.loads(Path("compiled/run.json").read_text())
+    assert recorded["configuration"]["compiler"] == "captured"
+    assert recorded["options"]["compiler"] == "captured"
+    found = run_tiny("--directory", "compiled", code=2).output
+    assert "compiler was 'captured', now None" in " ".join(found.split())
+    import keras
+
+    keras.backend.clear_session()
+    treadle("resume", "compiled", "--epochs", "3")
+    recorded = json.loads(Path("compiled/run.json").read_text())
+    assert recorded["options"]["compiler"] == "captured" and recorded["progress"]["epoch"] == 3
+    found = run_tiny("--compiler", "gcc", code=2).output
+    text = " ".join(found.replace("│", " ").split())
+    assert "'gcc' is not one of 'auto', 'inductor', 'captured'" in text
+
+
 def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
     result = run_tiny("--set", "fails=user", code=1)
     assert "KeyError: 'my own mistake'" in result.stderr

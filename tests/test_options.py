@@ -35,6 +35,7 @@ def test_options_are_frozen_values_with_defaults() -> None:
         "window": None,
         "fused": None,
         "jit": None,
+        "compiler": "auto",
         "data_on_device": None,
         "preflight": True,
         "checked": False,
@@ -50,6 +51,11 @@ def test_invalid_options_are_refused() -> None:
         Options(execution="eagre")  # type: ignore[arg-type]
     assert str(caught.value) == (
         "unknown execution 'eagre'. Did you mean 'eager'? Known: auto, compiled, eager, measure."
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Options(compiler="induktor")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "unknown compiler 'induktor'. Did you mean 'inductor'? Known: auto, inductor, captured."
     )
     for window in (0, -3):
         with pytest.raises(ConfigurationError, match=f"window must be at least 1, not {window}"):

@@ -39,6 +39,22 @@ def test_fit_and_epochs_are_refused_in_the_body_of_another_loop() -> None:
 
 
 @pytest.mark.every_backend
+@pytest.mark.parametrize("compiler", ["inductor", "captured"])
+def test_pytorchs_compilers_are_refused_on_other_backends(compiler: Any) -> None:
+    options = treadle.Options(compiler=compiler)
+    backend = keras.config.backend()
+    if backend == "torch":
+        assert loop_of(options=options).options == options
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        loop_of(options=options)
+    assert str(caught.value) == (
+        f"compiler={compiler!r} is for PyTorch, and Keras runs on {backend}: remove it, or choose "
+        "the backend 'torch'"
+    )
+
+
+@pytest.mark.every_backend
 def test_a_step_that_counts_in_python_is_refused() -> None:
     class Counting(Classifier):
         def __init__(self) -> None:

@@ -185,7 +185,21 @@ class Caller(Protocol):
 
 
 class Execution(Protocol):
-    """The dry runs of steps, and the execution of programs."""
+    """The dry runs of steps, and the execution of programs.
+
+    Attributes:
+        compilers: The names that `Options(compiler=…)` may have besides `"auto"`.
+    """
+
+    compilers: Sequence[str]
+
+    def compiler(self, steps: int | None) -> str:
+        """Return the compiler that `Options(compiler="auto")` stands for.
+
+        Args:
+            steps: How many steps the first call of the loop trains for, or None if unknown.
+        """
+        ...
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a step once to create its variables, and discard all assignments.

@@ -1,7 +1,7 @@
 """Arguments and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -137,6 +137,13 @@ Eager = Annotated[
     bool,
     typer.Option(
         "--eager", help="Run steps uncompiled, for debugging (slow).", rich_help_panel=HOW
+    ),
+]
+Compiler = Annotated[
+    Literal["auto", "inductor", "captured"],
+    typer.Option(
+        help="How captured steps run on PyTorch: 'captured', or 'inductor' (PyTorch's compiler).",
+        rich_help_panel=HOW,
     ),
 ]
 NoCompileCache = Annotated[

@@ -152,7 +152,7 @@ def resume(
             backend=configuration["backend"],
             precision=configuration["precision"],
             seed=configuration["seed"],
-            options=Options(execution=configuration["execution"]),
+            options=_options(configuration),
             directory=directory,
             data_dir=trusting.data_dir_of(directory, configuration, given),
             fresh=False,
@@ -191,7 +191,7 @@ def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, di
     sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
     if not sets:
         raise ConfigurationError(f"{directory}: its task has neither validation nor test data")
-    options = Options(execution=configuration["execution"])
+    options = _options(configuration)
     with (
         environment.showing("evaluating", quiet),
         trained_loop(directory, made.task, options, data.train, state) as loop,
@@ -310,6 +310,12 @@ def _state(directory: Path) -> Mapping[str, Any]:
     return state
 
 
+def _options(configuration: Mapping[str, Any]) -> Options:
+    """Return the execution options that a run was started with."""
+    compiler = configuration.get("compiler", "auto")
+    return Options(execution=configuration["execution"], compiler=compiler)
+
+
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a run, which is recorded and compared when it is resumed."""
     return {
@@ -321,6 +327,7 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
         "backend": backend_name(),
         "precision": precision_name(),
         "execution": request.options.execution,
+        **({"compiler": compiler} if (compiler := request.options.compiler) != "auto" else {}),
         "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
         **({"weights_from": str(begun.absolute())} if (begun := request.weights_from) else {}),
     }

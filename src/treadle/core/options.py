@@ -10,6 +10,7 @@ from ..errors import ConfigurationError, did_you_mean, whole_number
 from . import keras_internals
 
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
+COMPILERS = ("auto", "inductor", "captured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Options:
         fused: True to run the steps of a window as one compiled call, False to run each step as its
             own call; None lets the plan decide.
         jit: Compile with XLA if the backend has a choice (TensorFlow); None lets the plan decide.
+        compiler: How a captured training step runs on PyTorch. `"captured"`: as generated Python
+            code. `"inductor"`: compiled by PyTorch's compiler; what it cannot compile runs as
+            captured, and the plan gives the reason. `"auto"`: captured on a CPU; on another device
+            compiled by Inductor in calls that train for many steps.
         data_on_device: Copy the arrays of `treadle.data.from_arrays` to the device as a whole, and
             gather batches there; None does so up to 2 GiB. Results do not depend on it.
         preflight: Check for mistakes before the first step: variables that are not reachable from
@@ -49,6 +54,7 @@ class Options:
     window: int | None = None
     fused: bool | None = None
     jit: bool | None = None
+    compiler: Literal["auto", "inductor", "captured"] = "auto"
     data_on_device: bool | None = None
     preflight: bool = True
     checked: bool = False
@@ -59,6 +65,10 @@ class Options:
         if self.execution not in EXECUTIONS:
             raise ConfigurationError(
                 f"unknown execution {self.execution!r}.{did_you_mean(self.execution, EXECUTIONS)}"
+            )
+        if self.compiler not in COMPILERS:
+            raise ConfigurationError(
+                f"unknown compiler {self.compiler!r}.{did_you_mean(self.compiler, COMPILERS)}"
             )
         if self.window is not None:
             window = whole_number("window", self.window, ConfigurationError)

@@ -109,6 +109,7 @@ _of_command = schema.record(
         "precision": _text,
         "execution": _text,
         "deterministic": schema.flag,
+        "compiler": _text,
         "data_dir": _optional(_path),
         "weights_from": _optional(_path),
     },
@@ -125,6 +126,7 @@ _excluded = schema.record(
 _options = schema.record(
     {
         "execution": _text,
+        "compiler": _text,
         "window": _optional(schema.whole(1)),
         **dict.fromkeys(("fused", "jit", "data_on_device"), _optional(schema.flag)),
         **dict.fromkeys(("preflight", "checked", "skip_nonfinite"), schema.flag),

@@ -23,6 +23,7 @@ from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
 from ..run.resume import circumstances, without_reason
 from ..run.saved_state import LoopState
+from ..steps.planning import as_recorded
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .conditions import Condition, parse
@@ -272,6 +273,7 @@ def _options(facts: Mapping[str, Any]) -> Options:
     recorded = {k: v for k, v in facts.get("options", {}).items() if k in Options.__slots__}
     # Without the times of all plans, which follow in parentheses.
     options, plan = Options(**recorded), str(facts.get("plan", "")).partition(" (")[0]
+    options = as_recorded(options, recorded, plan)
     if options.execution != "measure":
         return options
     if plan.startswith("eager"):

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from ..backends.base import active
 from ..core.hook import Hook
 from ..core.options import Options
 from ..core.triggers import Scheduled
@@ -41,7 +42,8 @@ def checked_options(options: Any) -> Options:
     """Return options after validating them; None becomes the defaults.
 
     Raises:
-        ConfigurationError: If `options` is neither None nor `treadle.Options`.
+        ConfigurationError: If `options` is neither None nor `treadle.Options`, or names a compiler
+            of another backend.
     """
     if options is None:
         return Options()
@@ -49,6 +51,12 @@ def checked_options(options: Any) -> Options:
         raise ConfigurationError(
             f"options must be treadle.Options, not {_shown(options)}: write "
             "options=treadle.Options(window=8)"
+        )
+    backend = active()
+    if options.compiler not in ("auto", *backend.compilers):
+        raise ConfigurationError(
+            f"compiler={options.compiler!r} is for PyTorch, and Keras runs on {backend.name}: "
+            "remove it, or choose the backend 'torch'"
         )
     return options
 

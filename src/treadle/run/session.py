@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ..backends.base import active
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
@@ -26,6 +27,7 @@ from ..errors import StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages, averaged
 from ..steps.optimizers import build_as_saved
+from ..steps.planning import as_recorded
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .call import Call, Kind
@@ -73,8 +75,14 @@ class Session:
         self._loop, self._task, self.services = loop, task, services
         self.progress, self.history = Progress(), History()
         self.call = Call("step", self.progress, self.progress)
+        record = services.record
+        if record is not None and record.from_before:
+            facts = record.facts
+            options = as_recorded(options, facts.get("options", {}), facts.get("plan", ""))
         self.training = Training(task, replace(options, skip_nonfinite=services.skips_nonfinite))
-        self.evaluation, self.feed = Evaluation(task, options), services.feed
+        # Evaluation is captured: its step is short, and takes as long to compile.
+        self.evaluation = Evaluation(task, replace(options, compiler="auto"))
+        self.feed = services.feed
         self.started = self.in_context = False
         self.trigger_check, self.last_recorded_step = self.progress, 0
         self.swapped_optimizers: list[Any] | None = None
@@ -82,7 +90,7 @@ class Session:
         self.resuming = Resuming(None)
         # The circumstances and the plan of the checkpoint, until they are compared.
         self._saved_circumstances: Mapping[str, Any] | None = None
-        start, record = services.start, services.record
+        start = services.start
         self._constants = start.constants if start is not None else SavedConstants(task)
         self._restoring = Restoring(self._constants, record)
         self._excluded = dict(start.excluded) if start is not None else {}
@@ -373,6 +381,7 @@ class Session:
     def begin(self, window: Window) -> None:
         """Build the step, restore the state from a checkpoint, and start the hooks."""
         saved = self.resuming.saved
+        self.training.use_compiler(active().compiler(self._steps_planned()))
         if saved is not None:
             self._restoring.restore(self.resuming, self.training, lambda: self.prepare(window))
             found = self.resuming.found
@@ -401,6 +410,16 @@ class Session:
             else:
                 self._weights.start(self.state)
             self._start_hooks(window)
+
+    def _steps_planned(self) -> int | None:
+        """Return how many steps the call trains for, or None if unknown."""
+        loop, at = self._loop, self.progress
+        ends: list[int] = []
+        if loop.steps_planned is not None:
+            ends.append(loop.steps_planned - at.step)
+        if loop.epochs_planned is not None and loop.steps_per_epoch is not None:
+            ends.append((loop.epochs_planned - at.epoch) * loop.steps_per_epoch)
+        return min(ends, default=None)
 
     def _restore_variables(self) -> Checkpoint | None:
         """Restore all variables and random states; return the checkpoint, or None."""

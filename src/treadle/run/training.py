@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,11 @@ class Training:
         self._means, self._since_last_logs = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
+
+    def use_compiler(self, compiler: str) -> None:
+        """Use a compiler for the step, unless the options name one or it is built already."""
+        if self._options.compiler == "auto" and self.prepared is None:
+            self._options = replace(self._options, compiler=compiler)
 
     @property
     def forms(self) -> list[Any]:

@@ -8,12 +8,13 @@ A window ends wherever the state may be read: at a scheduled event, at the end o
 end of an epoch (where the source ends it).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..backends.plans import XLA, Facts, Plan
 from ..backends.window import CAPACITIES, Window
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError, StepError
@@ -86,6 +87,28 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
     if compiler == XLA and facts.device == "cpu" and facts.large:
         return Plan(compiler, False, largest, "a loop takes more memory for such large variables")
     return Plan(compiler, True, largest, why)
+
+
+def as_recorded(options: Options, before: Mapping[str, Any], plan: str) -> Options:
+    """Return options that choose the compiler of a recorded run, on which its bits depend.
+
+    The run may have fallen back to another compiler than its options name, or have chosen one by
+    its number of steps. If the options name another compiler than they did then, they decide.
+
+    Args:
+        options: The options.
+        before: The recorded options.
+        plan: The recorded plan.
+
+    Example:
+        >>> plan = "windows of up to 256, captured (not compiled by Inductor: …)"
+        >>> as_recorded(Options(compiler="inductor"), {"compiler": "inductor"}, plan).compiler
+        'captured'
+    """
+    if options.compiler != before.get("compiler", "auto"):
+        return options
+    found = [name for name in COMPILERS if f", {name}" in plan.partition(" (")[0]]
+    return replace(options, compiler=found[0]) if found else options
 
 
 def candidates(facts: Facts) -> list[Plan]:

@@ -101,6 +101,7 @@ class JaxBackend:
     """The backend for Keras on JAX."""
 
     name = "jax"
+    compilers = ()
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return False: JAX has no variables of its own."""
@@ -213,6 +214,10 @@ class JaxBackend:
         with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
             jax.eval_shape(abstract, device_batch(batch))
         return scope
+
+    def compiler(self, steps: int | None) -> str:
+        """Return `"auto"`: the plan chooses."""
+        return "auto"
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the jitted loop, or the eager one."""

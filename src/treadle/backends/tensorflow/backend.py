@@ -32,6 +32,7 @@ class TensorFlowBackend:
     """The backend for Keras on TensorFlow."""
 
     name = "tensorflow"
+    compilers = ()
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return whether this is a bare `tf.Variable`."""
@@ -161,6 +162,10 @@ class TensorFlowBackend:
             if id(variable) not in keras_own:
                 scope.foreign[id(variable)] = variable
         return scope
+
+    def compiler(self, steps: int | None) -> str:
+        """Return `"auto"`: the plan chooses."""
+        return "auto"
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the graph loop, or the eager one."""

@@ -22,9 +22,10 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable
 from ..window import row
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
+from .capture.inductor import INDUCTOR, pays
 from .capture.recording import current
 from .capture.trials import device
-from .capture.windows import CaptureExecutor, is_shareable
+from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
 from .patches import fused_lstm, updates_in_parts
 from .trace import tracing
 
@@ -33,6 +34,7 @@ class TorchBackend:
     """The backend for Keras on PyTorch."""
 
     name = "torch"
+    compilers = (INDUCTOR, CAPTURED)
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return False: only Keras variables are part of the state."""
@@ -127,6 +129,10 @@ class TorchBackend:
             for layer in step.layers:  # Keras collected parameters with the scope's values
                 layer._modules.pop("_torch_params", None)
         return scope
+
+    def compiler(self, steps: int | None) -> str:
+        """Return `"inductor"` where compiling pays, see `inductor.pays`, else `"captured"`."""
+        return INDUCTOR if pays(device(), steps) else CAPTURED
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the captured step, or the eager one."""

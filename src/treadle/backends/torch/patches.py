@@ -100,6 +100,23 @@ INTERNALS: dict[str, Internal] = {
         "(_dispatch_key=None)",
         ("__torch_dispatch__",),
     ),
+    "standalone_compile": Internal(
+        "torch._inductor:standalone_compile",
+        "compiles a recorded step as a whole, without tracing Python again",
+        f"{_PYTORCH}/torch/_inductor/__init__.py",
+        "(gm, example_inputs, *, dynamic_shapes='from_graph', options=None, aot=False, "
+        "donate_graph_module=False, fake_mode=None)",
+    ),
+    "FakeTensorMode": Internal(
+        "torch._subclasses.fake_tensor:FakeTensorMode",
+        "describes the inputs of a compiled step without memory for them",
+        f"{_PYTORCH}/torch/_subclasses/fake_tensor.py",
+    ),
+    "ShapeEnv": Internal(
+        "torch.fx.experimental.symbolic_shapes:ShapeEnv",
+        "which the mode needs, although all shapes are fixed",
+        f"{_PYTORCH}/torch/fx/experimental/symbolic_shapes.py",
+    ),
     "C": Internal(
         "torch:_C",
         "replays call operators below autograd by their C functions, which takes less time",

@@ -23,7 +23,6 @@ from .nodes import (
     refs_in,
     used_by,
 )
-from .passes import simplified
 from .tape import Tape
 
 # Operators whose Python function takes the same arguments, and needs two thirds of the call time.
@@ -47,9 +46,9 @@ class Code:
 
     Args:
         tape: The recorded tape.
-        outputs: The values that the function returns.
+        block: Its operations, simplified.
+        results: The values that the function returns.
         title: The function's name in tracebacks.
-        relaid: Whether poolings use the memory layout of their inputs.
 
     Attributes:
         source: The lines of the function.
@@ -58,7 +57,7 @@ class Code:
         length: The number of operations.
     """
 
-    def __init__(self, tape: Tape, outputs: Sequence[Ref], title: str, relaid: bool) -> None:
+    def __init__(self, tape: Tape, block: Block, results: list[Ref], title: str) -> None:
         self.source: list[str] = []
         self.length = 0
         self.uses_number = self.draws = False
@@ -67,7 +66,7 @@ class Code:
         self._names: dict[int, str] = {}  # names of the objects in `_space`, by id
         self._origins: dict[int, str] = {}  # lines of user code, by line number in `source`
         self._file = f"<{title} captured, {next(_numbers)}>"
-        self._write(*simplified(tape, list(outputs), relaid))
+        self._write(block, results)
         source = "\n".join(self.source) + "\n"
         exec(compile(source, self._file, "exec"), self._space)
         self._step: Callable[..., Any] = self._space["step"]

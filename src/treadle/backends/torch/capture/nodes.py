@@ -189,3 +189,13 @@ def used_by(node: Node) -> set[Ref]:
         return {*node.sources, *node.results}.union(*(used_by(part) for part in node.block))
     inner = [used_by(part) for block in node.blocks for part in block]
     return {node.predicate, *node.results[0], *node.results[1]}.union(*inner)
+
+
+def inputs_of(block: Block) -> list[Ref]:
+    """Return all values that nodes use and that none of them has made before."""
+    taken, made = dict[Ref, None](), set[Ref]()
+    for node in block:
+        new = sorted(used_by(node) - made, key=lambda ref: ref.index)
+        taken |= dict.fromkeys(new)
+        made |= {ref for ref in refs_in(node.outputs) if ref not in taken}
+    return list(taken)

@@ -44,13 +44,16 @@ _BOUND_TO_LAYOUT = frozenset(
 )
 
 
-def simplified(tape: Tape, outputs: list[Ref], relaid: bool) -> tuple[Block, list[Ref]]:
+def simplified(
+    tape: Tape, outputs: list[Ref], relaid: bool = False, in_place: bool = True
+) -> tuple[Block, list[Ref]]:
     """Return a simplified copy of a tape's block, and the references of its outputs there.
 
     Args:
         tape: The recorded tape.
         outputs: The values that are needed.
         relaid: Whether poolings use the memory layout of their inputs.
+        in_place: Whether gradients are summed in place. A compiler fuses such sums itself.
     """
     names: Names = {}
     block = _without_the_same(tape, tape.block, names)
@@ -59,7 +62,8 @@ def simplified(tape: Tape, outputs: list[Ref], relaid: bool) -> tuple[Block, lis
     block = _needed(_without_copies(tape, block, outputs, names), set(outputs))
     if relaid:
         block = _pooled_as_it_lies(tape, block, outputs, names)
-    block = _summed_in_place(tape, block, outputs, names)
+    if in_place:
+        block = _summed_in_place(tape, block, outputs, names)
     return block, replaced(outputs, names)
 
 
@@ -69,14 +73,14 @@ def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
     for node in block:
         if isinstance(node, Branch):
             inner = [_without_the_same(tape, part, names) for part in node.blocks]
-            kept.append(_renamed(replace(node, blocks=(inner[0], inner[1])), names))
+            kept.append(renamed(replace(node, blocks=(inner[0], inner[1])), names))
         elif isinstance(node, LoopNode):
             inner = _without_the_same(tape, node.block, names)
-            kept.append(_renamed(replace(node, block=inner), names))
+            kept.append(renamed(replace(node, block=inner), names))
         elif node.function in _SAME and not _turns(tape, node):
             names[node.outputs] = replaced(node.args[0], names)
         elif not _becomes_constant(tape, node):
-            kept.append(_renamed(node, names))
+            kept.append(renamed(node, names))
     return kept
 
 
@@ -145,7 +149,7 @@ def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) 
     kept: Block = []
     copied: Names = {}
     for node in block:
-        node = _renamed(node, names)
+        node = renamed(node, names)
         kept.append(node)
         if isinstance(node, LoopNode):
             node.block = _without_copies(tape, node.block, node.results, names)
@@ -194,7 +198,7 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
 
     kept: Block = []
     for node in block:
-        node = _renamed(node, names)
+        node = renamed(node, names)
         if isinstance(node, LoopNode):
             node.block = _pooled_as_it_lies(tape, node.block, node.results, names)
         if isinstance(node, Operation) and node.function is aten.clone.default:
@@ -225,7 +229,7 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
     dropped: set[int] = set()
     kept: Block = []
     for node in block:
-        node = _renamed(node, names)
+        node = renamed(node, names)
         kept.append(node)
         if isinstance(node, LoopNode):
             node.block = _summed_in_place(tape, node.block, node.results, names)
@@ -281,7 +285,7 @@ def _alike(tape: Tape, a: Ref, b: Ref) -> bool:
     return x.shape == y.shape and x.dtype == y.dtype
 
 
-def _renamed(node: Any, names: Names) -> Any:
+def renamed(node: Any, names: Names) -> Any:
     """Return a node with its references replaced by those in `names`."""
     if isinstance(node, Operation):
         args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
@@ -290,10 +294,10 @@ def _renamed(node: Any, names: Names) -> Any:
         return replace(
             node,
             sources=replaced(node.sources, names),
-            block=[_renamed(part, names) for part in node.block],
+            block=[renamed(part, names) for part in node.block],
             results=replaced(node.results, names),
         )
-    blocks = [[_renamed(part, names) for part in inner] for inner in node.blocks]
+    blocks = [[renamed(part, names) for part in inner] for inner in node.blocks]
     results = [replaced(refs, names) for refs in node.results]
     return Branch(
         replaced(node.predicate, names),

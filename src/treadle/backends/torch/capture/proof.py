@@ -7,10 +7,21 @@ from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
 from .code import Code
-from .passes import has_poolings
+from .inductor import with_compiled_parts
+from .passes import has_poolings, simplified
 from .recording import recording
 from .tape import Tape
-from .trials import Around, SomeBatches, Trials, in_one_line, step_number, tensors_of, undone
+from .trials import (
+    COMPILED,
+    SUMMED,
+    Around,
+    SomeBatches,
+    Trials,
+    in_one_line,
+    step_number,
+    tensors_of,
+    undone,
+)
 
 
 class Captured:
@@ -21,9 +32,14 @@ class Captured:
         draws: Whether it draws from PyTorch's global generator, which other code shares.
         length: The number of operations.
         source: The lines of the generated function.
+        is_compiled: Whether Inductor compiled operations of it.
+        refusal: Why Inductor did not compile it, as a clause; empty if it was not asked to.
     """
 
-    def __init__(self, code: Code, names: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, code: Code, names: Sequence[Sequence[str]], is_compiled: bool = False
+    ) -> None:
+        self.is_compiled, self.refusal = is_compiled, ""
         self.uses_number, self.draws = code.uses_number, code.draws
         self.length, self.source = code.length, code.source
         self._code, self._names = code, names
@@ -41,10 +57,11 @@ class Prover:
     Args:
         program: The step.
         around: A function that returns the context manager for each eager step.
+        compiles: Whether the step is compiled by Inductor, if possible.
     """
 
-    def __init__(self, program: Program, around: Around) -> None:
-        self._program, self._around = program, around
+    def __init__(self, program: Program, around: Around, compiles: bool = False) -> None:
+        self._program, self._around, self._compiles = program, around, compiles
         self._state = [variable._value for variable in program.variables]
         self._has_loops = False
 
@@ -69,15 +86,32 @@ class Prover:
         parts = result.values, result.weights, result.broken
         names = [list(part) for part in parts]
         refs = [tape.ref_of(x) for part in parts for x in part.values()]
-        plain = Captured(Code(tape, refs, self._program.name, relaid=False), names)
+        title = self._program.name
+        plain = Captured(Code(tape, *simplified(tape, refs), title), names)
         trials = Trials(self._program, self._around)
         why = trials.difference(plain, batches)
-        if why or not has_poolings(tape.block):
-            return why or plain
-        relaid = Captured(Code(tape, refs, self._program.name, relaid=True), names)
+        if why:
+            return why
+        refusal = ""
+        if self._compiles:
+            try:
+                block, results = simplified(tape, refs, in_place=False)
+                block = with_compiled_parts(tape, block, results)
+                compiled = Captured(Code(tape, block, results, title), names, is_compiled=True)
+                refusal = trials.difference(compiled, batches, COMPILED)
+            except RefusedError as refused:
+                refusal = str(refused)
+            else:
+                if not refusal:
+                    return compiled
+            plain.refusal = refusal
+        if not has_poolings(tape.block):
+            return plain
+        relaid = Captured(Code(tape, *simplified(tape, refs, relaid=True), title), names)
+        relaid.refusal = refusal
         if relaid.length == plain.length:
             return plain
-        return plain if trials.difference(relaid, batches, exact=False) else relaid
+        return plain if trials.difference(relaid, batches, SUMMED) else relaid
 
     def run_and_undo(self, batches: SomeBatches) -> None:
         """Run the step eagerly, and restore the state."""

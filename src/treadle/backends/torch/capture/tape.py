@@ -99,6 +99,10 @@ class Tape(TorchDispatchMode):
         """Return a value's position among the variables, or among the batch's tensors."""
         return self._inputs[ref.index][1]
 
+    def storage_of(self, ref: Ref) -> int:
+        """Return a key that is equal for values that share memory, or 0 for other values."""
+        return self._storages[ref.index]
+
     def is_fixed(self, ref: Ref) -> bool:
         """Return whether a value is the same in every replay."""
         return ref.index in self._fixed and not self.is_written(ref)

@@ -12,6 +12,8 @@ dependence on them becomes visible.
 | 3 | second | far | after trial 2, with the counters of optimizers advanced |
 | 4 | second | far | the same, with all other scalars advanced that are not trained |
 
+A step that Inductor compiled is compared within the roundings that the eager step amplifies.
+
 A step that fails eagerly in a trial is not captured: in training it then fails as it would
 uncompiled. Only in trial 4, whose state training may never reach, may it fail both ways.
 
@@ -43,6 +45,14 @@ FAR, NEAR = 1000, 10  # by how much trials 3 and 4 advance; near, if the step fa
 # With another memory layout, the order of summation may vary: this many units in the last place of
 # the largest number may differ.
 ROUNDING = 64
+# A compiled step computes the same formulas with other roundings, which a step may amplify: Adam
+# divides a gradient that is all rounding by its own size. So the eager step also runs with all its
+# numbers changed by this many units in the last place, twice, and what a compiled step computes may
+# differ by this many times what these runs differ by, in addition to `ROUNDING`.
+DISTURBED, AMPLIFIED = 4, 16
+
+EXACT, SUMMED, COMPILED = "exact", "summed", "compiled"
+"""What may differ: nothing, the last bits of sums, or what rounding in the whole step changes."""
 
 Around = Callable[[Program], AbstractContextManager[Any]]
 Replay = Callable[[Sequence[Any], Sequence[Any], Any], StepResult]
@@ -101,13 +111,13 @@ class Trials:
         self._paths = list(program.new_context(0).variables)
         self._device = device()
 
-    def difference(self, replay: Replay, batches: SomeBatches, exact: bool = True) -> str:
+    def difference(self, replay: Replay, batches: SomeBatches, how: str = EXACT) -> str:
         """Return the first difference, as a clause, or an empty string; the state is restored.
 
         Args:
             replay: The captured step.
             batches: The batches.
-            exact: Whether all bits must be equal, or numbers within the rounding of sums.
+            how: What may differ: `EXACT`, `SUMMED` or `COMPILED`.
         """
         trial, before = 0, list[Any]()
         with undone(self._program), _deterministic(self._device):
@@ -115,14 +125,14 @@ class Trials:
                 for trial in (1, 2):
                     before = [x.detach().clone() if x.numel() == 1 else None for x in self._state]
                     index = (trial - 1) % batches.count
-                    outcome = self._compare(replay, batches, index, trial - 1, exact)
+                    outcome = self._compare(replay, batches, index, trial - 1, how)
                     _set(self._state, outcome.state)
                 trial, counters = 3, self._counters()
-                self._compare_far(replay, batches, exact, counters)
+                self._compare_far(replay, batches, how, counters)
                 others = self._other_scalars(before)
                 if others:
                     trial = 4
-                    self._compare_far(replay, batches, exact, {**others, **counters})
+                    self._compare_far(replay, batches, how, {**others, **counters})
             except RefusedError as refused:
                 return str(refused)
             except _FailedError as failed:
@@ -153,7 +163,7 @@ class Trials:
         return {i: added for i, added in found.items() if i not in self._counters()}
 
     def _compare_far(
-        self, replay: Replay, batches: SomeBatches, exact: bool, added: Mapping[int, float]
+        self, replay: Replay, batches: SomeBatches, how: str, added: Mapping[int, float]
     ) -> None:
         """Compare a step far from here, or nearer if it fails there.
 
@@ -165,14 +175,14 @@ class Trials:
                 for i, step in added.items():
                     self._state[i].data.fill_(_advanced(self._state[i], step, distance))
                 try:
-                    self._compare(replay, batches, 1 % batches.count, distance, exact)
+                    self._compare(replay, batches, 1 % batches.count, distance, how)
                     return
                 except _FailedError:
                     if distance == NEAR:
                         raise
 
     def _compare(
-        self, replay: Replay, batches: SomeBatches, index: int, number: int, exact: bool
+        self, replay: Replay, batches: SomeBatches, index: int, number: int, how: str
     ) -> _Outcome:
         """Run a step both ways, compare all its effects, and return those of the eager one.
 
@@ -198,14 +208,44 @@ class Trials:
             )
         if self._device != "cpu":
             again = self._outcome(lambda: self._run(batches.batch(index), number))
-            self._check_equal(f"run twice on {self._device}", eager, again, exact=True)
-        self._check_replay(replayed, eager, exact)
+            self._check_equal(f"run twice on {self._device}", eager, again)
+        disturbed: list[_Outcome] = []
+        if how == COMPILED:
+            try:
+                disturbed = [self._disturbed(batches, index, number, seed) for seed in (0, 1)]
+            except Exception as error:
+                failed = f"it fails from numbers with other last bits: {in_one_line(error)}"
+                raise _DifferentError(failed) from error
+        self._check_replay(replayed, eager, how, disturbed)
         return eager
 
+    def _disturbed(self, batches: SomeBatches, index: int, number: int, seed: int) -> _Outcome:
+        """Return the outcome of an eager step whose numbers all differ in their last bits."""
+        generator = torch.Generator(self._state[0].device if self._state else "cpu")
+        generator.manual_seed(seed)
+
+        def disturb(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
+                return x
+            noise = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=x.device)
+            unit = DISTURBED * torch.finfo(x.dtype).eps
+            return (x.detach() * (1 + unit * (2 * noise - 1))).to(x.dtype)
+
+        with undone(self._program):
+            _set(self._state, [disturb(x) for x in self._state])
+            batch = keras.tree.map_structure(disturb, batches.batch(index))
+            return self._outcome(lambda: self._run(batch, number))
+
     def _check_replay(
-        self, replayed: Callable[[], StepResult], eager: _Outcome, exact: bool
+        self,
+        replayed: Callable[[], StepResult],
+        eager: _Outcome,
+        how: str,
+        disturbed: Sequence[_Outcome],
     ) -> None:
         """Replay a step, compare its effects with those of the eager one, and restore the state.
+
+        A compiled step runs twice, since its own order of sums must repeat.
 
         Raises:
             _DifferentError: They differ, or the replay fails.
@@ -216,7 +256,11 @@ class Trials:
             except Exception as error:
                 raise _DifferentError(in_one_line(error)) from error
             found = _Outcome(result, self._state, _generators(), "")
-            self._check_equal("replayed", eager, found, exact)
+            self._check_equal("replayed", eager, found, how, disturbed)
+            if how == COMPILED:
+                found = _Outcome(result, _copies(self._state), _generators(), "")
+        if how == COMPILED:
+            self._check_equal("replayed twice", found, self._outcome(replayed))
 
     def _run(self, batch: Any, number: int) -> StepResult:
         with self._around(self._program):
@@ -231,15 +275,23 @@ class Trials:
             copies = ({name: x.detach().clone() for name, x in part.items()} for part in parts)
             return _Outcome(StepResult(*copies), _copies(self._state), _generators(), drawn.moved())
 
-    def _check_equal(self, how: str, old: _Outcome, new: _Outcome, exact: bool) -> None:
+    def _check_equal(
+        self,
+        when: str,
+        old: _Outcome,
+        new: _Outcome,
+        how: str = EXACT,
+        disturbed: Sequence[_Outcome] = (),
+    ) -> None:
         """Raise an error for the first difference.
 
         Raises:
             _DifferentError: They differ.
         """
-        for path, x, y in zip(self._paths, old.state, new.state, strict=True):
-            if not _agree(y, x, exact):
-                raise _DifferentError(f"when {how}, it computes a different {path}")
+        for i, path in enumerate(self._paths):
+            x, y, others = old.state[i], new.state[i], [other.state[i] for other in disturbed]
+            if not _agree(y, x, how, others):
+                raise _DifferentError(f"when {when}, it computes a different {path}")
         pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
             (old.result.values, new.result.values),
             (old.result.weights, new.result.weights),
@@ -249,10 +301,12 @@ class Trials:
             if list(olds) != list(news):
                 raise _DifferentError(f"it returns {list(news)} first and then {list(olds)}")
             for name in olds:
-                if not _agree(news[name], olds[name], exact):
-                    raise _DifferentError(f"when {how}, it returns a different {name!r}")
+                found = (other.result for other in disturbed)
+                others = [{**x.values, **x.weights, **x.broken}[name] for x in found]
+                if not _agree(news[name], olds[name], how, others):
+                    raise _DifferentError(f"when {when}, it returns a different {name!r}")
         if not all(map(torch.equal, old.generators, new.generators)):
-            raise _DifferentError(f"when {how}, it draws different random numbers")
+            raise _DifferentError(f"when {when}, it draws different random numbers")
 
 
 @contextmanager
@@ -367,16 +421,30 @@ def _set(tensors: Sequence[Any], values: Sequence[Any]) -> None:
             tensor.copy_(value)
 
 
-def _agree(a: Any, b: Any, exact: bool) -> bool:
-    """Return whether two tensors are equal, bit for bit or within the rounding of sums."""
+def _agree(a: Any, b: Any, how: str, others: Sequence[Any] = ()) -> bool:
+    """Return whether two tensors are equal, bit for bit or within roundings.
+
+    Args:
+        a: What a replayed step computed.
+        b: What the eager step computed.
+        how: What may differ.
+        others: What disturbed eager steps computed.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     equal = (a == b) | (a.isnan() & b.isnan())
-    if exact or not a.dtype.is_floating_point or not a.numel():
+    if how == EXACT or not a.dtype.is_floating_point or not a.numel():
         return bool(equal.all())
     x, y = a.double(), b.double()
-    limit = ROUNDING * torch.finfo(a.dtype).eps * y.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    limit = ROUNDING * torch.finfo(a.dtype).eps * _largest(y)
+    if others:
+        limit = limit + AMPLIFIED * max(_largest(other.double() - y) for other in others)
     return bool((((x - y).abs() <= limit) | equal).all())
+
+
+def _largest(x: Any) -> Any:
+    """Return the largest absolute value that is finite."""
+    return x.nan_to_num(0.0, 0.0, 0.0).abs().max()
 
 
 def in_one_line(error: Exception) -> str:

@@ -1,8 +1,9 @@
 """Windows on PyTorch: a step is captured, proven, and then replayed for each batch.
 
 The step is recorded on a tape (`recording`, `tape`), simplified (`passes`), compiled to a Python
-function (`code`) and proven (`proof`, `trials`); this module runs it. Steps that cannot be captured
-run eagerly, and the plan gives the reason.
+function (`code`) and proven (`proof`, `trials`); this module runs it. On request, parts of it are
+compiled (`split`, `graph`, `inductor`) and proven again. Steps that cannot be captured run eagerly,
+and the plan gives the reason.
 """
 
 import time
@@ -22,6 +23,7 @@ from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
 from ...window import Following, Rows, Window, row
+from .inductor import INDUCTOR
 from .proof import Captured, Prover
 from .trials import device, step_number, tensors_of
 
@@ -131,7 +133,9 @@ class CaptureExecutor:
         """Capture the step, or return facts with the reason why it cannot be captured."""
         captured = self._capture(window)
         if isinstance(captured, Captured):
-            return Facts(device(), (CAPTURED,))
+            compiler = INDUCTOR if captured.is_compiled else CAPTURED
+            refusal = f"not compiled by Inductor: {captured.refusal}" if captured.refusal else ""
+            return Facts(device(), (compiler,), refusal=refusal)
         if self._options.execution == "compiled":  # raises the step's own error if there is one
             Prover(self._program, self._around).run_and_undo(self._batches(window))
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
@@ -195,7 +199,8 @@ class CaptureExecutor:
                     "takes four times that memory"
                 )
             elif self._program.number < MOST_FORMS:
-                prover = Prover(self._program, self._around)
+                compiles = self._options.compiler == INDUCTOR
+                prover = Prover(self._program, self._around, compiles)
                 self._captured = prover.capture(self._batches(window))
             else:
                 self._captured = f"batches have more than {MOST_FORMS} different shapes"

@@ -1,0 +1,122 @@
+"""Making a `torch.fx` graph of recorded operations."""
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .nodes import Block, Operation, Ref, aten, inputs_of
+from .tape import Tape
+
+# These change their statistics in place, which only the schema of the other operator declares.
+_DECLARED = {aten.native_batch_norm.default: aten._native_batch_norm_legit.default}
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph of recorded operations.
+
+    Attributes:
+        module: The graph, a function of its inputs that returns a tuple.
+        inputs: The values that it takes. It changes variables among them in place.
+        outputs: The values that it returns.
+    """
+
+    module: fx.GraphModule
+    inputs: Sequence[Ref]
+    outputs: Sequence[Ref]
+
+
+def graph_of(tape: Tape, block: Block, wanted: set[Ref]) -> Graph:
+    """Return the graph of some operations.
+
+    Args:
+        tape: The tape on which they were recorded.
+        block: The operations, as `split` chose them.
+        wanted: The values that are used after them.
+    """
+    maker = _Maker(tape, block)
+    for node in block:
+        assert isinstance(node, Operation)
+        maker.add(node)
+    outputs = [ref for ref in maker.made if ref in wanted]
+    return maker.graph(outputs)
+
+
+class _Maker:
+    def __init__(self, tape: Tape, block: Block) -> None:
+        self._tape, self._graph = tape, fx.Graph()
+        self._values: dict[Ref, Any] = {}
+        self._inputs: list[Ref] = []
+        taken = inputs_of(block)
+        for ref in taken:
+            if not self._is_constant(ref):
+                self._inputs.append(ref)
+                self._values[ref] = self._graph.placeholder(f"t{ref.index}")
+        for ref in taken:  # placeholders come first
+            if self._is_constant(ref):
+                x = tape.objects[ref.index]
+                named = {"dtype": x.dtype, "device": x.device}
+                self._values[ref] = self._call(aten.full.default, (list(x.shape), x.item()), named)
+        self.made: list[Ref] = []
+
+    def add(self, node: Operation) -> None:
+        """Add an operation."""
+        if node.function is torch.Tensor.item:
+            self._values[node.outputs] = self._values[node.args[0]]
+            return
+        args, kwargs = self._filled(node.args), self._filled(dict(node.kwargs))
+        alpha = node.kwargs.get("alpha")
+        if isinstance(alpha, Ref):
+            del kwargs["alpha"]
+            args = (args[0], self._scaled(args[1], self._values[alpha]), *args[2:])
+        result = self._call(_DECLARED.get(node.function, node.function), args, kwargs)
+        if isinstance(node.outputs, Ref):
+            self._define(node.outputs, result)
+        elif isinstance(node.outputs, (list, tuple)):
+            for i, ref in enumerate(node.outputs):
+                if isinstance(ref, Ref):
+                    self._define(ref, self._call(operator.getitem, (result, i)))
+
+    def graph(self, outputs: Sequence[Ref]) -> Graph:
+        """Return the graph that returns these values."""
+        self._graph.output(tuple(self._values[ref] for ref in outputs))
+        module = fx.GraphModule(torch.nn.Module(), self._graph)
+        return Graph(module, self._inputs, outputs)
+
+    def _is_constant(self, ref: Ref) -> bool:
+        x = self._tape.objects[ref.index]
+        return (
+            self._tape.kind_of(ref) == "found"
+            and isinstance(x, torch.Tensor)
+            and x.numel() == 1
+            and not self._tape.is_written(ref)
+        )
+
+    def _define(self, ref: Ref, value: Any) -> None:
+        if ref not in self._values:  # else it was changed in place
+            self._values[ref] = value
+            self.made.append(ref)
+
+    def _scaled(self, value: Any, alpha: Any) -> Any:
+        """Return the product of a tensor, a list of tensors or a number with a tensor."""
+        if isinstance(value, (list, tuple)):
+            return [self._scaled(x, alpha) for x in value]
+        number = self._call(aten.reshape.default, (alpha, []))
+        pair = (value, number) if isinstance(value, fx.Node) else (number, value)
+        return self._call(aten.mul.Tensor, pair)
+
+    def _call(self, function: Any, args: Iterable[Any], kwargs: Any = None) -> Any:
+        return self._graph.call_function(function, tuple(args), kwargs)
+
+    def _filled(self, tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return self._values[tree]
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self._filled(x) for x in tree)
+        if isinstance(tree, dict):
+            return {key: self._filled(x) for key, x in tree.items()}
+        return tree

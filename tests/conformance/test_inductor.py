@@ -1,0 +1,396 @@
+"""PyTorch: a captured step compiled by Inductor computes the same within roundings, or falls back.
+
+Compiling takes seconds. Most tests replace the compiler by one that runs the graph it is given.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from classifier import FEATURES, Classifier, batches, dense, head
+from keras import layers, ops
+from loops import WithEverything, loop_of, make, same, source
+from own_step import CAPTURED, Steps, learn
+
+import treadle
+from treadle.testing import Trace, run_steps
+from treadle.testing.trace import Tolerance, compare
+
+if keras.config.backend() != "torch":
+    pytest.skip("PyTorch's compiler", allow_module_level=True)
+
+import torch
+
+from treadle.backends.torch.patches import INTERNALS
+
+COMPILED = "windows of up to 256, inductor"
+BATCHES = list(zip(*batches(12), strict=True))
+CLOSE = Tolerance(rtol=1e-4, atol=1e-5)
+
+Make = Callable[[], Any]
+
+
+class Compilers:
+    """Compilers of a test, in the place of Inductor."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+        self.error: Exception | None = None
+        self.change: Callable[[Any], Any] = lambda outputs: outputs
+
+    def __call__(self, graph: Any, inputs: Any, **settings: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.graphs.append(graph)
+        return lambda *tensors: self.change(graph(*tensors))
+
+
+@pytest.fixture
+def compiler() -> Generator[Compilers]:
+    """A compiler that runs graphs as they are."""
+    found = Compilers()
+    with INTERNALS["standalone_compile"].replaced(found):
+        yield found
+
+
+def trace(make: Make, compiler: str = "inductor", windows: tuple[int, ...] = (5, 1)) -> Trace:
+    keras.utils.set_random_seed(3)
+    return run_steps(make(), BATCHES, treadle.Options(compiler=compiler), windows)  # type: ignore[arg-type]
+
+
+def reason(plan: str) -> str:
+    found = re.fullmatch(re.escape(CAPTURED) + r" \(not compiled by Inductor: (.*)\)", plan)
+    assert found is not None, plan
+    return found[1]
+
+
+def of(*parts: Any, optimizer: Any = None) -> Make:
+    def make() -> Any:
+        made = [part() for part in parts]
+        return Classifier([keras.Input((FEATURES,)), *made, head()], optimizer and optimizer())
+
+    return make
+
+
+def drawing(task: Any, x: Any, y: Any) -> Any:
+    noise = keras.random.normal(x.shape, seed=task.seed)
+    return {"loss": learn(task, x + 0.1 * noise, y), "noise": ops.mean(noise)}
+
+
+def conditional(task: Any, x: Any, y: Any) -> Any:
+    loss = learn(task, x, y)
+    task.often.assign_add(1.0)
+    treadle.cond(
+        task.often > 4.0, lambda: task.often.assign(0.0), lambda: task.often.assign_add(0.5)
+    )
+    return {"loss": loss * 2.0}
+
+
+def image(units: int) -> list[Make]:
+    return [
+        lambda: layers.Reshape((FEATURES, 1)),
+        lambda: layers.Conv1D(units, 3, padding="same", activation="relu"),
+        lambda: layers.MaxPooling1D(2),
+        layers.Flatten,
+    ]
+
+
+MODELS: dict[str, Make] = {
+    "adam": of(dense, optimizer=lambda: keras.optimizers.Adam(1e-2)),
+    "norm-dropout": of(
+        dense,
+        layers.BatchNormalization,
+        lambda: layers.Dropout(0.5),
+        lambda: layers.Dropout(0.3, seed=4),
+        optimizer=lambda: keras.optimizers.AdamW(1e-2),
+    ),
+    "scheduled": of(
+        dense,
+        optimizer=lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9
+        ),
+    ),
+    "averaged": of(dense, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True)),
+    "accumulated": of(
+        dense, optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    ),
+    "convolution": of(*image(4)),
+    "recurrent": of(lambda: layers.Reshape((FEATURES, 1)), lambda: layers.LSTM(4)),
+    "attention": of(
+        lambda: layers.Reshape((2, FEATURES // 2)),
+        lambda: layers.LayerNormalization(),
+        lambda: layers.Lambda(lambda x: ops.softmax(ops.matmul(x, ops.transpose(x, (0, 2, 1))))),
+        layers.Flatten,
+    ),
+    "draws": lambda: Steps(drawing, seed=keras.random.SeedGenerator(4)),
+    "global-draws": lambda: Steps(drawing, seed=None),
+    "cond": lambda: Steps(conditional, often=keras.Variable(0.0, trainable=False)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_compute_what_was_captured(name: str, compiler: Compilers) -> None:
+    captured, compiled = trace(MODELS[name], "captured"), trace(MODELS[name])
+    assert (captured.plan, compiled.plan) == (CAPTURED, COMPILED)
+    compare(compiled, captured, "compiled", "captured", Tolerance(rtol=1e-6, atol=1e-7))
+    assert compiled.changed
+    assert len(compiler.graphs) == 1
+
+
+def test_random_numbers_are_drawn_outside_and_are_the_same(compiler: Compilers) -> None:
+    for name in ("norm-dropout", "draws"):
+        trace(MODELS[name])
+    drawn = [str(node.target) for graph in compiler.graphs for node in graph.graph.nodes]
+    assert "aten.mm.default" in drawn
+    assert not any("bernoulli" in name or "rand" in name for name in drawn)
+    noise = [trace(MODELS["draws"], which).values["noise"] for which in ("captured", "inductor")]
+    np.testing.assert_array_equal(*noise)
+
+
+def test_masks_of_large_layers_are_drawn_before_the_one_part(compiler: Compilers) -> None:
+    compiled = trace(of(lambda: dense(90), lambda: layers.Dropout(0.5), lambda: dense(90)))
+    assert compiled.plan == COMPILED
+    assert len(compiler.graphs) == 1
+
+
+def test_attention_is_compiled_unless_it_drops(compiler: Compilers) -> None:
+    def attending(rate: float) -> Make:
+        def make() -> Any:
+            inputs = keras.Input((FEATURES,))
+            x = layers.Reshape((2, FEATURES // 2))(inputs)
+            x = layers.MultiHeadAttention(2, 4, dropout=rate)(x, x)
+            model = keras.Model(inputs, head()(layers.Flatten()(x)))
+            return Classifier([model])
+
+        return make
+
+    for rate in (0.0, 0.3):
+        found = [trace(attending(rate), which) for which in ("inductor", "captured")]
+        assert [x.plan for x in found] == [COMPILED, CAPTURED]
+        compare(found[0], found[1], "compiled", "captured", CLOSE)
+    drawing = [
+        sum("attention" in str(node.target) for node in graph.graph.nodes)
+        for graph in compiler.graphs
+    ]
+    assert drawing[0] == 2  # forward and backward
+    assert len(drawing) > 1
+
+
+def test_steps_around_a_draw_from_a_result_have_two_parts(compiler: Compilers) -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        x = ops.tanh(ops.cumsum(ops.exp(ops.tanh(x * 2 + 1)), axis=0) / 3 - 1) * 1.5 + 0.25
+        chosen = keras.random.categorical(task.model(x), 1, seed=task.seed)
+        return {"loss": learn(task, x, y), "chosen": ops.mean(ops.cast(chosen, "float32"))}
+
+    def make() -> Any:
+        return Steps(step, seed=keras.random.SeedGenerator(1))
+
+    compare(trace(make), trace(make, "captured"), "compiled", "captured", CLOSE)
+    assert len(compiler.graphs) in (1, 2)
+
+
+# Compiled for real
+
+BOTH = of(
+    dense,
+    layers.BatchNormalization,
+    lambda: layers.Dropout(0.5, seed=4),
+    optimizer=lambda: keras.optimizers.Adam(1e-2),
+)
+
+
+@pytest.mark.long
+def test_a_compiled_step_computes_the_same_within_roundings() -> None:
+    compiled, captured = trace(BOTH), trace(BOTH, "captured")
+    assert compiled.plan == COMPILED
+    compare(compiled, captured, "compiled", "captured", Tolerance(rtol=1e-3, atol=1e-3))
+    for name in compiled.values:
+        np.testing.assert_allclose(compiled.values[name], captured.values[name], rtol=1e-4)
+    # One program for single steps and windows: the bits agree.
+    compare(compiled, trace(BOTH, windows=(1,)), "in windows", "step by step", tolerance=None)
+    compare(compiled, trace(BOTH, windows=(12,)), "in windows", "in one", tolerance=None)
+
+
+# What falls back
+
+
+def test_a_compiler_that_fails_names_the_operation_and_its_line(compiler: Compilers) -> None:
+    compiler.error = RuntimeError("LoweringException: no such thing\n  target: aten.tanh.default")
+    found = reason(trace(MODELS["adam"]).plan)
+    assert found == (
+        "aten.tanh.default failed, at classifier.py:37: logits = self.model(x, training=True): "
+        "RuntimeError: LoweringException: no such thing target: aten.tanh.default"
+    )
+
+
+def test_a_compiler_that_fails_elsewhere(compiler: Compilers) -> None:
+    compiler.error = OSError("disk full")
+    assert reason(trace(MODELS["adam"]).plan) == "OSError: disk full"
+
+
+def test_without_a_cpp_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config, cpp_builder
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(config.cpp, "cxx", (None, "g++"))
+    cpp_builder.cpp_compiler_search.cache_clear()
+    try:
+        found = reason(trace(of(lambda: dense(3))).plan)
+    finally:
+        cpp_builder.cpp_compiler_search.cache_clear()
+    assert found == (
+        "there is no C++ compiler: install g++, or name one in the environment variable CXX"
+    )
+
+
+def test_a_compiled_step_that_computes_something_else(compiler: Compilers) -> None:
+    compiler.change = lambda outputs: tuple(x * 1.001 for x in outputs)
+    found = reason(trace(MODELS["adam"]).plan)
+    assert found == "when replayed, it returns a different 'loss', in step 1 of the proof"
+
+
+def test_a_compiled_step_that_does_not_repeat(compiler: Compilers) -> None:
+    turns = iter(range(1000))
+    compiler.change = lambda outputs: tuple(x * (1 + 2e-7 * (next(turns) % 2)) for x in outputs)
+    found = reason(trace(MODELS["adam"]).plan)
+    assert found == "when replayed twice, it returns a different 'loss', in step 1 of the proof"
+
+
+def test_a_step_of_which_nothing_can_be_compiled() -> None:
+    @torch.library.custom_op("treadle_tests::grown", mutates_args=())
+    def grown(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    class Grows(treadle.Task):
+        def __init__(self) -> None:
+            self.weight = keras.Variable(1.0)
+
+        def train_step(self, batch: Any) -> Any:
+            self.weight.assign(grown(self.weight.value))
+            return {"weight": self.weight.value}
+
+    found = reason(trace(Grows).plan)
+    assert re.fullmatch(
+        r"no part of it can be compiled: treadle_tests.grown.default is not an operator of PyTorch "
+        r"itself, at test_inductor.py:\d+: self.weight.assign\(grown\(self.weight.value\)\)",
+        found,
+    ), found
+
+
+def test_a_step_of_many_parts(compiler: Compilers) -> None:
+    @torch.library.custom_op("treadle_tests::passed", mutates_args=())
+    def passed(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        for _ in range(5):
+            for _ in range(4):
+                x = ops.tanh(x * 1.1)
+            x = passed(x)
+        return {"loss": learn(task, x, y)}
+
+    found = reason(trace(lambda: Steps(step)).plan)
+    assert found.startswith("it has 6 parts, and 4 at most pay: treadle_tests.passed.default is ")
+    assert not compiler.graphs
+
+
+def test_other_operators_run_between_the_parts(compiler: Compilers) -> None:
+    @torch.library.custom_op("treadle_tests::through", mutates_args=())
+    def through(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        for _ in range(5):
+            x = ops.tanh(x * 1.1)
+        return {"loss": learn(task, through(x), y)}
+
+    compiled, captured = (trace(lambda: Steps(step), which) for which in ("inductor", "captured"))
+    assert compiled.plan == COMPILED
+    compare(compiled, captured, "compiled", "captured", CLOSE)
+    assert len(compiler.graphs) == 2
+
+
+# Options, records and resuming
+
+
+def test_by_default_a_cpu_captures() -> None:
+    from treadle.backends.torch.capture.inductor import STEPS_THAT_PAY, pays
+
+    with loop_of() as loop:
+        loop.fit(source(), steps=2)
+        assert "captured" in loop.plan and "inductor" not in loop.plan
+    assert pays("cuda", STEPS_THAT_PAY) and not pays("cuda", STEPS_THAT_PAY - 1)
+    assert not pays("cuda", None) and not pays("cpu", STEPS_THAT_PAY)
+
+
+def test_long_calls_compile_by_default_on_a_gpu(
+    compiler: Compilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def pays(device: str, steps: int | None) -> bool:
+        asked.append(steps)
+        return steps is not None and steps >= 12
+
+    monkeypatch.setattr("treadle.backends.torch.backend.pays", pays)
+    for lasts, name in (({"steps": 11}, "captured"), ({"epochs": 2}, "inductor")):
+        with loop_of() as loop:
+            loop.fit(source(), **lasts)
+            assert f", {name}" in loop.plan
+    assert asked == [11, 12]
+
+
+class InterruptedError_(Exception):
+    """Ends a run."""
+
+
+def trained(directory: Path | None, compiler: str, ends: int | None = None) -> Any:
+    def fail(loop: Any) -> None:
+        if loop.progress.step == ends:
+            raise InterruptedError_
+
+    options = treadle.Options(compiler=compiler)  # type: ignore[arg-type]
+    hooks = [treadle.every("1 step", fail)] if ends else []
+    hooks += [treadle.hooks.Checkpoint(every="3 steps")] if directory else []
+    with loop_of(make(WithEverything), directory=directory, options=options, hooks=hooks) as loop:
+        loop.fit(source(), epochs=3)
+        return loop.plan, loop.state.arrays()
+
+
+def test_a_resumed_run_computes_the_same_bits(compiler: Compilers, tmp_path: Path) -> None:
+    _, whole = trained(None, "inductor")
+    with pytest.raises(InterruptedError_):
+        trained(tmp_path, "inductor", ends=8)
+    recorded = json.loads((tmp_path / "run.json").read_text())
+    assert recorded["options"]["compiler"] == "inductor" and ", inductor" in recorded["plan"]
+    plan, resumed = trained(tmp_path, "inductor")
+    assert ", inductor" in plan
+    same(whole, resumed)
+
+
+def test_a_run_that_fell_back_stays_captured(compiler: Compilers, tmp_path: Path) -> None:
+    compiler.error = OSError("disk full")
+    _, whole = trained(None, "inductor")
+    with pytest.raises(InterruptedError_):
+        trained(tmp_path, "inductor", ends=8)
+    compiler.error = None
+    plan, resumed = trained(tmp_path, "inductor")
+    assert ", captured" in plan and not compiler.graphs
+    same(whole, resumed)
+
+
+def test_a_run_compiled_by_default_stays_compiled(
+    compiler: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError_):
+        patch.setattr("treadle.backends.torch.backend.pays", lambda device, steps: True)
+        trained(tmp_path, "auto", ends=8)
+    plan, _ = trained(tmp_path, "auto")
+    assert ", inductor" in plan
