@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.activity import is_in_use
-from ..core.directory import CHECKPOINTS, LOG, RUN, read_run
+from ..core.directory import CHECKPOINTS, LOG, RUN
 from ..core.folder import Folder
 from ..core.run_file import RunFile, progress_of
 from ..errors import TreadleError
 from .output import best_values
+from .records import has_checkpoint, recorded_run
 
 DEEPEST = 4  # levels of folders in which runs are found; those of a search are two levels down
 STOPPED = ("KeyboardInterrupt", "Terminated")
@@ -53,20 +54,28 @@ def run_directories(root: Path) -> Iterator[Path]:
     for found, folders, files in os.walk(root):
         path = Path(found)
         deep = len(path.parts) - base >= DEEPEST
+        inside = tuple(folders)
         folders[:] = [] if deep else sorted(n for n in folders if n != CHECKPOINTS and n[0] != ".")
-        if RUN in files:
+        if RUN in files or (CHECKPOINTS in inside and _has_checkpoint(path)):
             yield path
+
+
+def _has_checkpoint(directory: Path) -> bool:
+    try:
+        return has_checkpoint(directory)
+    except TreadleError:  # such as a link in the place of the folder
+        return False
 
 
 def state_of(directory: Path) -> RunState:
     """Return the state of a run. Damaged files are reported in it, and raise nothing."""
     try:
-        return _state_of(directory, read_run(directory))
+        return _state_of(directory, *recorded_run(directory))
     except TreadleError as error:
         return RunState(directory=directory, state="unreadable", why=str(error))
 
 
-def _state_of(directory: Path, run: RunFile) -> RunState:
+def _state_of(directory: Path, run: RunFile, recovered: str) -> RunState:
     from ..hooks import log_tail  # late: it imports NumPy
 
     with Folder.open(directory) as folder:
@@ -82,7 +91,7 @@ def _state_of(directory: Path, run: RunFile) -> RunState:
     return RunState(
         directory=directory,
         state=state,
-        why=why,
+        why=recovered or why,
         started=run.get("started") or "",
         backend=run.get("backend", ""),
         step=progress.step if state == "finished" else max(progress.step, logged),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import treadle
 
 from ..core.backend_choice import choose_backend
-from ..core.directory import RUN, read_run, why_unfinished
+from ..core.directory import RUN, LostRecordError, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.renamed import with_current_names
+from ..core.run_file import RunFile
 from ..core.triggers import Span
 from ..errors import (
     BackendError,
@@ -24,6 +25,7 @@ from ..errors import (
 from ..recipes import Recipe, make
 from ..run.setup import overriding
 from . import advice, environment, output, trusting
+from .records import has_checkpoint, recorded_run
 from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
@@ -65,8 +67,12 @@ def train(request: Request) -> output.RunOutcome:
             f"--until takes a time, as '30 min', not {request.until!r}: for counts there are "
             "--epochs and --steps"
         )
+    earlier = _earlier(request)
+    recorded = None
+    if earlier is not None and not os.environ.get("KERAS_BACKEND"):
+        recorded = earlier["configuration"].get("backend")
     environment.prepare(
-        request.backend or _recorded_backend(request),
+        request.backend or recorded,
         request.recipe.backend,
         request.data_dir,
         request.seed,
@@ -88,8 +94,7 @@ def train(request: Request) -> output.RunOutcome:
     if not request.quiet and (description := made.describe()):
         output.print_line(description)
     with _directory(request.directory, request.recipe.name) as directory:
-        exists = not request.fresh and (directory / RUN).exists()
-        if not exists and not request.quiet and request.precision is None:
+        if earlier is None and not request.quiet and request.precision is None:
             suggestion = advice.on_precision(made.task)
             if suggestion:
                 output.note(suggestion)
@@ -107,7 +112,7 @@ def train(request: Request) -> output.RunOutcome:
         with loop:
             with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
-            if request.weights_from is not None and not exists:
+            if request.weights_from is not None and _restores_nothing(directory, earlier):
                 loop.prepare(data.train)  # some models are built by their first batch only
                 treadle.warm_start(made.task, request.weights_from)
             with output.interrupts(reported=not request.quiet):
@@ -120,7 +125,8 @@ def train(request: Request) -> output.RunOutcome:
     )
 
 
-LASTS = ("epochs", "steps", "until")
+ENDS = ("epochs", "steps")
+LASTS = (*ENDS, "until")
 
 
 def resume(
@@ -138,12 +144,24 @@ def resume(
         TreadleError: If the run was started without `treadle run`, its script is not trusted, or
             for any reason that `train` raises.
     """
-    configuration = _opened(directory, "run the script again, which resumes the run")
+    # The loop reports a lost record, and writes it again.
+    record, _ = _opened(directory, "run the script again, which resumes the run")
+    configuration = record["configuration"]
+    begun = configuration.get("weights_from")
+    if begun and _restores_nothing(directory, record):
+        raise DirectoryError(
+            f"the run in {directory} began with the weights of {begun}, and has no checkpoint to "
+            "resume from. A folder that a run directory names is not read: start the run again "
+            f"with treadle run … --weights-from {begun} --directory {directory}"
+        )
     changes = {name: value for name, value in lasts.items() if value is not None}
-    how_long = {name: configuration.get(name) for name in LASTS} | changes
+    # The end that the user gives replaces the recorded one, which may be of the other kind.
+    ends = ENDS if any(name in changes for name in ENDS) else ()
+    kept = {name: None if name in ends else configuration.get(name) for name in LASTS}
+    how_long = kept | changes
     recipe = trusting.recipe_of(directory, configuration, given)
     others = {"data_dir": given.data_dir, "recipe": given.task}
-    replaced = (*changes, *(name for name, value in others.items() if value is not None))
+    replaced = (*changes, *ends, *(name for name, value in others.items() if value is not None))
     return train(
         Request(
             recipe=recipe,
@@ -158,7 +176,7 @@ def resume(
             fresh=False,
             quiet=quiet,
             override=replaced or False,
-            weights_from=Path(begun) if (begun := configuration.get("weights_from")) else None,
+            weights_from=Path(begun) if begun else None,
         )
     )
 
@@ -179,7 +197,10 @@ def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, di
         TreadleError: If the directory holds no run of a command, or an unfinished run without a
             checkpoint, if the task cannot be made again, or if it has no evaluation data.
     """
-    configuration = _opened(directory, "call loop.evaluate in the script")
+    record, recovered = _opened(directory, "call loop.evaluate in the script")
+    configuration = record["configuration"]
+    if recovered:
+        output.note(recovered)
     made = _made_again(directory, configuration, given, quiet)
     # Late: importing it imports NumPy and Keras, whose messages `_made_again` hides.
     from .trained_loop import trained_loop
@@ -217,7 +238,7 @@ def replay(
             "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
         )
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
-    configuration = _opened(
+    record, _ = _opened(  # the report has a note on a lost record
         directory,
         f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
         "task and the source that the script makes",
@@ -230,7 +251,7 @@ def replay(
         recorded.check_condition(parse(bisect))
     elif step is not None:
         recorded.check_step(step)
-    made = _made_again(directory, configuration, given, quiet)
+    made = _made_again(directory, record["configuration"], given, quiet)
     data = made.datasets()
     with environment.showing("running the steps again", quiet):
         return treadle.doctor.replay(
@@ -258,8 +279,10 @@ def _made_again(
         return make(recipe, with_current_names(configuration, recipe.module)["settings"])
 
 
-def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
-    """Return the configuration of a run that a command started, and choose the run's backend.
+def _opened(directory: Path, otherwise: str) -> tuple[RunFile, str]:
+    """Return the record of a run that a command started, and choose the run's backend.
+
+    The record is that of the newest checkpoint if `run.json` is lost, which a sentence then says.
 
     The backend is chosen here because modules that read a run may import Keras.
 
@@ -271,7 +294,8 @@ def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
         DirectoryError: If the directory holds no run, or a run of a script.
         BackendError: If the run's backend is not installed.
     """
-    configuration = read_run(directory)["configuration"]
+    record, recovered = recorded_run(directory)
+    configuration = record["configuration"]
     if "recipe" not in configuration:
         raise DirectoryError(
             f"{directory} holds a run of a script, whose task cannot be made again here: "
@@ -283,17 +307,25 @@ def _opened(directory: Path, otherwise: str) -> dict[str, Any]:
         raise BackendError(
             f"{directory} holds a run on {configuration['backend']}: {error}"
         ) from error
-    return configuration
+    return record, recovered
 
 
-def _recorded_backend(request: Request) -> str | None:
-    """Return the recorded backend of the run in the directory, unless `KERAS_BACKEND` is set."""
+def _earlier(request: Request) -> RunFile | None:
+    """Return the record of the run that a request resumes; None for a new run."""
     directory = request.directory
-    if request.fresh or directory is None or os.environ.get("KERAS_BACKEND"):
+    if request.fresh or directory is None or not directory.is_dir():
         return None
-    return (
-        read_run(directory)["configuration"].get("backend") if (directory / RUN).exists() else None
-    )
+    try:
+        return recorded_run(directory)[0]
+    except LostRecordError as lost:
+        if not lost.missing:
+            raise
+        return None
+
+
+def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
+    """Return whether a run begins with its initial weights: it is new, or has no checkpoint."""
+    return record is None or (not record.get("finished") and not has_checkpoint(directory))
 
 
 def _state(directory: Path) -> Mapping[str, Any]:
@@ -302,11 +334,9 @@ def _state(directory: Path) -> Mapping[str, Any]:
 
     state, step = learned(directory)
     if step is not None:
-        why = why_unfinished(read_run(directory))
-        output.note(
-            f"{directory} holds a run that did not finish{why}: evaluating its weights after step "
-            f"{step}"
-        )
+        record, recovered = recorded_run(directory)
+        why = "" if recovered else f" holds a run that did not finish{why_unfinished(record)}"
+        output.note(f"{directory}{why}: evaluating its weights after step {step}")
     return state
 
 

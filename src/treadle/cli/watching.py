@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.directory import LOG, read_run
+from ..core.directory import LOG
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError
 from . import output, run_table
@@ -17,6 +17,7 @@ from .commands import EPILOG_WITHOUT_RUN, app
 from .help import Command
 from .output import reporting_errors
 from .parameters import PRINTED, Json, RunDirectory
+from .records import recorded_run
 from .run_table import RunState
 
 INTERVAL = 0.5  # seconds between two reads of a log
@@ -83,7 +84,7 @@ def log(
       treadle log runs/mine --follow
     """
     with reporting_errors():
-        read_run(directory)  # reports a folder without a run
+        recorded_run(directory)  # reports a folder without a run
         from ..hooks.log_tail import LogTail  # late: it imports NumPy
 
         tail = LogTail(directory / LOG, last)

@@ -16,6 +16,24 @@ OLD_STATE = "state.npz"  # of earlier versions, with the same content
 CHECKPOINTS = "checkpoints"
 
 
+class LostRecordError(DirectoryError):
+    """`run.json` is missing or damaged. A checkpoint may hold a copy of the record.
+
+    Attributes:
+        fault: What is wrong with the file, as a clause.
+        missing: Whether there is no such file.
+
+    Args:
+        message: The message.
+        fault: See above.
+        missing: See above.
+    """
+
+    def __init__(self, message: str, fault: str, missing: bool = False) -> None:
+        super().__init__(message)
+        self.fault, self.missing = fault, missing
+
+
 def state_file(directory: Path) -> Path | None:
     """Return the file with the final value of every variable; None if the run saved none.
 
@@ -34,20 +52,26 @@ def read_run(path: Path) -> RunFile:
     """Return the checked content of a run directory's `run.json`.
 
     Raises:
-        DirectoryError: The file is missing, is not a regular file, or is damaged.
+        LostRecordError: The file is missing or damaged.
+        DirectoryError: There is no such directory, the file is not a regular file, or another
+            version of Treadle wrote it.
     """
     if not path.is_dir():
         raise DirectoryError(f"{path} holds no run: there is no such folder")
     with Folder.open(path) as folder:
         if folder.kind(RUN) is None:
-            raise DirectoryError(f"{path} holds no run: there is no {RUN} in it")
+            raise LostRecordError(
+                f"{path} holds no run: there is no {RUN} in it", "is missing", missing=True
+            )
         data = folder.read(RUN, run_file.MOST_BYTES)
     try:
         return run_file.decode(data)
     except ValueError as error:
-        raise DirectoryError(
-            f"{path / RUN} is damaged, or is not the record of a run: {error}. Restore a copy of it"
-        ) from error
+        message = f"{path / RUN} is damaged, or is not the record of a run: {error}"
+        message = f"{message}. Restore a copy of it"
+        if isinstance(error, run_file.UnknownFormatError):
+            raise DirectoryError(message) from error
+        raise LostRecordError(message, f"is damaged ({error})") from error
 
 
 def why_unfinished(record: RunFile) -> str:

@@ -4,6 +4,7 @@ The file may come from another version or another user, or be damaged. What is r
 has the declared types and lies within bounds; nothing in it is a reason to run code.
 """
 
+import json
 from typing import Any, Required, TypedDict, cast
 
 from . import schema
@@ -14,6 +15,17 @@ MOST_VALUES = 2_000_000
 MOST_STEPS = 10**12  # more than a process can train in a century, also of epochs
 MOST_SEED = (1 << 32) - 1  # NumPy accepts no larger seed
 FORMAT = 1
+# What a run needs to resume; checkpoints hold a copy. They are saved before the run ends, so how it
+# ended is left out.
+RESUMED = (
+    *("format", "configuration", "code", "calls", "backend", "precision", "seed", "options"),
+    *("plan", "versions", "started", "overridden", "passed_over"),
+)
+LONGEST_COPY = 1 << 20  # bytes; each checkpoint holds one, in a file of at most 8 MiB
+
+
+class UnknownFormatError(ValueError):
+    """The file is valid, but this version of Treadle does not support its format."""
 
 
 class Excluded(TypedDict):
@@ -77,7 +89,7 @@ def _path(value: Any, name: str) -> None:
 
 def _format(value: Any, name: str) -> None:
     if value != FORMAT:
-        raise ValueError(
+        raise UnknownFormatError(
             f"its format is {schema.shown(value)}, and this version of Treadle reads format "
             f"{FORMAT}: use the version that wrote it"
         )
@@ -184,6 +196,20 @@ def check(found: Any) -> None:
         _of_command(run["configuration"], "configuration")
     if run.get("finished") and "progress" not in run:
         raise ValueError("progress is missing, although the run is finished")
+
+
+def copy_of(run: RunFile) -> dict[str, Any]:
+    """Return the part of a record that the run needs to resume, to be kept in checkpoints.
+
+    Empty if it is longer than `LONGEST_COPY`.
+
+    Example:
+        >>> copy_of({"configuration": {"seed": 3}, "finished": "2026-01-01"})
+        {'configuration': {'seed': 3}}
+    """
+    kept = {name: run[name] for name in RESUMED if name in run}
+    text = json.dumps(kept, default=str)
+    return json.loads(text) if len(text) <= LONGEST_COPY else {}
 
 
 def progress_of(run: RunFile) -> Progress:

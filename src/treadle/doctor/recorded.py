@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints
-from ..core.directory import CHECKPOINTS, LOG, read_run
+from ..checkpoint.recovery import recorded_run
+from ..core.directory import CHECKPOINTS, LOG
 from ..core.run_file import progress_of
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
 from ..hooks.log_file import Log, Mark, read
@@ -19,6 +20,7 @@ class Recorded:
 
     Attributes:
         facts: The content of `run.json`.
+        recovered: A sentence if that file is lost and the content is that of a checkpoint, else "".
         calls: The arguments of each call of the loop.
         log: The logged values of each step; empty if the log is missing.
         checkpoints: The run's checkpoints.
@@ -30,7 +32,7 @@ class Recorded:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.facts = read_run(directory)
+        self.facts, self.recovered = recorded_run(directory)
         self.calls: list[Any] = self.facts.get("calls", [])
         if not self.calls:
             raise DirectoryError(

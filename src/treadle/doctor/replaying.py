@@ -21,6 +21,7 @@ from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
+from ..hooks.run_record import passed_over
 from ..run.resume import circumstances, without_reason
 from ..run.saved_state import LoopState
 from ..steps.planning import as_recorded
@@ -205,14 +206,15 @@ class _Run:
             kinds=inspection.layers,
             variables=variables,
             origin=Origin(inputs, inspection, meant, batch, layers, variables).describe(),
-            notes=_notes(inputs, bool(inspection.gradients)),
+            notes=_notes(self._recorded.recovered, inputs, bool(inspection.gradients)),
             arrays=arrays_of(inputs, inspection),
         )
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
         task, run, place = self._task, self._directory, self._place
         return Visit(
-            task, found, run, place, self._hooks, self._options, self._constants, last, watch
+            *(task, found, run, place, self._hooks, self._options, self._constants),
+            *(passed_over(self._facts), last, watch),
         )
 
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
@@ -254,8 +256,8 @@ class _Run:
         return tuple(reasons)
 
 
-def _notes(inputs: StepInputs, differentiated: bool) -> tuple[str, ...]:
-    notes: list[str] = []
+def _notes(recovered: str, inputs: StepInputs, differentiated: bool) -> tuple[str, ...]:
+    notes = [recovered] if recovered else []
     if not differentiated:
         notes.append(
             "this step differentiates without treadle.gradients, so its gradients cannot be seen, "

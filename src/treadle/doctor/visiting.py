@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
-from ..core.directory import LOG, differences, read_run
+from ..core.directory import LOG, differences
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.identity import source_facts
 from ..core.logs import StepLogs
@@ -30,7 +30,6 @@ from ..hooks import (
     Watchdog,
 )
 from ..hooks import Checkpoint as CheckpointHook
-from ..hooks.run_record import passed_over
 from ..loop import Loop
 from ..run.dispatch import HookDispatcher
 from ..run.prefetch import Feed
@@ -149,6 +148,7 @@ class Visit:
         hooks: The run's own hooks; those of `LEFT_OUT` are excluded.
         options: Execution options.
         constants: The task's Python values, from before the first visit.
+        excluded: The batches that rollbacks excluded.
         last: The last step to run.
         watch: A condition on the state; the loop stops at the first step where it is true.
 
@@ -169,6 +169,7 @@ class Visit:
         hooks: Sequence[Hook | Scheduled],
         options: Options,
         constants: SavedConstants,
+        excluded: Mapping[tuple[int, int, int], str],
         last: int,
         watch: Callable[[State], bool] | None = None,
     ) -> None:
@@ -185,7 +186,7 @@ class Visit:
         begun = _begun(found)
         self._next_call = LoopState.decode(begun.loop).call
         self._feed = _RecordingFeed()
-        start = StartPoint(begun, run / LOG, constants, passed_over(read_run(run)))
+        start = StartPoint(begun, run / LOG, constants, excluded)
         services = Services(
             # The first and the last hook: they see what the others do.
             hooks=HookDispatcher([_BeforeWindows(self), *objects, _AfterWindows(self)], scheduled),

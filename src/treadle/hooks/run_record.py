@@ -5,9 +5,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ..checkpoint import Checkpoints
 from ..checkpoint.arrays import read_final_state
+from ..checkpoint.recovery import recorded_run
 from ..checkpoint.removal import remove_checkpoints
 from ..core.directory import (
     CHECKPOINTS,
@@ -15,8 +17,8 @@ from ..core.directory import (
     OLD_STATE,
     RUN,
     STATE,
+    LostRecordError,
     differences,
-    read_run,
 )
 from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
@@ -26,6 +28,7 @@ from ..core.logs import StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.progress import Progress
 from ..core.renamed import with_current_names
+from ..core.run_file import RunFile, copy_of
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
@@ -48,6 +51,8 @@ class RunRecord(Hook):
     Attributes:
         path: The run directory.
         facts: The content of `run.json`.
+        recovered: A sentence if the record was lost and comes from a checkpoint, else "". `start`
+            writes the file again.
         changed: Changes in the code since the recorded run, if any.
         overridden: Differences to the recorded run that `override` allowed.
 
@@ -72,12 +77,9 @@ class RunRecord(Hook):
         with _opened(path) as folder:
             self._lock.acquire()  # during construction only; `start` acquires it again
             try:
-                if folder.kind(RUN) is None:
-                    self._reject_foreign_files(folder)
-                elif fresh:
-                    self._remove(folder)
+                self.facts: dict[str, Any]
+                self.facts, self.recovered = self._claim(folder, fresh)
                 wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
-                self.facts: dict[str, Any] = dict(read_run(path)) if folder.kind(RUN) else {}
                 self._seen = folder.version(RUN)
             finally:
                 self._lock.release()
@@ -155,8 +157,14 @@ class RunRecord(Hook):
         self.facts["overridden"] = [*self.facts.get("overridden", []), *found]
         return True
 
+    def copy(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold so that the run resumes without `run.json`."""
+        return copy_of(cast(RunFile, {**self.facts, "calls": self._calls}))
+
     def start(self, loop: LoopView) -> None:
         """Lock the directory for this process and mark the run as unfinished.
+
+        If the record was lost, it is written again, before anything else is changed.
 
         Raises:
             DirectoryError: If another process trains in it, or has done so since `run.json` was
@@ -171,21 +179,26 @@ class RunRecord(Hook):
                     "the script again"
                 )
             self._remove_leftovers(folder)
-        self._started, self._begun, self.from_before = True, False, False
-
-    def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Write `run.json` at the first step: backend, options, versions and start time."""
-        if self._begun:
-            return
-        self._begun = True
-        self.facts["calls"] = self._calls
+        # What is known before the first step is in the checkpoint of step 0, too.
         self.facts |= {
             "backend": backend_name(),
             "precision": precision_name(),
             "seed": run_seed(),
             "options": asdict(loop.options),
-            "plan": loop.plan,
             "versions": versions(),
+        }
+        if self.recovered:
+            self._write()
+        self._started, self._begun, self.from_before = True, False, False
+
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
+        """Write `run.json` at the first step: the plan and the start time."""
+        if self._begun:
+            return
+        self._begun = True
+        self.facts |= {
+            "calls": self._calls,
+            "plan": loop.plan,
             "started": self.facts.get("started", _now()),
             "finished": None,
             "error": None,
@@ -222,6 +235,36 @@ class RunRecord(Hook):
         finally:
             self._lock.release()
 
+    def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str]:
+        """Return the record of the run in the directory, after removing the run if `fresh`.
+
+        Returns:
+            The record, empty if there is no run; and a sentence if it comes from a checkpoint.
+
+        Raises:
+            DirectoryError: If there are files that would be overwritten, but no record.
+        """
+        if fresh and folder.kind(RUN) is not None:  # perhaps damaged
+            self._remove(folder)
+        try:
+            found, note = recorded_run(self.path)
+        except LostRecordError as lost:
+            if not lost.missing:
+                raise
+            self._reject_foreign_files(folder)
+            return {}, ""
+        if note and not self._has_results(folder) and folder.kind(RUN) is None:
+            return {}, ""  # ended before its first step: settings may be corrected
+        if fresh:
+            self._remove(folder)
+            return {}, ""
+        return dict(found), note
+
+    def _has_results(self, folder: Folder) -> bool:
+        """Return whether a run has left more than the checkpoint of step 0 and empty files."""
+        steps = Checkpoints(self.path / CHECKPOINTS).steps()
+        return any(steps) or any(folder.size(name) for name in self._leaves)
+
     def _remove(self, folder: Folder) -> None:
         """Remove the artifacts of a run, and no other files."""
         remove_images(folder)  # the log lists them
@@ -246,6 +289,13 @@ class RunRecord(Hook):
         Raises:
             DirectoryError: If there are such files.
         """
+        steps = Checkpoints(self.path / CHECKPOINTS).steps()
+        if any(steps):
+            raise DirectoryError(
+                f"{self.path} holds checkpoints up to step {steps[-1]}, but no {RUN}, and none of "
+                f"them holds a valid copy of it. Restore a copy of {RUN}, or choose another "
+                "directory"
+            )
         found = [name for name in self._leaves if folder.size(name)]
         if found:
             raise DirectoryError(

@@ -118,6 +118,7 @@ class Session:
 
     def _resume_earlier_run(self, record: RunRecord) -> None:
         """Restore progress, history and hooks of the run in the directory."""
+        self.services.reporter.warn(record.recovered)
         self.resuming = Resuming(self.services.newest_checkpoint())
         if record.finished:
             self._restore_end(record)
@@ -232,8 +233,14 @@ class Session:
             loop=saved.encode(),
             source=self.feed.position(),
             hooks=self.services.hooks.states(self._loop),
-            about={**circumstances(), "plan": self.plan, "score": score},
+            about={**circumstances(), "plan": self.plan, "score": score, **self._record_copy()},
         )
+
+    def _record_copy(self) -> dict[str, Any]:
+        """Return a copy of the run's record for a checkpoint, if there is one."""
+        record = self.services.record
+        copy = record.copy() if record is not None else {}
+        return {"run": copy} if copy else {}
 
     # The call
 

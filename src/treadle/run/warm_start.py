@@ -1,5 +1,6 @@
 """Warm start: initialize a task with the trained weights of another run."""
 
+import warnings
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -7,8 +8,15 @@ from typing import Any
 
 from ..checkpoint import Checkpoints
 from ..checkpoint.arrays import read_final_state
-from ..core.directory import CHECKPOINTS, read_run, why_unfinished
-from ..errors import ConfigurationError, DirectoryError, StateError, did_you_mean
+from ..checkpoint.recovery import recorded_run
+from ..core.directory import CHECKPOINTS, why_unfinished
+from ..errors import (
+    ConfigurationError,
+    DirectoryError,
+    StateError,
+    TreadleWarning,
+    did_you_mean,
+)
 from ..steps.state import State
 
 
@@ -22,7 +30,7 @@ def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
         DirectoryError: If the directory holds no run, or a run without a checkpoint.
         CheckpointError: If none of its checkpoints can be read.
     """
-    record = read_run(directory)
+    record, _ = recorded_run(directory)
     if record.get("finished") and (state := read_final_state(directory)):
         return state, None
     found = Checkpoints(directory / CHECKPOINTS).latest()
@@ -89,6 +97,8 @@ def warm_start(
         )
     weights = _weights(state)
     wanted = _chosen(weights, only)
+    if recovered := recorded_run(Path(directory))[1]:
+        warnings.warn(f"{recovered}, whose weights are used", TreadleWarning, stacklevel=2)
     values = _renamed(learned(Path(directory))[0], dict(rename or {}))
     missing = [path for path in wanted if path not in values]
     if missing:

@@ -26,7 +26,8 @@ def cause(
         about: Backend, plan, devices, threads and versions of one process.
         about_other: Those of the other process.
     """
-    other = differences({**about, "score": None}, {**about_other, "score": None})
+    own = {"score": None, "run": None}  # these may differ between equal runs
+    other = differences({**about, **own}, {**about_other, **own})
     if other:
         return f"the two processes ran under different conditions: {'; '.join(other)}"
     kinds = {d.kind for d in found}

@@ -254,7 +254,8 @@ def judged(
         texts: Mapping[str, str] = straight.outcome["checks"]
         checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
     about = dict(straight.last.about) if straight.last else {}
-    about.pop("score", None)
+    for name in ("score", "run"):
+        about.pop(name, None)
     return Certificate(
         name,
         middle,
