@@ -108,8 +108,8 @@ def test_the_disk_holds_few_states_at_any_moment(tmp_path, last):
 
 def test_the_same_step_again_is_the_newer_one(tmp_path):
     checkpoints = saved(tmp_path, 0)
-    other = Checkpoint(Progress(0), {"a": np.ones(2)})
-    for _ in range(2):
+    for number in range(2):
+        other = Checkpoint(Progress(0), {"a": np.full(2, number)})
         checkpoints.save(other)
         checkpoints.wait()
         assert same(checkpoints.latest(), other)

@@ -132,6 +132,23 @@ def test_a_run_may_begin_with_the_weights_of_another():
     assert "nowhere holds no run" in missing.stderr
 
 
+def test_a_new_end_replaces_the_recorded_one():
+    import keras
+
+    run_tiny("--directory", "here", "--quiet", "--steps", 3)
+    for how, step in ((("--epochs", 3), 6), (("--steps", 7), 7), ((), 7), (("--epochs", 5), 10)):
+        keras.backend.clear_session()
+        told = json.loads(treadle("resume", "here", *how, "--json").stdout)
+        assert told["progress"]["step"] == step
+    overridden = json.loads(Path("here/run.json").read_text())["overridden"]
+    assert "steps was 3, now None" in overridden and "epochs was 3, now None" in overridden
+
+
+def test_a_run_that_fails_leaves_no_folder():
+    run_tiny("--set", "fails=interrupt", "--directory", "a/b", code=130)
+    assert not Path("a").exists() and not Path("runs").exists()
+
+
 def test_the_seed_decides():
     runs = [json.loads(run_tiny("--json", "--seed", seed).stdout)["last"] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
@@ -166,7 +183,7 @@ def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():
     assert "KeyError: 'my own mistake'" in result.stderr
     assert "mine.py" in result.stderr
     assert "in train_step, step 1 (epoch 1, batch 1)" in result.stderr
-    assert not any(Path("runs").iterdir())
+    assert not Path("runs").exists()
     assert "EOFError: in init" in run_tiny("--set", "fails=init", code=1).stderr
 
 

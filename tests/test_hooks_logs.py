@@ -11,7 +11,7 @@ from tests.hook_loop import INF, NAN, Loop
 from treadle import hooks
 from treadle.core import file_operations as operations
 from treadle.core.logs import Record
-from treadle.errors import ConfigurationError
+from treadle.errors import ConfigurationError, DataError
 from treadle.hooks.lines import read_log
 
 # JSONLines
@@ -195,6 +195,44 @@ def test_csv_is_no_other_table(tmp_path):
         "seconds. Choose another path, or move it away"
     )
     assert path.read_text() == "name,price\nbread,3\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (b"3,2x,5.0,1.0", "its step is '2x'; expected a whole number"),
+        (b"3", "its step is None; expected a whole number"),
+        (b"3,-4,5.0,1.0", "its step is '-4'; expected a whole number"),
+        (b"3,\x1b[2J,5.0,1.0", r"its step is '\x1b[2J'; expected a whole number"),
+        (b"3,\xff,5.0,1.0", "it is not a text in UTF-8"),
+    ],
+)
+def test_csv_names_a_damaged_row(tmp_path, row, why):
+    path = tmp_path / "epochs.csv"
+    content = b"epoch,step,seconds,loss\n2,10,2.5,2.0\n" + row + b"\n4,30,6.0,0.5\n"
+    path.write_bytes(content)
+    loop, hook = Loop(tmp_path, step=30), hooks.CSV()
+    hook.restore({"rows": 3})
+    with pytest.raises(DataError) as caught:
+        hook.start(loop)
+    assert str(caught.value) == (
+        f"line 3 of {path} is not a row of an epoch: {why}. Restore a copy of the file, or move it "
+        "away: the run then resumes, and writes the later epochs into a new one"
+    )
+    assert path.read_bytes() == content
+    path.rename(tmp_path / "away.csv")
+    hook.start(loop)
+    loop.record(hook, "epoch", step=40, loss=0.5)
+    assert path.read_text().splitlines()[1].startswith("5,40,")
+
+
+def test_csv_removes_damaged_rows_of_later_epochs(tmp_path):
+    path = tmp_path / "epochs.csv"
+    path.write_text("epoch,step,seconds,loss\n2,10,2.5,2.0\n3,2x,5.0,1.0\n")
+    hook = hooks.CSV()
+    hook.restore({"rows": 1})
+    hook.start(Loop(tmp_path, step=10))
+    assert path.read_text() == "epoch,step,seconds,loss\n2,10,2.5,2.0\n"
 
 
 def test_csv_needs_a_place():

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+import treadle as library
 from tests import cli_runs
 from tests.cli_runs import apart, run_tiny  # noqa: F401 - a fixture
 from treadle.core import trust
@@ -201,6 +203,44 @@ def test_a_data_folder_that_another_directory_names_is_not_read(state, apart, tm
     treadle("evaluate", "sent")
     edit(tmp_path / "mine", data_dir=str(tmp_path))
     assert "names the data folder" in treadle("evaluate", "mine", code=2).stderr
+
+
+def test_commands_that_only_read_execute_nothing(run, tmp_path, monkeypatch):
+    """`runs`, `log` and `warm_start` execute no code that the directory holds or names."""
+    import keras
+    from keras import layers, saving
+
+    script = evil(tmp_path)
+    bomb = f"import os\nos.close(os.open({str(tmp_path / 'executed')!r}, os.O_CREAT))\n"
+    for name in ("mine", "evil", "treadle", "numpy", "sitecustomize", "conftest"):
+        (run / f"{name}.py").write_text(bomb)
+    (run / "model.keras").write_bytes(pickle.dumps(Trace(str(tmp_path / "executed"))))
+    edit(run, recipe=f"{script}:Evil", settings={"units": f"__import__({script.stem!r})"})
+    for name in ("load_model", "deserialize_keras_object"):
+        monkeypatch.setattr(saving, name, lambda *a, **k: pytest.fail("a model was loaded"))
+    monkeypatch.chdir(run)  # where a module of the directory would be found first
+    for recorded in (True, False):
+        if not recorded:  # the record is that of a checkpoint
+            (run / "run.json").unlink()
+        shown = treadle("runs", tmp_path, "--json").stdout
+        [found] = json.loads(shown[shown.index("{") :])["runs"]
+        assert found["directory"] == str(run)
+        assert "step 4" in treadle("log", run).stdout
+        assert "step 4" in treadle("log", run, "--follow").stdout
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+        task = library.Supervised(model, "mse", "sgd")
+        assert library.warm_start(task, run) == ["model/layers/0/kernel", "model/layers/0/bias"]
+    assert not (tmp_path / "executed").exists()
+
+
+class Trace:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
 
 
 def test_help_says_what_is_executed():

@@ -15,7 +15,7 @@ import pytest
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, DirectoryError, TreadleWarning
+from treadle.errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
 
 pytestmark = pytest.mark.any_backend
 
@@ -185,6 +185,36 @@ def test_a_run_without_a_step_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "log.jsonl").touch()  # what a killed process leaves
     run(tmp_path)
+
+
+def test_a_failed_run_leaves_no_folder_that_it_created(tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise OSError("no data")
+        yield
+
+    failures: list[tuple[Any, dict[str, Any]]] = [
+        (OSError, {"train": broken}),
+        (TreadleError, {"train": 3}),
+        (ConfigurationError, {"hooks": [treadle.hooks.NonFinite("rollback"), 3]}),
+    ]
+    for error, how in failures:
+        with pytest.raises(error):
+            run(tmp_path / "a" / "b", **how)
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="no data"):
+        run(tmp_path / "a", train=broken)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]  # it was there before
+
+
+def test_other_files_in_the_directory_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "run.csv").write_text("mine")
+    run(tmp_path)
+    run(tmp_path, fresh=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "data" / "run.csv").read_text() == "mine"
 
 
 def test_the_user_s_own_files_are_not_overwritten(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ In these files, a variable is called `state/<its path>`, and the arrays of hooks
 called `nested/0`, `nested/1` and so on. Format 1, which is only read, is in `format_1.py`.
 
 If a step is saved again, its folder is step-000000000012-1, then -2. The highest number is valid,
-and the previous folder is removed only when the new one is on disk.
+and the previous folder is removed only when the new one is on disk. A checkpoint that equals the
+previous one of its step is not kept, so that interruptions do not change the names.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from ..core.folder import Folder, partial
 from ..core.progress import Progress
 from ..errors import CheckpointError
 from .dtypes import Array, name_of
-from .structure import encode, to_json
+from .structure import MOST_BYTES, encode, parse_json, to_json
 from .tensor_file import PIECE, SUFFIX, Piece, pieces
 
 # The version of the format above. Every later version of Treadle can read it.
@@ -200,6 +201,33 @@ def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None
     return target
 
 
+def is_written(folder: Folder, draft: Draft, name: Name) -> bool:
+    """Return whether a draft equals a valid checkpoint, except for times.
+
+    This takes a pass over its arrays, if everything else is equal.
+    """
+    with folder.subfolder(str(name)) as place:
+        written = _without_times(parse_json(place.read(MANIFEST, MOST_BYTES)))
+    files: dict[str, Any] = written.pop("files")
+    drafted = _without_times(parse_json(draft.manifest()))
+    del drafted["files"]
+    if written != drafted:
+        return False
+    found = {"arrays": _digest_of(draft.changing)}
+    if draft.fixed:
+        found["fixed"] = _digest_of(draft.fixed)
+    return found == files
+
+
+def _without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """Remove the training time from the progress, and from the copies of it that loops save."""
+    loop: dict[str, Any] = record["loop"]
+    for part in (record["progress"], *loop.values()):
+        if isinstance(part, dict):
+            part.pop("seconds", None)  # pyright: ignore[reportUnknownMemberType]
+    return record
+
+
 def digest_line(manifest: bytes) -> bytes:
     """Return the content of `manifest.sha256`."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
@@ -228,10 +256,7 @@ def _write_fixed(
     folder: Folder, arrays: list[tuple[str, Array]], whole: set[str]
 ) -> dict[str, Any]:
     """Write the arrays that no step changes, unless the file exists; return its size and hash."""
-    digest = _Digest()
-    for _ in digest.update_from(pieces(arrays)):
-        pass
-    found = digest.result()
+    found = _digest_of(arrays)
     target = f"{found['sha256']}{SUFFIX}"
     with folder.subfolder(FIXED, create=not folder.is_folder(FIXED)) as place:
         if not _is_valid_file(place, target, found, whole):
@@ -239,6 +264,14 @@ def _write_fixed(
         else:  # a killed run may have renamed it without syncing the folder
             place.sync()
     return found
+
+
+def _digest_of(arrays: list[tuple[str, Array]]) -> dict[str, Any]:
+    """Return the size and hash of a file of arrays."""
+    digest = _Digest()
+    for _ in digest.update_from(pieces(arrays)):
+        pass
+    return digest.result()
 
 
 def _is_valid_file(place: Folder, name: str, expected: Mapping[str, Any], whole: set[str]) -> bool:

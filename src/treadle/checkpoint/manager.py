@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..core.folder import PARTIAL, FileSystem, Folder, partial
 from ..errors import CheckpointError, ConfigurationError, whole_number
-from .format import FIXED, Checkpoint, Draft, Name, write
+from .format import FIXED, Checkpoint, Draft, Name, is_written, write
 from .manifest import Manifest, UnknownFormatError, read_manifest
 from .reading import read
 from .removal import SHARED
@@ -27,7 +27,8 @@ class Checkpoints:
     Step 0, the newest checkpoints, and those selected by `keep_every` and `keep_best` are kept. The
     oldest checkpoint is removed before a new one is written, but never the newest one that is known
     to be readable; with `keep_last=2`, at most three states are on disk at a time. If a run rolls
-    back to an earlier step and saves again, checkpoints of later steps are removed.
+    back to an earlier step and saves again, checkpoints of later steps are removed. A step is not
+    written again if its newest checkpoint is equal.
 
     Only one process writes at a time, which the lock of the run ensures. Checkpoints are ordered by
     step, not by file times. The folder may be moved between runs. It must not be a symbolic link.
@@ -262,8 +263,13 @@ class Checkpoints:
 
     def _write(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:
-            self._make_room(folder, draft.step)
-            name = Name.parse(write(folder, draft, self._whole))
+            of_step = [name for name in _names(folder) if name.step == draft.step]
+            name = of_step[-1] if of_step and of_step[-1] in self._readable else None
+            if name is not None and is_written(folder, draft, name):
+                folder.sync()  # a killed run may have renamed it without syncing the folder
+            else:
+                self._make_room(folder, draft.step)
+                name = Name.parse(write(folder, draft, self._whole))
             assert name
             # Reading it back ensures that it can be read before it counts as saved; the retention
             # rules use the cached manifest.

@@ -64,7 +64,8 @@ EpochsInAll = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Passes over the data in total, including those already done.",
+        help="Passes over the data in total, including those already done. Replaces a recorded "
+        "--epochs and --steps.",
         rich_help_panel=HOW_LONG,
     ),
 ]
@@ -73,7 +74,8 @@ StepsInAll = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Steps in total, including those already done.",
+        help="Steps in total, including those already done. Replaces a recorded --steps and "
+        "--epochs.",
         rich_help_panel=HOW_LONG,
     ),
 ]
@@ -178,7 +180,8 @@ Directory = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Folder for the files of the run; default: runs/NAME-1, runs/NAME-2, ….",
+        help="Folder for the files of the run; other files in it are kept. Default: runs/NAME-1, "
+        "runs/NAME-2, ….",
         show_default=False,
         rich_help_panel=WHERE,
     ),

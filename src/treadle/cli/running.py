@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -369,7 +369,7 @@ def _directory(given: Path | None, name: str) -> Generator[Path]:
     if given is not None:
         yield given
         return
-    number = 1
+    number, made = 1, not RUNS.exists()
     while True:
         directory = RUNS / f"{name}-{number}"
         try:
@@ -387,3 +387,6 @@ def _directory(given: Path | None, name: str) -> Generator[Path]:
     finally:
         if not (directory / RUN).exists():
             shutil.rmtree(directory, ignore_errors=True)
+            if made:
+                with suppress(OSError):  # it is not empty
+                    RUNS.rmdir()

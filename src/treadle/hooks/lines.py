@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import isfinite, isnan
@@ -23,7 +24,8 @@ from ..core.directory import LOG
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.logs import Array, Record, StepLogs
-from ..errors import ConfigurationError, DirectoryError
+from ..core.schema import shown
+from ..errors import ConfigurationError, DataError, DirectoryError
 from .images import paths
 from .log_file import read_log as read_log
 from .values import Plain, plain
@@ -125,6 +127,7 @@ class CSV(Hook):
     Raises:
         ConfigurationError: At the start, if no path is given and the run has no directory, or if
             the file contains a different table.
+        DataError: At the start, if a row is damaged.
 
     Example:
         >>> import treadle
@@ -187,8 +190,13 @@ class CSV(Hook):
     def _read(self, folder: Folder, name: str, step: int, kept: int | None) -> None:
         path = folder.path / name
         with folder.opened(name) as (file, _):
-            text = file.read().decode()
-        whole = text[: text.rfind("\n") + 1]  # a killed process may leave an incomplete row
+            content = file.read()
+        end = content.rfind(b"\n") + 1  # a killed process may leave an incomplete row
+        try:
+            whole = content[:end].decode()
+        except UnicodeDecodeError as error:
+            number = content.count(b"\n", 0, error.start) + 1
+            raise _not_a_row(path, number, "it is not a text in UTF-8") from error
         reader = csv.DictReader(io.StringIO(whole, newline=""))
         columns = list(reader.fieldnames or [])
         if whole and columns[:3] != ["epoch", "step", "seconds"]:
@@ -197,17 +205,29 @@ class CSV(Hook):
                 "seconds. Choose another path, or move it away"
             )
         rows = list(reader)
-        self._rows = [row for row in rows if int(row["step"]) <= step][:kept]
+        # Rows of later epochs are removed, and may be damaged.
+        for number, row in enumerate(rows[:kept], 2):
+            if not re.fullmatch("[0-9]{1,18}", row["step"] or ""):
+                why = f"its step is {shown(row['step'])}; expected a whole number"
+                raise _not_a_row(path, number, why)
+        self._rows = [row for row in rows[:kept] if int(row["step"]) <= step]
         if not self._rows:
             folder.remove_file(name)
             return
         self._columns = columns
-        if whole != text or len(self._rows) < len(rows):
+        if end < len(content) or len(self._rows) < len(rows):
             self._rewrite(folder, name)
 
     def _rewrite(self, folder: Folder, name: str) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
         folder.write(name, [_csv([header, *self._rows], self._columns)])
+
+
+def _not_a_row(path: Path, number: int, why: str) -> DataError:
+    return DataError(
+        f"line {number} of {path} is not a row of an epoch: {why}. Restore a copy of the file, or "
+        "move it away: the run then resumes, and writes the later epochs into a new one"
+    )
 
 
 def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +75,7 @@ class RunRecord(Hook):
         self.overridden: list[str] = []
         self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
         self._lock = Lock(path)
+        self._made = [place for place in (path, *path.parents) if not place.exists()]
         with _opened(path) as folder:
             self._lock.acquire()  # during construction only; `start` acquires it again
             try:
@@ -157,9 +159,15 @@ class RunRecord(Hook):
         self.facts["overridden"] = [*self.facts.get("overridden", []), *found]
         return True
 
-    def copy(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold so that the run resumes without `run.json`."""
-        return copy_of(cast(RunFile, {**self.facts, "calls": self._calls}))
+    def copy(self, step: int) -> dict[str, Any]:
+        """Return what the checkpoint of a step must hold so that the run resumes without the file.
+
+        A run that starts from scratch again leaves the same checkpoint of step 0 as the first time.
+        """
+        facts = {**self.facts, "calls": self._calls}
+        if step == 0:  # these belong to the first step
+            facts = {k: v for k, v in facts.items() if k not in ("plan", "started")}
+        return copy_of(cast(RunFile, facts))
 
     def start(self, loop: LoopView) -> None:
         """Lock the directory for this process and mark the run as unfinished.
@@ -214,13 +222,14 @@ class RunRecord(Hook):
         """
         if not self._started:
             return
-        self._started = False
+        self._started = removed = False
         try:
             if not self._begun:
                 with Folder.open(self.path) as folder:
                     if folder.kind(RUN) is None:
                         if error is not None:
                             self._remove(folder)
+                            removed = True
                         return
             done = error is None and not loop.unfinished
             self.facts |= {
@@ -234,6 +243,14 @@ class RunRecord(Hook):
             self._write()
         finally:
             self._lock.release()
+            if removed:
+                self.leave()
+
+    def leave(self) -> None:
+        """Remove the run directory if this object created it and it is empty."""
+        with suppress(OSError):  # it is not empty
+            for place in self._made:
+                place.rmdir()
 
     def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str]:
         """Return the record of the run in the directory, after removing the run if `fresh`.

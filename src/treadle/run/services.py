@@ -163,7 +163,12 @@ def open_services(
     record = None
     if directory is not None:
         record = RunRecord(directory, task, configuration, fresh, override)
-    return services_of(given, directory, console, record)
+    try:
+        return services_of(given, directory, console, record)
+    except ConfigurationError:
+        if record is not None:
+            record.leave()
+        raise
 
 
 def services_of(

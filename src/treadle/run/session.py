@@ -90,6 +90,7 @@ class Session:
         self.resuming = Resuming(None)
         # The circumstances and the plan of the checkpoint, until they are compared.
         self._saved_circumstances: Mapping[str, Any] | None = None
+        self._saved_plan = ""  # the plan of the checkpoint
         start = services.start
         self._constants = start.constants if start is not None else SavedConstants(task)
         self._restoring = Restoring(self._constants, record)
@@ -142,6 +143,7 @@ class Session:
         if found is None or saved is None:
             return
         self.resuming.set_pending(found.state)
+        self._saved_plan = str(found.about.get("plan") or "")
         self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
         self.history = self._recorded_history(found)
@@ -233,13 +235,19 @@ class Session:
             loop=saved.encode(),
             source=self.feed.position(),
             hooks=self.services.hooks.states(self._loop),
-            about={**circumstances(), "plan": self.plan, "score": score, **self._record_copy()},
+            about={
+                **circumstances(),
+                # A run that resumes after its last step compiles nothing.
+                "plan": self.plan or self._saved_plan,
+                "score": score,
+                **self._record_copy(),
+            },
         )
 
     def _record_copy(self) -> dict[str, Any]:
         """Return a copy of the run's record for a checkpoint, if there is one."""
         record = self.services.record
-        copy = record.copy() if record is not None else {}
+        copy = record.copy(self.progress.step) if record is not None else {}
         return {"run": copy} if copy else {}
 
     # The call
@@ -486,6 +494,8 @@ class Session:
         if not self.started:
             if final and error is None:
                 self._end_completed_run()
+            if error is not None and self.services.record is not None:
+                self.services.record.leave()
             return
         try:
             if error is None:

@@ -254,8 +254,8 @@ def judged(
         texts: Mapping[str, str] = straight.outcome["checks"]
         checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
     about = dict(straight.last.about) if straight.last else {}
-    for name in ("score", "run"):
-        about.pop(name, None)
+    for own in ("score", "run"):
+        about.pop(own, None)
     return Certificate(
         name,
         middle,
