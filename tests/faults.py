@@ -124,15 +124,18 @@ class Recording(Quick):
 
     Attributes:
         log: Operation and arguments; `("announce", step)` where a step was announced as saved.
+        written: The paths of all files that were written or renamed.
     """
 
     def __init__(self):
         super().__init__()
-        self.log = []
+        self.log, self.written = [], set()
 
     def perform(self, operation, *arguments):
         result = super().perform(operation, *arguments)
         name = operation.__name__
+        if name == "sync_file" and path_of(arguments) not in self.written:
+            self._written_by_others(path_of(arguments))
         if name not in READING:
             more = []
             if name in ("append", "truncate"):
@@ -140,8 +143,13 @@ class Recording(Quick):
             elif name == "replace":
                 folder, _, new, to = (*arguments, None)[:4]
                 more = [(to or folder).path / new]
+            self.written.add(more[0] if name == "replace" else path_of(arguments))
             self.log.append((name, path_of(arguments), *more))
         return result
+
+    def _written_by_others(self, path):
+        """Record a file that a library wrote, as Keras does with models."""
+        self.log += [("create_file", path), ("append", path, path.read_bytes())]
 
 
 class _File:
@@ -158,10 +166,26 @@ class Disk:
     """A disk with a cache that a power cut empties.
 
     Contents of a file are safe after a sync of the file, names in a folder after one of the folder.
+
+    Args:
+        root: The path of the folder that is on the disk; it is empty.
     """
 
     def __init__(self, root):
         self.root, self.top = root, _Folder()
+
+    def load(self, path):
+        """Start with what a folder contains; all of it is safe."""
+        self._load(self.top, path)
+
+    def _load(self, folder, path):
+        for found in path.iterdir():
+            entry = _Folder() if found.is_dir() else _File()
+            if found.is_dir():
+                self._load(entry, found)
+            else:
+                entry.now = entry.safe = found.read_bytes()
+            folder.now[found.name] = folder.safe[found.name] = entry
 
     def do(self, name, path, *arguments):
         if name == "sync_folder":
@@ -193,7 +217,8 @@ class Disk:
         """Make files of what a power cut leaves.
 
         `choose(0)` or `choose(1)` says whether what is not safe is there nevertheless: 0 asks for
-        a name or the lack of one, 1 for the contents of a file.
+        a name or the lack of one, 1 for the contents of a file. Instead, `choose(1)` may return a
+        function of the safe and the unsafe contents that returns what is there.
         """
         self._lay_out(self.top, target, choose)
 
@@ -205,7 +230,11 @@ class Disk:
             if isinstance(found, _Folder):
                 self._lay_out(found, target / name, choose)
             elif found is not None:
-                (target / name).write_bytes(found.now if choose(1) else found.safe)
+                is_there = choose(1) if found.now != found.safe else True
+                content = found.now if is_there else found.safe
+                if callable(is_there):
+                    content = is_there(found.safe, found.now)
+                (target / name).write_bytes(content)
 
     def _folder(self, path):
         found = self.top

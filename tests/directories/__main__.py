@@ -1,8 +1,14 @@
-"""Damage run directories: scripts/fuzz-directories --cases 2000 [--seed S] [--case N].
+"""Damage run directories, or cut the power of runs, and compare the results.
+
+    scripts/fuzz-directories --cases 2000 [--seed S] [--case N]
+    scripts/fuzz-directories --power-losses 1000 [--seed S] [--case N]
 
 Each case damages one file or folder of a run directory by chance and runs a command on it. The
 command must either end with the results of the undamaged run, or with one sentence that names the
 file: without a traceback, within 5 seconds and 1 GiB, and without a change outside the directory.
+
+A loss of power drops, cuts or fills with zeros what a run has not synced at one of its operations
+on files. The run that resumes must end with the files of an uninterrupted run, except for times.
 """
 
 import argparse
@@ -13,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,20 +29,33 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ["KERAS_BACKEND"] = "torch"
 os.environ["TREADLE_COMPILE_CACHE"] = "off"
 
+Run = Callable[[int, int], Any]
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz-directories", description=__doc__)
-    parser.add_argument("--cases", type=int, default=200, help="how many")
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz-directories",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cases", type=int, default=200, help="how many (200)")
+    parser.add_argument("--power-losses", type=int, help="cut the power of so many runs instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="only this one, with everything it prints")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--found", type=Path, help="a file for the cases that failed")
+    parser.add_argument("--totals", type=Path, help="a file for the numbers of cases, as JSON")
     arguments = parser.parse_args()
-    numbers = range(arguments.cases) if arguments.case is None else [arguments.case]
+    count = arguments.power_losses or arguments.cases
+    numbers = range(count) if arguments.case is None else [arguments.case]
     found = list(_all(arguments, list(numbers)))
     failed = [case for case in found if case["faults"]]
     if arguments.found:
-        arguments.found.write_text("".join(_shown(case) for case in failed))
+        arguments.found.write_text("".join(map(_shown, failed)))
+    if arguments.totals:
+        answers = Counter(case["answer"] for case in found if not case["faults"])
+        totals = {"seed": arguments.seed, "cases": len(found), "failed": len(failed), **answers}
+        arguments.totals.write_text(json.dumps(totals))
     print(f"{len(found)} cases, {len(failed)} failed")
     for fault, count in Counter(_kind(f) for case in failed for f in case["faults"]).most_common():
         print(f"  {count:5} {fault}")
@@ -68,16 +88,10 @@ def _all(arguments: argparse.Namespace, numbers: list[int]) -> list[dict[str, An
 
 
 def _work(arguments: argparse.Namespace, numbers: list[int], root: Path) -> None:
-    from .bases import Place
-    from .imported import import_all
-
-    import_all()
-    from .cases import Cases
-
-    cases, started = Cases(Place(root)), time.monotonic()
+    run, started = _prepared(arguments, root), time.monotonic()
     with root.with_suffix(".jsonl").open("w") as file:
         for done, number in enumerate(numbers, 1):
-            case = asdict(cases.run(arguments.seed, number))
+            case = asdict(run(arguments.seed, number))
             file.write(json.dumps(case) + "\n")
             if case["faults"] or arguments.case is not None:
                 print(_shown(case), end="", flush=True)
@@ -86,9 +100,29 @@ def _work(arguments: argparse.Namespace, numbers: list[int], root: Path) -> None
                 print(f"{done} of {len(numbers)}, {each:.2f} s each", flush=True)
 
 
+def _prepared(arguments: argparse.Namespace, root: Path) -> Run:
+    """Make the undamaged runs in a folder, and return the function that runs a case."""
+    from .imported import import_all
+
+    import_all()
+    if arguments.power_losses:
+        from .power import PowerLosses
+
+        root.mkdir()
+        return PowerLosses(root).run
+    from .bases import Place
+    from .cases import Cases
+
+    return Cases(Place(root)).run
+
+
 def _shown(case: dict[str, Any]) -> str:
-    head = f"case {case['number']}: {case['kind']} run, {case['file']}: {case['damage']}; "
-    head += f"{case['command']} ({case['seconds']:.1f} s): {case['answer']}\n"
+    head = f"case {case['number']}: "
+    if "losses" in case:
+        head += f"power lost after {', then after '.join(case['losses'])}\n"
+    else:
+        head += f"{case['kind']} run, {case['file']}: {case['damage']}; "
+        head += f"{case['command']} ({case['seconds']:.1f} s): {case['answer']}\n"
     lines = [f"  FAULT {fault}" for fault in case["faults"]]
     lines += [f"  | {ascii(line)[1:-1][:300]}" for line in case["message"].splitlines()[-6:]]
     return head + "\n".join(lines) + "\n"
