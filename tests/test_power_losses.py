@@ -1,8 +1,15 @@
 """Runs that lose power at any operation on their files; the long form is `scripts/fuzz-directories`."""
 
+import json
+import shutil
+from contextlib import suppress
+
+import keras
 import pytest
 
+import treadle
 from tests.directories.power import PowerLosses
+from tests.directories.tiny_task import Tiny
 from tests.faults import Recording, path_of
 
 
@@ -13,7 +20,7 @@ def losses(tmp_path_factory):
 
 @pytest.mark.faults
 def test_runs_that_lose_power_end_like_one_that_does_not(losses):
-    for number in range(30):
+    for number in range(12):
         shot = losses.run(1, number)
         assert shot.faults == [], shot
 
@@ -31,4 +38,34 @@ def test_a_sync_that_is_left_out_is_found(tmp_path, monkeypatch, name):
 
     monkeypatch.setattr(Recording, "perform", forgetful)
     losses = PowerLosses(tmp_path)
-    assert any(losses.run(1, number).faults for number in range(40))
+    assert any(losses.run(1, number).faults for number in range(20))
+
+
+def test_a_process_that_ends_between_two_calls_has_not_finished_the_second(tmp_path):
+    """An earlier process began the second call; this one completed the first, and was killed."""
+    directory = tmp_path / "run"
+
+    def fit(calls, dies=False):
+        def at(loop):
+            if dies and loop.progress.step == 20:
+                raise KeyboardInterrupt
+
+        keras.utils.clear_session(free_memory=False)
+        treadle.setup(seed=0)
+        task = Tiny()
+        train = task.datasets().train
+        options = treadle.Options(execution="eager")
+        hooks = [treadle.hooks.Checkpoint("18 steps"), treadle.at("20 steps", at)]
+        with suppress(KeyboardInterrupt):
+            with treadle.Loop(task, directory, hooks=hooks, options=options, console=False) as loop:
+                for how in calls:
+                    loop.fit(train, **how)
+        return loop
+
+    both = [{"epochs": 3}, {"steps": 5}]
+    fit(both, dies=True)
+    for saved in (directory / "checkpoints").glob("step-*[1-9]*"):  # the power fails, too
+        shutil.rmtree(saved)
+    fit(both[:1])
+    assert len(json.loads((directory / "run.json").read_text())["calls"]) == 1
+    assert fit(both).progress.step == 23

@@ -145,6 +145,7 @@ def test_fresh_removes_only_what_is_of_the_run(begun: Path, tmp_path: Path) -> N
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("mine")
     left = [".partial-run.json-0123abcd", "images/.partial-picture-2.png-0123abcd"]
+    left += [".partial-writable-0123abcd", ".partial-.lock-0123abcd"]
     for name in left:  # of a process that was killed
         (directory / name).touch()
     other = directory / ".partial-notes.txt-0123abcd"

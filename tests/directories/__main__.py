@@ -94,7 +94,8 @@ def _work(arguments: argparse.Namespace, numbers: list[int], root: Path) -> None
             case = asdict(run(arguments.seed, number))
             file.write(json.dumps(case) + "\n")
             if case["faults"] or arguments.case is not None:
-                print(_shown(case), end="", flush=True)
+                lines = 6 if arguments.case is None else 10_000
+                print(_shown(case, lines), end="", flush=True)
             if done % 50 == 0:
                 each = (time.monotonic() - started) / done
                 print(f"{done} of {len(numbers)}, {each:.2f} s each", flush=True)
@@ -116,16 +117,16 @@ def _prepared(arguments: argparse.Namespace, root: Path) -> Run:
     return Cases(Place(root)).run
 
 
-def _shown(case: dict[str, Any]) -> str:
+def _shown(case: dict[str, Any], lines: int = 6) -> str:
     head = f"case {case['number']}: "
     if "losses" in case:
         head += f"power lost after {', then after '.join(case['losses'])}\n"
     else:
         head += f"{case['kind']} run, {case['file']}: {case['damage']}; "
         head += f"{case['command']} ({case['seconds']:.1f} s): {case['answer']}\n"
-    lines = [f"  FAULT {fault}" for fault in case["faults"]]
-    lines += [f"  | {ascii(line)[1:-1][:300]}" for line in case["message"].splitlines()[-6:]]
-    return head + "\n".join(lines) + "\n"
+    shown = [f"  FAULT {fault}" for fault in case["faults"]]
+    shown += [f"  | {ascii(line)[1:-1][:300]}" for line in case["message"].splitlines()[-lines:]]
+    return head + "\n".join(shown) + "\n"
 
 
 def _kind(fault: str) -> str:

@@ -34,7 +34,7 @@ class Place:
 
     Attributes:
         root: The folder. It holds `run`, the run directory; `outside`, which must not change;
-            `mine`, the user's state; and `kept`, undamaged copies of run directories.
+            `mine`, the user's state; and `kept` and `notes`, undamaged copies of both.
     """
 
     root: Path
@@ -53,7 +53,7 @@ class Place:
 
     def make(self) -> None:
         """Make the undamaged run directories."""
-        for name in ("kept", "mine"):
+        for name in ("kept", "mine", "notes"):
             (self.root / name).mkdir(parents=True)
         shutil.copy(TASK, self.root / "tiny_task.py")
         for kind in KINDS:
@@ -62,6 +62,8 @@ class Place:
             if not (self.run / "run.json").exists():
                 raise SystemExit(f"no run was made: {out}")
             self.run.rename(self.root / "kept" / kind)
+            self.mine.rename(self.root / "notes" / kind)
+            self.mine.mkdir()
 
     def restore(self, kind: str | None) -> None:
         """Put an undamaged run directory in place, and everything around it."""
@@ -96,6 +98,8 @@ class Place:
         (self.outside / "evil.py").write_text(EVIL.format(str(self.outside / "code-has-run")))
         if kind is not None:
             shutil.copytree(self.root / "kept" / kind, self.run)
+            shutil.rmtree(self.mine)  # it notes which code may run, that of the last run
+            shutil.copytree(self.root / "notes" / kind, self.mine)
 
 
 WRITING = ("run", "run --fresh", "resume")

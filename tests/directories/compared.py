@@ -26,10 +26,13 @@ def contents(directory: Path) -> dict[str, Any]:
         if path.is_file() and path.name not in UNCOMPARED and checkpoints not in path.parents
     }
     if newest is not None:
-        found["checkpoint"] = newest.progress.step, {
-            name: (array.dtype.str, array.shape, array.tobytes())
-            for name, array in newest.state.items()
-        }
+        found["checkpoint"] = (
+            newest.progress.step,
+            {
+                name: (array.dtype.str, array.shape, array.tobytes())
+                for name, array in newest.state.items()
+            },
+        )
     return found
 
 

@@ -109,6 +109,7 @@ def linked(path: Path, chance: Random, outside: Path) -> None:
         path.rename(target)
     else:
         target.write_text("a file of the user")
+        path.parent.mkdir(exist_ok=True)
     path.symlink_to(target)
 
 
@@ -132,6 +133,7 @@ def hard_linked(path: Path, chance: Random, outside: Path) -> None:
         return linked(path, chance, outside)
     else:
         target.write_text("a file of the user")
+        path.parent.mkdir(exist_ok=True)
     return os.link(target, path)
 
 

@@ -102,9 +102,7 @@ def train(directory: Path) -> treadle.Loop:
     treadle.setup(seed=0)
     task = Tiny()
     data, options = task.datasets(), treadle.Options(execution="eager")
-    with treadle.Loop(
-        task, directory, hooks=task.hooks(), options=options, console=False
-    ) as loop:
+    with treadle.Loop(task, directory, hooks=task.hooks(), options=options, console=False) as loop:
         loop.fit(data.train, data.validation, epochs=3)
         loop.fit(data.train, data.validation, steps=5)
     return loop

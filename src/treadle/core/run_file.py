@@ -102,7 +102,7 @@ _how_long = {
     "steps": _optional(schema.whole(1, schema.MOST)),
     "until": _optional(_text),
 }
-_progress = schema.record(
+PROGRESS = schema.record(
     {"step": _steps, "epoch": _steps, "batch": _steps, "examples": schema.whole()}
     | {"seconds": _amount},
     required=("step", "epoch", "batch", "examples", "seconds"),
@@ -160,7 +160,7 @@ _run = schema.record(
         "finished": _optional(_text),
         "reason": _optional(_text),
         "error": _optional(_text),
-        "progress": _progress,
+        "progress": PROGRESS,
         "costs": schema.mapping(_amount),
         "overridden": schema.listed(_text),
         "passed_over": schema.listed(_excluded),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from ..core.directory import LOG
 from ..core.folder import FILE, Folder
@@ -86,13 +86,21 @@ def remove(directory: Folder) -> None:
     if not directory.is_folder(FOLDER) or directory.kind(LOG) != FILE:
         return
     with directory.opened(LOG) as (log, _):
-        listed = {name for line in iter(lambda: log.readline(LONGEST), b"") for name in _in(line)}
+        listed = {name for line in _lines(log) for name in _in(line)}
     with directory.subfolder(FOLDER) as folder:
         for name in listed:
             folder.remove_file(name)
         is_empty = not folder.names()
     if is_empty:
         directory.remove_empty_folder(FOLDER)
+
+
+def _lines(log: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a log, up to one that is too long: a damaged file may have terabytes."""
+    while line := log.readline(LONGEST):
+        yield line
+        if len(line) == LONGEST:
+            return
 
 
 def _in(line: bytes) -> Iterator[str]:

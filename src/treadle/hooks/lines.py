@@ -32,6 +32,7 @@ from .values import Plain, plain
 
 Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")
+MOST_BYTES = 64 << 20  # of a table of epochs
 
 
 class JSONLines(Hook):
@@ -127,7 +128,7 @@ class CSV(Hook):
     Raises:
         ConfigurationError: At the start, if no path is given and the run has no directory, or if
             the file contains a different table.
-        DataError: At the start, if a row is damaged.
+        DataError: At the start, if the file is damaged.
 
     Example:
         >>> import treadle
@@ -150,6 +151,9 @@ class CSV(Hook):
         with Folder.open(self._path.parent, create=True) as folder:
             if folder.kind(self._path.name) is not None:
                 self._read(folder, self._path.name, loop.progress.step, kept)
+            elif kept:
+                lost = f"{self._path} is missing, so the rows of earlier epochs are lost"
+                loop.log({"warning": f"{lost}. The weights are not affected"})
 
     def state(self) -> dict[str, Any]:
         """Flush the file to disk and return the number of rows."""
@@ -188,9 +192,7 @@ class CSV(Hook):
         self._path = None
 
     def _read(self, folder: Folder, name: str, step: int, kept: int | None) -> None:
-        path = folder.path / name
-        with folder.opened(name) as (file, _):
-            content = file.read()
+        path, content = folder.path / name, folder.read(name, MOST_BYTES)
         end = content.rfind(b"\n") + 1  # a killed process may leave an incomplete row
         try:
             whole = content[:end].decode()
@@ -198,18 +200,24 @@ class CSV(Hook):
             number = content.count(b"\n", 0, error.start) + 1
             raise _not_a_row(path, number, "it is not a text in UTF-8") from error
         reader = csv.DictReader(io.StringIO(whole, newline=""))
-        columns = list(reader.fieldnames or [])
+        try:
+            columns, rows = list(reader.fieldnames or []), list(reader)
+        except csv.Error as error:
+            raise _not_a_row(path, reader.line_num + 1, str(error)) from error
         if whole and columns[:3] != ["epoch", "step", "seconds"]:
             raise ConfigurationError(
                 f"{path} is not a table of epochs: its first columns are not epoch, step and "
                 "seconds. Choose another path, or move it away"
             )
-        rows = list(reader)
         # Rows of later epochs are removed, and may be damaged.
         for number, row in enumerate(rows[:kept], 2):
             if not re.fullmatch("[0-9]{1,18}", row["step"] or ""):
                 why = f"its step is {shown(row['step'])}; expected a whole number"
                 raise _not_a_row(path, number, why)
+            if None in row:
+                raise _not_a_row(
+                    path, number, f"it has more values than the {len(columns)} columns"
+                )
         self._rows = [row for row in rows[:kept] if int(row["step"]) <= step]
         if not self._rows:
             folder.remove_file(name)
@@ -246,9 +254,9 @@ def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> H
     Returns:
         The SHA-256 of what is left, to be updated with what is written.
     """
-    with folder.opened(Path(log.name).name) as (file, _):
-        content = file.read()
-    end = len(content) if size is None else min(size, len(content))
+    with folder.opened(Path(log.name).name) as (file, length):
+        content = file.read() if size is None else file.read(size)
+    end = len(content)
     # Steps increase, so searching from the end can stop at the first line to keep.
     while end > 0:
         begin = content.rfind(b"\n", 0, end - 1) + 1
@@ -256,7 +264,7 @@ def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> H
         if parsed is not None and parsed.get("step", 0) <= step:
             break
         end = begin
-    if end < len(content):
+    if end < length:
         folder.truncate(log, end)
     if end > 0 and content[end - 1 : end] != b"\n":
         folder.append(log, b"\n")

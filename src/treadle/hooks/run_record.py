@@ -34,6 +34,7 @@ from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
 
+PROBE = "writable"  # written and removed again, to check that files can be written
 LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png")
 
 
@@ -81,12 +82,14 @@ class RunRecord(Hook):
             try:
                 self.facts: dict[str, Any]
                 self.facts, self.recovered = self._claim(folder, fresh)
+                self._remove_leftovers(folder)
                 wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
                 self._seen = folder.version(RUN)
             finally:
                 self._lock.release()
         self.from_before, self._started, self._begun = bool(self.facts), False, False
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
+        self._calls_made = 0  # calls of this process, also those that an earlier one completed
         if self.facts:
             self._compare(
                 f"{path} holds a run of another configuration",
@@ -131,6 +134,7 @@ class RunRecord(Hook):
             DirectoryError: If the recorded call has different arguments.
         """
         wanted = in_json_types(asked)
+        self._calls_made = number + 1
         if number >= len(self._calls):
             self._calls.append(wanted)
             return False
@@ -186,7 +190,6 @@ class RunRecord(Hook):
                     f"another process continued the run in {self.path} after it was read here: run "
                     "the script again"
                 )
-            self._remove_leftovers(folder)
         # What is known before the first step is in the checkpoint of step 0, too.
         self.facts |= {
             "backend": backend_name(),
@@ -233,7 +236,8 @@ class RunRecord(Hook):
                         return
             done = error is None and not loop.unfinished
             self.facts |= {
-                "calls": self._calls,
+                # Later calls of an earlier process are not finished: they run again.
+                "calls": self._calls[: self._calls_made] if done else self._calls,
                 "finished": _now() if done else None,
                 "reason": loop.reason,
                 "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
@@ -291,7 +295,7 @@ class RunRecord(Hook):
 
     def _remove_leftovers(self, folder: Folder) -> None:
         """Remove temporary files of a process that was killed while it wrote them."""
-        known = (*self._leaves, HOLDER, RUN)
+        known = (*self._leaves, HOLDER, RUN, PROBE)
         for place in (folder, *([folder.subfolder(IMAGES)] if folder.is_folder(IMAGES) else [])):
             for name in place.names():
                 whole = written_as(name)
@@ -353,7 +357,7 @@ def _opened(path: Path) -> Folder:
     """
     try:
         folder = Folder.open(path, create=True)
-        probe = partial("writable")
+        probe = partial(PROBE)
         folder.create(probe, [], sync=False)
         folder.remove_file(probe)
     except DirectoryError as error:

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..core import schema
 from ..core.progress import Progress
+from ..core.run_file import PROGRESS
+from ..errors import CheckpointError
 
 # Keys in checkpoints that differ from the names of the fields. They do not change, so that
 # existing checkpoints can be read.
@@ -13,6 +16,27 @@ KEYS = {
     "last_recorded_step": "recorded",
     "function_calls": "calls",
 }
+_named, _count = schema.mapping(schema.anything), schema.whole()
+_loop = schema.record(
+    {
+        "call": schema.whole(-1),
+        "begun": PROGRESS,
+        "reason": schema.optional(schema.text),
+        "random": _named,
+        "looked": PROGRESS,
+        "recorded": _count,
+        "calls": _count,
+        "means": _named,
+        "constants": _named,
+        "forms": _named,
+        "weights": schema.optional(_named),
+        "averages": schema.mapping(_count),
+    },
+    required=(
+        *("call", "begun", "reason", "random", "looked"),
+        *("recorded", "calls", "validation", "means"),
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +96,20 @@ class LoopState:
             ...     validation=None)
             >>> state.encode()["looked"]["step"], LoopState.decode(state.encode()) == state
             (4, True)
+
+        Raises:
+            CheckpointError: If a value is missing, or has another type.
         """
+        try:
+            _loop(saved, "loop")
+        except ValueError as error:
+            raise CheckpointError(
+                f"manifest.json of the newest checkpoint is damaged: {error}. Remove the folder of "
+                "this checkpoint to resume from the one before"
+            ) from error
         keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
         values = {name: saved[key] for name, key in keys.items() if key in saved}
         for name in ("begun", "trigger_check"):
-            values[name] = Progress(**values[name])
+            values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
         values["recompile"] = tuple(map(str, values.get("recompile") or ()))
         return cls(**values)

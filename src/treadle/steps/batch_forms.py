@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint.dtypes import dtype_named, name_of
-from ..errors import DataError
+from ..core.schema import MOST, shown
+from ..errors import CheckpointError, DataError
 
 READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
 """What a step usually raises when it reads a batch of another structure than it expects."""
@@ -42,12 +43,12 @@ def zeros(description: Any) -> Any:
     """Return a batch of zeros of the form that `described` returned.
 
     Raises:
-        ValueError: `description` is not a description of a form.
+        CheckpointError: `description` is not a description of a form.
     """
     match description:
         case ["none"]:
             return None
-        case ["array", str(name), list(shape)]:
+        case ["array", str(name), list(shape)] if _is_shape(shape):
             return np.zeros(shape, dtype_named(name))
         case ["dict", list(items)]:
             return {key: zeros(part) for key, part in items}
@@ -56,7 +57,15 @@ def zeros(description: Any) -> Any:
         case ["tuple", list(parts)]:
             return tuple(zeros(part) for part in parts)
         case _:
-            raise ValueError(f"{description!r:.60} describes no form of a batch")
+            raise CheckpointError(
+                f"manifest.json of the newest checkpoint is damaged: {shown(description)} describes "
+                "no form of a batch. Remove the folder of this checkpoint to resume from the one "
+                "before"
+            )
+
+
+def _is_shape(shape: Sequence[Any]) -> bool:
+    return all(type(size) is int and 0 <= size <= MOST for size in shape)
 
 
 def structure(description: Any) -> str:
