@@ -185,6 +185,14 @@ def test_csv_continues_at_the_epoch_of_the_resume(tmp_path, step, kept, tail):
     assert path.read_text() == expected
 
 
+def test_csv_warns_if_its_rows_are_lost(tmp_path):
+    table, loop = hooks.CSV(), Loop(tmp_path, step=30)
+    table.restore({"rows": 3})
+    table.start(loop)
+    text = f"{tmp_path / 'epochs.csv'} is missing, so the rows of earlier epochs are lost"
+    assert loop.warnings == [f"{text}. The weights are not affected"]
+
+
 def test_csv_is_no_other_table(tmp_path):
     path = tmp_path / "epochs.csv"
     path.write_text("name,price\nbread,3\n")
@@ -205,6 +213,8 @@ def test_csv_is_no_other_table(tmp_path):
         (b"3,-4,5.0,1.0", "its step is '-4'; expected a whole number"),
         (b"3,\x1b[2J,5.0,1.0", r"its step is '\x1b[2J'; expected a whole number"),
         (b"3,\xff,5.0,1.0", "it is not a text in UTF-8"),
+        (b"3,20,5.0,1.0,7", "it has more values than the 4 columns"),
+        (b"3,20,5.0," + b"1" * 200_000, "field larger than field limit (131072)"),
     ],
 )
 def test_csv_names_a_damaged_row(tmp_path, row, why):

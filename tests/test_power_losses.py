@@ -1,4 +1,4 @@
-"""Runs that lose power at any operation on their files; the long form is `scripts/fuzz-directories`."""
+"""Runs that lose power at any operation on their files; `scripts/fuzz-directories` is longer."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def losses(tmp_path_factory):
 
 @pytest.mark.faults
 def test_runs_that_lose_power_end_like_one_that_does_not(losses):
-    for number in range(12):
+    for number in range(8):
         shot = losses.run(1, number)
         assert shot.faults == [], shot
 
@@ -56,10 +56,12 @@ def test_a_process_that_ends_between_two_calls_has_not_finished_the_second(tmp_p
         train = task.datasets().train
         options = treadle.Options(execution="eager")
         hooks = [treadle.hooks.Checkpoint("18 steps"), treadle.at("20 steps", at)]
-        with suppress(KeyboardInterrupt):
-            with treadle.Loop(task, directory, hooks=hooks, options=options, console=False) as loop:
-                for how in calls:
-                    loop.fit(train, **how)
+        with (
+            suppress(KeyboardInterrupt),
+            treadle.Loop(task, directory, hooks=hooks, options=options, console=False) as loop,
+        ):
+            for how in calls:
+                loop.fit(train, **how)
         return loop
 
     both = [{"epochs": 3}, {"steps": 5}]

@@ -87,6 +87,11 @@ def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: P
     newest = treadle.checkpoint.Checkpoints(tmp_path / "checkpoints").latest()
     assert newest is not None and 0 < newest.progress.step < 5
     assert float(task.scale.numpy()) == 1.0 + newest.progress.step
+    name = f"step-{newest.progress.step:012d}"
+    (tmp_path / "checkpoints" / name / "manifest.json").unlink()
+    with pytest.warns(treadle.errors.TreadleWarning, match=rf"^skipped checkpoint {name}: cannot"):
+        treadle.warm_start(task, tmp_path)
+    assert float(task.scale.numpy()) < 1.0 + newest.progress.step
 
 
 def test_the_final_state_of_an_older_version_is_read(before: Any, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ What was not synced may be lost, cut, or filled with zeros: the content of a fil
 synced, its name until its folder is. See `tests.faults.Disk`.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -157,7 +156,9 @@ def _lose(log: list[Any], before: Path | None, root: Path, after: Path, chance: 
 
 def _torn(safe: bytes, now: bytes, chance: Random) -> bytes:
     """Cut what was written after the last sync, or fill it with zeros."""
-    kept = len(os.path.commonprefix([safe, now]))  # a file may also have been shortened
+    pairs = enumerate(zip(safe, now, strict=False))
+    # Not all of the safe content: a file may also have been shortened.
+    kept = next((i for i, (one, other) in pairs if one != other), min(len(safe), len(now)))
     end = chance.randint(kept, len(now))
     zeros = chance.choice((0, len(now) - end, len(now) - kept))
     return now[: len(now) - zeros] + bytes(zeros) if zeros else now[:end]

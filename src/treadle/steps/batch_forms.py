@@ -58,9 +58,9 @@ def zeros(description: Any) -> Any:
             return tuple(zeros(part) for part in parts)
         case _:
             raise CheckpointError(
-                f"manifest.json of the newest checkpoint is damaged: {shown(description)} describes "
-                "no form of a batch. Remove the folder of this checkpoint to resume from the one "
-                "before"
+                "manifest.json of the newest checkpoint is damaged: forms is "
+                f"{shown(description)}; expected the form of a batch. Remove the folder of this "
+                "checkpoint to resume from the one before"
             )
 
 

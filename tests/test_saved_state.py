@@ -1,0 +1,69 @@
+"""What a checkpoint stores of the loop: values that a file may not have are rejected."""
+
+import re
+
+import numpy as np
+import pytest
+
+from treadle.core.folder import Folder
+from treadle.core.progress import Progress
+from treadle.errors import CheckpointError
+from treadle.hooks.images import LONGEST, remove
+from treadle.run.saved_state import LoopState
+from treadle.steps.batch_forms import described, zeros
+
+STATE = LoopState(
+    call=0,
+    begun=Progress(),
+    reason=None,
+    random={},
+    trigger_check=Progress(step=4),
+    last_recorded_step=0,
+    function_calls=0,
+    validation=None,
+    means={},
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"call": "0"}, "loop.call is '0'; expected a whole number from -1 to "),
+        ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Remove"),
+        ({"looked": []}, "loop.looked is a list; expected an object"),
+        ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
+    ],
+)
+def test_a_damaged_state_names_what_is_wrong(changes, why):
+    text = f"manifest.json of the newest checkpoint is damaged: {why}"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(text)}"):
+        LoopState.decode({**STATE.encode(), **changes})
+
+
+def test_unknown_values_are_ignored():
+    saved = STATE.encode()
+    saved["begun"]["added"] = 1
+    assert LoopState.decode(saved) == STATE
+
+
+@pytest.mark.parametrize("form", [["array", "<f4", [2, -1]], ["array", [[]], [2]], ["set", []], 3])
+def test_a_damaged_form_of_a_batch_is_named(form):
+    with pytest.raises(CheckpointError) as caught:
+        zeros(["tuple", [described(np.zeros(2)), form]])
+    assert str(caught.value) == (
+        "manifest.json of the newest checkpoint is damaged: forms is "
+        f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Remove the folder of "
+        "this checkpoint to resume from the one before"
+    )
+
+
+def test_the_images_of_a_huge_log_are_removed_up_to_its_damage(tmp_path):
+    images, log = tmp_path / "images", tmp_path / "log.jsonl"
+    images.mkdir()
+    for name in ("a-1.png", "b-2.png"):
+        (images / name).touch()
+    damage = b"\0" * 3 * LONGEST
+    log.write_bytes(b'{"a": "images/a-1.png"}\n' + damage + b'\n{"b": "images/b-2.png"}\n')
+    with Folder.open(tmp_path) as folder:
+        remove(folder)
+    assert [path.name for path in images.iterdir()] == ["b-2.png"]
