@@ -7,6 +7,7 @@ from which the figures in docs/reliability.md are written.
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +25,8 @@ TESTS = ROOT / "tests" / "conformance"
 RESULTS = Path(__file__).with_name("reliability.json")
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+DIRECTORIES = "<!-- directories -->", "<!-- end of directories -->"
+TRIALS = {"power_losses": "runs that lost power", "damages": "damaged run directories"}
 PACKAGES = ("keras", "tensorflow", "jax", "torch", "numpy")
 
 sys.path.insert(0, str(TESTS))
@@ -38,16 +41,32 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kills", type=int, default=50, help="kills of runs on each backend (50)")
     parser.add_argument("--fits", type=int, default=10, help="kills of Keras' fit (10)")
     parser.add_argument("--saves", type=int, default=40, help="kills of ModelCheckpoint (40)")
+    parser.add_argument(
+        "--power-losses", type=int, default=0, help="instead, cut the power of runs"
+    )
+    parser.add_argument("--damages", type=int, default=0, help="instead, damage run directories")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--write", action="store_true", help="keep results and write the page")
     chosen = parser.parse_args(arguments)
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, option in (("power_losses", "--power-losses"), ("damages", "--cases")):
+        if count := getattr(chosen, name):
+            totals = of_directories(option, count, chosen.seed)
+            print(TRIALS[name], totals, flush=True)
+            if chosen.write:
+                kept = json.loads(RESULTS.read_text())
+                kept["directories"] = {**kept.get("directories", {}), name: totals}
+                RESULTS.write_text(json.dumps(kept, indent=2))
+                PAGE.write_text(with_directories(PAGE.read_text(), kept["directories"]))
+    if chosen.power_losses or chosen.damages:
+        return
     for backend in chosen.backend or BACKENDS:
         found = measured(backend, chosen)
         print(backend, json.dumps(found, indent=2), flush=True)
         kept[backend] = {**kept.get(backend, {}), **found}
         if chosen.write:
-            RESULTS.write_text(json.dumps({b: kept[b] for b in BACKENDS if b in kept}, indent=2))
+            order = [name for name in (*BACKENDS, "directories") if name in kept]
+            RESULTS.write_text(json.dumps({name: kept[name] for name in order}, indent=2))
             PAGE.write_text(with_figures(PAGE.read_text(), kept))
 
 
@@ -123,7 +142,8 @@ def figures(kept: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     facts: dict[str, Any] = {}
-    for backend, found in kept.items():
+    for backend in (name for name in BACKENDS if name in kept):
+        found = kept[backend]
         run, fit, saves = (found.get(name, {}) for name in ("treadle", "fit", "saves"))
         facts |= run or fit or saves
         lines.append(
@@ -135,6 +155,31 @@ def figures(kept: dict[str, Any]) -> str:
     cpu = facts["machine"]
     where = f"{cpu['cpu']}, {cpu['cores']} cores, {cpu['memory']}; {told}."
     return "\n".join([*lines, "", where, ""])
+
+
+def of_directories(option: str, count: int, seed: int) -> dict[str, int]:
+    """Run `scripts/fuzz-directories`, and return how many cases there were of each kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        totals = Path(folder) / "totals.json"
+        command = [sys.executable, "-m", "tests.directories", option, str(count), "--workers", "1"]
+        subprocess.run([*command, "--seed", str(seed), "--totals", str(totals)], cwd=ROOT)
+        return json.loads(totals.read_text())
+
+
+def with_directories(page: str, kept: dict[str, dict[str, int]]) -> str:
+    """Return the page with the table of these results in place of the one that it holds."""
+    begin, end = DIRECTORIES
+    head, _, rest = page.partition(begin)
+    lines = [
+        "| | seed | cases | equal results | one sentence | failed |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {TRIALS[name]} | {found['seed']} | {found['cases']:,} | {found.get('equal', 0):,} "
+            f"| {found.get('refused', 0):,} | {found['failed']:,} |"
+            for name, found in kept.items()
+        ),
+    ]
+    return "\n".join([f"{head}{begin}\n", *lines, "", f"{end}{rest.partition(end)[2]}"])
 
 
 def _of(found: dict[str, Any], name: str) -> str:

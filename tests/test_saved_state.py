@@ -5,10 +5,12 @@ import re
 import numpy as np
 import pytest
 
+import treadle
 from treadle.core.folder import Folder
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
 from treadle.hooks.images import LONGEST, remove
+from treadle.run.dispatch import HookDispatcher
 from treadle.run.saved_state import LoopState
 from treadle.steps.batch_forms import described, zeros
 
@@ -55,6 +57,24 @@ def test_a_damaged_form_of_a_batch_is_named(form):
         f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Remove the folder of "
         "this checkpoint to resume from the one before"
     )
+
+
+class Foreign(treadle.Hook):
+    def restore(self, state):
+        raise TypeError("its own")
+
+
+def test_a_damaged_state_of_a_hook_is_named():
+    saved = {"Checkpoint": {"meant": True}, "Foreign": {"a": 1}}
+    with pytest.raises(CheckpointError) as caught:
+        HookDispatcher([treadle.hooks.Checkpoint()]).restore(saved)
+    assert str(caught.value) == (
+        "manifest.json of the newest checkpoint is damaged: the state of the hook Checkpoint "
+        "cannot be restored (TypeError: 'bool' object is not iterable). Remove the folder of this "
+        "checkpoint to resume from the one before"
+    )
+    with pytest.raises(TypeError, match="its own"):
+        HookDispatcher([Foreign()]).restore(saved)
 
 
 def test_the_images_of_a_huge_log_are_removed_up_to_its_damage(tmp_path):

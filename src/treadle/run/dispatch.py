@@ -12,8 +12,9 @@ from ..core.images import Image
 from ..core.logs import Plain, loggable
 from ..core.progress import Progress
 from ..core.triggers import Scheduled, When
-from ..errors import ConfigurationError, DirectoryError
+from ..errors import CheckpointError, ConfigurationError, DirectoryError
 
+_OWN = Hook.__module__.partition(".")[0]
 _EMPTY = frozenset(
     vars(kind)[name]
     for kind, names in (
@@ -48,10 +49,24 @@ class HookDispatcher:
         return states
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the state of each hook that has a saved state under its name."""
+        """Restore the state of each hook that has a saved state under its name.
+
+        Raises:
+            CheckpointError: If one of Treadle's own hooks cannot read its state.
+        """
         for name, hook in self._named():
-            if states.get(name):
+            if not states.get(name):
+                continue
+            try:
                 hook.restore(states[name])
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                if not type(hook).__module__.startswith(f"{_OWN}."):
+                    raise
+                raise CheckpointError(
+                    "manifest.json of the newest checkpoint is damaged: the state of the hook "
+                    f"{name} cannot be restored ({type(error).__name__}: {error}). Remove the "
+                    "folder of this checkpoint to resume from the one before"
+                ) from error
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
         counts: Counter[str] = Counter()
