@@ -12,6 +12,7 @@ from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401
 from treadle import cli
 from treadle.checkpoint import Checkpoints
 from treadle.checkpoint.arrays import read_arrays
+from treadle.core import determinism
 
 
 def test_a_run_leaves_its_files_and_says_where():
@@ -176,6 +177,27 @@ def test_the_compiler_is_recorded_and_belongs_to_the_run():
     found = run_tiny("--compiler", "gcc", code=2).output
     text = " ".join(found.replace("│", " ").split())
     assert "'gcc' is not one of 'auto', 'inductor', 'captured'" in text
+
+
+def test_deterministic_algorithms_belong_to_the_run(monkeypatch):
+    import keras
+
+    switched = []
+    monkeypatch.setattr("torch.use_deterministic_algorithms", switched.append)
+    monkeypatch.setattr(determinism, "_on", False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "XLA_FLAGS"):  # put back at the end
+        monkeypatch.setenv(name, "")
+    run_tiny("--deterministic", "--directory", "here")
+    recorded = json.loads(Path("here/run.json").read_text())
+    assert recorded["configuration"]["deterministic"] is True and switched == [True]
+    for command in (("resume", "here", "--epochs", "3"), ("evaluate", "here")):
+        monkeypatch.setattr(determinism, "_on", False)
+        keras.backend.clear_session()
+        treadle(*command)
+        assert switched.pop() is True
+    monkeypatch.setattr(determinism, "_on", False)
+    found = run_tiny("--directory", "here", code=2).output
+    assert "deterministic was True, now None" in " ".join(found.split())
 
 
 def test_the_user_s_own_exception_keeps_its_traceback_and_its_notes():

@@ -29,6 +29,7 @@ def prepare(
     seed: int | None,
     precision: str | None,
     quiet: bool = False,
+    deterministic: bool = False,
 ) -> None:
     """Choose the backend, import Keras, and set it up.
 
@@ -40,6 +41,7 @@ def prepare(
         seed: For `treadle.setup`; None means 0, unless the task's file calls `setup` itself.
         precision: For `treadle.setup`.
         quiet: Do not show the progress line while Keras is imported, which takes seconds.
+        deterministic: For `treadle.setup`.
 
     Raises:
         BackendError: If the backend is unknown, not installed, not supported by the task, or if
@@ -53,7 +55,7 @@ def prepare(
     choose_backend(chosen)
     importing = _importing(chosen, quiet or "keras" in sys.modules)
     with importing, _quiet_start(), _without_unused(chosen):
-        setup(seed=seed or 0, precision=precision)
+        setup(seed=seed or 0, precision=precision, deterministic=deterministic)
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
 
 

@@ -148,6 +148,14 @@ Compiler = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="On a GPU, compute the same bits again, by algorithms that may be slower.",
+        rich_help_panel=HOW,
+    ),
+]
 NoCompileCache = Annotated[
     bool,
     typer.Option(

@@ -54,6 +54,7 @@ class Request:
     quiet: bool
     override: bool | tuple[str, ...] = False
     weights_from: Path | None = None
+    deterministic: bool = False
 
 
 def train(request: Request) -> output.RunOutcome:
@@ -78,6 +79,7 @@ def train(request: Request) -> output.RunOutcome:
         request.seed,
         request.precision,
         request.quiet,
+        request.deterministic,
     )
     with (
         environment.showing("making the task", request.quiet),
@@ -177,6 +179,7 @@ def resume(
             quiet=quiet,
             override=replaced or False,
             weights_from=Path(begun) if begun else None,
+            deterministic=configuration.get("deterministic", False),
         )
     )
 
@@ -273,7 +276,13 @@ def _made_again(
     folder = trusting.data_dir_of(directory, configuration, given)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
     environment.prepare(
-        ran["backend"], recipe.backend, folder, ran["seed"], ran["precision"], quiet
+        ran["backend"],
+        recipe.backend,
+        folder,
+        ran["seed"],
+        ran["precision"],
+        quiet,
+        configuration.get("deterministic", False),
     )
     with environment.showing("making the task", quiet), overriding(**ran):
         return make(recipe, with_current_names(configuration, recipe.module)["settings"])
