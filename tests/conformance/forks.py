@@ -170,15 +170,19 @@ def killed_at_random(
 
     Returns:
         How many `kills` there were; how many of them in runs that ended the `same` as one that was
-        never killed; `runs`, and what came of those that `differ`; kills that left a torn save
-        (`in_saves`); `damaged` checkpoints that were found under the name of a whole one.
+        never killed, with the same files but for times; `runs`, and what came of those that
+        `differ`; kills that left a torn save (`in_saves`); `damaged` checkpoints that were found
+        under the name of a whole one.
     """
+    from tests.directories.compared import contents  # late: the programs that fork cannot import it
+
     # Steps of some duration, and a save with each: a good part of the kills hits one.
     random, how = Random(seed), {"pace": 0.01, "every": "1 step"}
     process = forks.start(root / "never.txt", directory=root / "never", **how)
     started = time.monotonic()  # only now: the first time, a framework was imported
     expected = process.result()
     lasts = time.monotonic() - started
+    files = contents(root / "never")
     found: dict[str, Any] = {"kills": 0, "same": 0, "runs": 0}
     found |= {"in_saves": 0, "damaged": 0, "differ": []}
     while found["kills"] < kills:
@@ -197,7 +201,7 @@ def killed_at_random(
             saved.latest()
             found["damaged"] += len(saved.rejected)
         result = process.result()
-        same = result == expected
+        same = result == expected and contents(directory) == files
         found["kills"] += killed
         found["same"] += killed if same else 0
         if not same:
