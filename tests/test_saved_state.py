@@ -31,13 +31,13 @@ STATE = LoopState(
     ("changes", "why"),
     [
         ({"call": "0"}, "loop.call is '0'; expected a whole number from -1 to "),
-        ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Remove"),
+        ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Move"),
         ({"looked": []}, "loop.looked is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
     ],
 )
 def test_a_damaged_state_names_what_is_wrong(changes, why):
-    text = f"manifest.json of the newest checkpoint is damaged: {why}"
+    text = f"manifest.json of a checkpoint is damaged, or of another version: {why}"
     with pytest.raises(CheckpointError, match=f"^{re.escape(text)}"):
         LoopState.decode({**STATE.encode(), **changes})
 
@@ -53,9 +53,9 @@ def test_a_damaged_form_of_a_batch_is_named(form):
     with pytest.raises(CheckpointError) as caught:
         zeros(["tuple", [described(np.zeros(2)), form]])
     assert str(caught.value) == (
-        "manifest.json of the newest checkpoint is damaged: forms is "
-        f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Remove the folder of "
-        "this checkpoint to resume from the one before"
+        "manifest.json of a checkpoint is damaged, or of another version: forms is "
+        f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Move the folder of this "
+        "checkpoint away to use the one before"
     )
 
 
@@ -69,9 +69,9 @@ def test_a_damaged_state_of_a_hook_is_named():
     with pytest.raises(CheckpointError) as caught:
         HookDispatcher([treadle.hooks.Checkpoint()]).restore(saved)
     assert str(caught.value) == (
-        "manifest.json of the newest checkpoint is damaged: the state of the hook Checkpoint "
-        "cannot be restored (TypeError: 'bool' object is not iterable). Remove the folder of this "
-        "checkpoint to resume from the one before"
+        "manifest.json of a checkpoint is damaged, or of another version: the state of the hook "
+        "Checkpoint cannot be restored (TypeError: 'bool' object is not iterable). Move the folder "
+        "of this checkpoint away to use the one before"
     )
     with pytest.raises(TypeError, match="its own"):
         HookDispatcher([Foreign()]).restore(saved)

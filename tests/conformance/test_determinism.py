@@ -36,6 +36,7 @@ def cleared() -> Any:
 def switched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return the calls of the framework's switch, which does nothing."""
     monkeypatch.setattr(determinism, "_on", False)
+    monkeypatch.setattr(determinism, "_late", False)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
     found: list[bool] = []
@@ -69,7 +70,12 @@ def test_on_jax_deterministic_algorithms_must_be_asked_for_early(
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     with pytest.raises(ConfigurationError, match="must come before Keras is imported, since XLA"):
         treadle.setup(deterministic=True)
-    treadle.setup(deterministic=True)  # the flag is in the environment, as the message says
+    with pytest.raises(ConfigurationError, match="must come before Keras is imported, since XLA"):
+        treadle.setup(deterministic=True)  # again: the flag is in the environment, but not read
+    assert not determinism.is_deterministic()
+    monkeypatch.setattr(determinism, "_late", False)  # a process that starts with the flag
+    treadle.setup(deterministic=True)
+    assert determinism.is_deterministic()
 
 
 def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_path: Any) -> None:

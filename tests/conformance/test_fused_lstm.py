@@ -138,3 +138,19 @@ def test_a_native_step_may_differentiate_twice(calls: Any) -> None:
 
     found = run_steps(Steps(step, lstm=lstm), BATCHES, treadle.Options(), (4, 1))
     assert np.isfinite(found.values["loss"]).all() and not calls
+
+
+def test_a_function_of_each_row_uses_cells(calls: Any) -> None:
+    """`torch.vmap` has no rule for the operator."""
+    lstm = layers.LSTM(3)
+    lstm.build((None, FEATURES // 2, 2))
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        def objective() -> Any:
+            rows = ops.reshape(x, (-1, FEATURES // 2, 2))
+            return ops.mean(ops.vectorized_map(lambda row: lstm(row[None])[0], rows) ** 2)
+
+        return treadle.minimize(objective, lstm, task.optimizer)
+
+    found = run_steps(Steps(step, lstm=lstm), BATCHES, treadle.Options(), (4, 1))
+    assert found.plan == CAPTURED and not calls

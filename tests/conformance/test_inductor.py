@@ -394,3 +394,64 @@ def test_a_run_compiled_by_default_stays_compiled(
         trained(tmp_path, "auto", ends=8)
     plan, _ = trained(tmp_path, "auto")
     assert ", inductor" in plan
+
+
+def test_branches_that_return_the_memory_of_a_variable_are_not_compiled(
+    compiler: Compilers,
+) -> None:
+    """The other branch would run on memory that the recorded one does not use."""
+
+    class Chooses(treadle.Task):
+        def __init__(self) -> None:
+            self.a = keras.Variable(np.full(200, 1.0, "float32"))
+            self.b = keras.Variable(np.full(200, 2.0, "float32"))
+            self.seed = keras.random.SeedGenerator(3)
+
+        def train_step(self, batch: Any) -> Any:
+            x, flag = batch
+            chosen = treadle.cond(flag, lambda: self.b.value, lambda: self.a.value)
+            for _ in range(10):
+                x = ops.tanh(x * 1.1 + 0.1)
+            drawn = keras.random.categorical(ops.reshape(x, (1, -1)), 1, seed=self.seed)
+            chosen = chosen * (1 + 0 * ops.cast(drawn[0, 0], "float32"))
+            for _ in range(10):
+                chosen = chosen * 1.0 + 0.0
+            self.b.assign_add(ops.ones(200) * 10)
+            return {"loss": ops.mean(chosen)}
+
+    flags = (0, 0, 0, 0, 1, 1, 0, 1)
+    data = [(np.full(200, 0.3, "float32"), np.array(flag, bool)) for flag in flags]
+    found = run_steps(Chooses(), data, treadle.Options(compiler="inductor"), (4, 1))
+    assert reason(found.plan).startswith("cond returns the memory of a variable, at ")
+    assert list(found.values["loss"]) == [1, 1, 1, 1, 42, 52, 1, 72]
+
+
+def test_a_number_of_the_task_that_changes_is_an_input(compiler: Compilers) -> None:
+    class Scaled(treadle.Task):
+        def __init__(self) -> None:
+            self.total = keras.Variable(np.ones(20, "float32"))
+            self.scale = torch.tensor(1.0)
+
+        def train_step(self, x: Any) -> Any:
+            for _ in range(10):
+                x = ops.tanh(x * 1.1 + 0.1)
+            self.total.assign_add(x * 0.01)
+            return {"loss": self.scale * (1 + 0 * ops.mean(x))}
+
+    task = Scaled()
+    hooks = [treadle.at("3 steps", lambda loop: task.scale.fill_(0.5))]
+    options = treadle.Options(compiler="inductor")
+    with treadle.Loop(task, console=False, options=options, hooks=hooks) as loop:
+        history = loop.fit([np.full(20, 0.1, "float32")] * 6, epochs=1)
+    assert loop.plan.startswith(COMPILED) and len(compiler.graphs) == 1
+    assert list(history.steps("loss")) == [1, 1, 1, 0.5, 0.5, 0.5]
+
+
+def test_an_error_while_splitting_falls_back(
+    compiler: Compilers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise ValueError("no parts")
+
+    monkeypatch.setattr("treadle.backends.torch.capture.inductor.split", fails)
+    assert reason(trace(of(dense)).plan) == "ValueError: no parts"

@@ -264,8 +264,8 @@ class Checkpoints:
     def _write(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:
             of_step = [name for name in _names(folder) if name.step == draft.step]
-            name = of_step[-1] if of_step and of_step[-1] in self._readable else None
-            if name is not None and is_written(folder, draft, name):
+            name = of_step[-1] if of_step else None
+            if name is not None and self._is_saved(folder, draft, name):
                 folder.sync()  # a killed run may have renamed it without syncing the folder
             else:
                 self._make_room(folder, draft.step)
@@ -277,6 +277,17 @@ class Checkpoints:
             self._damaged.discard(name)
             self._readable.add(name)
             self._remove_old(folder, draft.step)
+
+    def _is_saved(self, folder: Folder, draft: Draft, name: Name) -> bool:
+        """Return whether a readable checkpoint equals a draft."""
+        try:
+            if not is_written(folder, draft, name):
+                return False
+            if name not in self._readable:
+                read(folder, str(name))
+        except (CheckpointError, ValueError, LookupError, TypeError, AttributeError):
+            return False  # it is damaged
+        return True
 
     def _remove_old(self, folder: Folder, step: int) -> None:
         try:

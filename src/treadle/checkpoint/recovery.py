@@ -9,7 +9,7 @@ from ..core.directory import CHECKPOINTS, RUN, LostRecordError, read_run
 from ..core.folder import Folder
 from ..core.run_file import RunFile
 from ..errors import CheckpointError
-from .format import Name
+from .format import MANIFEST, Name
 from .manifest import UnknownFormatError, read_manifest
 from .structure import decode
 
@@ -54,6 +54,9 @@ def _newest_copy(directory: Path) -> tuple[RunFile, str] | None:
                 return _copy_in(folder, str(name)), str(name)
             except UnknownFormatError:
                 raise  # an older copy would discard what a newer Treadle recorded
+            except run_file.UnknownFormatError as error:
+                path = folder.path / str(name) / MANIFEST
+                raise CheckpointError(f"{path} holds a record of a run: {error}") from error
             except (CheckpointError, ValueError):
                 continue
     return None

@@ -19,8 +19,8 @@ def recorded_run(directory: Path) -> tuple[RunFile, str]:
         return recovered(directory)
 
 
-def has_checkpoint(directory: Path) -> bool:
-    """Return whether a run directory has checkpoints, which may be damaged."""
+def has_checkpoint(directory: Path, least: int = 0) -> bool:
+    """Return whether a run directory has checkpoints from a step on, which may be damaged."""
     from ..checkpoint import Checkpoints  # late: it imports NumPy
 
-    return bool(Checkpoints(directory / CHECKPOINTS).steps())
+    return any(step >= least for step in Checkpoints(directory / CHECKPOINTS).steps())

@@ -333,8 +333,15 @@ def _earlier(request: Request) -> RunFile | None:
 
 
 def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
-    """Return whether a run begins with its initial weights: it is new, or has no checkpoint."""
-    return record is None or (not record.get("finished") and not has_checkpoint(directory))
+    """Return whether a run begins with its initial weights: it is new, or has no checkpoint.
+
+    A run that was killed before its first step has a checkpoint of step 0, but no `run.json`; it
+    starts again.
+    """
+    if record is None:
+        return True
+    least = 0 if (directory / RUN).exists() else 1
+    return not record.get("finished") and not has_checkpoint(directory, least)
 
 
 def _state(directory: Path) -> Mapping[str, Any]:

@@ -77,6 +77,7 @@ class RunRecord(Hook):
         self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
         self._lock = Lock(path)
         self._made = [place for place in (path, *path.parents) if not place.exists()]
+        self._left = False  # whether the directory was removed again
         with _opened(path) as folder:
             self._lock.acquire()  # during construction only; `start` acquires it again
             try:
@@ -182,6 +183,9 @@ class RunRecord(Hook):
             DirectoryError: If another process trains in it, or has done so since `run.json` was
                 read.
         """
+        if self._left:  # an earlier call of this loop failed before its first step
+            _opened(self.path).close()
+            self._left = False
         self._lock.acquire()
         with Folder.open(self.path) as folder:
             if folder.version(RUN) != self._seen:
@@ -255,6 +259,7 @@ class RunRecord(Hook):
         with suppress(OSError):  # it is not empty
             for place in self._made:
                 place.rmdir()
+                self._left = True
 
     def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str]:
         """Return the record of the run in the directory, after removing the run if `fresh`.
@@ -288,10 +293,10 @@ class RunRecord(Hook):
 
     def _remove(self, folder: Folder) -> None:
         """Remove the artifacts of a run, and no other files."""
+        remove_checkpoints(folder, CHECKPOINTS)
         remove_images(folder)  # the log lists them
         for name in self._leaves:
             folder.remove_file(name)
-        remove_checkpoints(folder, CHECKPOINTS)
 
     def _remove_leftovers(self, folder: Folder) -> None:
         """Remove temporary files of a process that was killed while it wrote them."""
@@ -299,6 +304,8 @@ class RunRecord(Hook):
         for place in (folder, *([folder.subfolder(IMAGES)] if folder.is_folder(IMAGES) else [])):
             for name in place.names():
                 whole = written_as(name)
+                if whole == CHECKPOINTS:
+                    remove_checkpoints(place, name)
                 if whole in known or (place is not folder and whole.endswith(".png")):
                     place.remove_folder(name)
 

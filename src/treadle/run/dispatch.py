@@ -63,9 +63,9 @@ class HookDispatcher:
                 if not type(hook).__module__.startswith(f"{_OWN}."):
                     raise
                 raise CheckpointError(
-                    "manifest.json of the newest checkpoint is damaged: the state of the hook "
-                    f"{name} cannot be restored ({type(error).__name__}: {error}). Remove the "
-                    "folder of this checkpoint to resume from the one before"
+                    "manifest.json of a checkpoint is damaged, or of another version: the state of "
+                    f"the hook {name} cannot be restored ({type(error).__name__}: {error}). Move "
+                    "the folder of this checkpoint away to use the one before"
                 ) from error
 
     def _named(self) -> Iterator[tuple[str, Hook]]:

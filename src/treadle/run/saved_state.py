@@ -104,8 +104,8 @@ class LoopState:
             _loop(saved, "loop")
         except ValueError as error:
             raise CheckpointError(
-                f"manifest.json of the newest checkpoint is damaged: {error}. Remove the folder of "
-                "this checkpoint to resume from the one before"
+                f"manifest.json of a checkpoint is damaged, or of another version: {error}. Move "
+                "the folder of this checkpoint away to use the one before"
             ) from error
         keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
         values = {name: saved[key] for name, key in keys.items() if key in saved}

@@ -102,6 +102,7 @@ def setup(
         from ..backends.base import active  # late: it imports Keras
 
         active().use_deterministic_algorithms(late)
+        determinism.switched_on()
 
 
 _overriding: dict[str, Any] = {}

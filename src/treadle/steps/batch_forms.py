@@ -58,9 +58,9 @@ def zeros(description: Any) -> Any:
             return tuple(zeros(part) for part in parts)
         case _:
             raise CheckpointError(
-                "manifest.json of the newest checkpoint is damaged: forms is "
-                f"{shown(description)}; expected the form of a batch. Remove the folder of this "
-                "checkpoint to resume from the one before"
+                "manifest.json of a checkpoint is damaged, or of another version: forms is "
+                f"{shown(description)}; expected the form of a batch. Move the folder of this "
+                "checkpoint away to use the one before"
             )
 
 

@@ -275,8 +275,8 @@ class JaxBackend:
         if late and jax.default_backend() != "cpu":
             raise ConfigurationError(
                 "setup(deterministic=True) must come before Keras is imported, since XLA reads its "
-                "flags when it starts: move it up, or set the environment variable "
-                "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+                "flags when it starts: start again with the call moved up, or with the environment "
+                "variable XLA_FLAGS=--xla_gpu_deterministic_ops=true"
             )
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:

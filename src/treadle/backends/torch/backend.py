@@ -164,8 +164,10 @@ class TorchBackend:
 
     def computes_on(self) -> dict[str, Any]:
         """Return the devices and the number of threads."""
-        devices = f"{torch.cuda.device_count()} × gpu" if torch.cuda.is_available() else "cpu"
-        return {"devices": devices, "threads": torch.get_num_threads()}
+        kind = device()
+        if kind == "cuda":
+            kind = f"{torch.cuda.device_count()} × gpu"
+        return {"devices": kind, "threads": torch.get_num_threads()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:
         """Switch PyTorch's deterministic algorithms on; operators without one raise an error."""

@@ -86,6 +86,11 @@ INTERNALS: dict[str, Internal] = {
         "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
         "return_sequences, device)",
     ),
+    "transform_level": Internal(
+        "torch._C._functorch:maybe_current_level",
+        "whether a function runs inside of `torch.vmap` or `torch.func.grad`",
+        f"{_PYTORCH}/torch/csrc/functorch/init.cpp",
+    ),
     "variable_init": Internal(
         "keras.src.backend.common:KerasVariable.__init__",
         "patched while proving: variables that a trial creates are reset",
@@ -260,6 +265,7 @@ def _is_fusible(inputs: Any) -> bool:
         and inputs.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and context().depth < 2
+        and INTERNALS["transform_level"].resolve()() is None  # `vectorized_map` has no rule for it
         and inputs.numel() > 0
     )
 

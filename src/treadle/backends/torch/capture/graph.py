@@ -93,7 +93,7 @@ class _Maker:
             self._tape.kind_of(ref) == "found"
             and isinstance(x, torch.Tensor)
             and x.numel() == 1
-            and not self._tape.is_written(ref)
+            and self._tape.is_fixed(ref)  # a tensor of the task may change between steps
         )
 
     def _define(self, ref: Ref, value: Any) -> None:

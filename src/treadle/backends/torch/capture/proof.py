@@ -101,6 +101,8 @@ class Prover:
                 refusal = trials.difference(compiled, batches, COMPILED)
             except RefusedError as refused:
                 refusal = str(refused)
+            except Exception as error:  # the captured step is proven already
+                refusal = in_one_line(error)
             else:
                 if not refusal:
                     return compiled

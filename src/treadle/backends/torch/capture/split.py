@@ -77,6 +77,7 @@ def split(tape: Tape, block: Block, results: Collection[Ref] = ()) -> list[Part]
         RefusedError: Nothing can be compiled, or there would be too many parts.
     """
     block = _with_state_itself(tape, [_without_shape_source(tape, node) for node in block])
+    _check_branches(tape, block)
     attached = _attached(tape, block, results)
     repeated = {id(node) for node in attached.values()}
     block = [node for node in block if id(node) not in repeated]
@@ -129,7 +130,8 @@ def _with_state_itself(tape: Tape, block: Block) -> Block:
 
 
 def _form(tape: Tape, ref: Ref, tensor: Any) -> Any:
-    return tape.storage_of(ref), tensor.shape, tensor.stride(), tensor.storage_offset()
+    layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tape.storage_of(ref), *layout
 
 
 def _attached(tape: Tape, block: Block, results: Collection[Ref]) -> dict[Ref, Operation]:
@@ -332,6 +334,27 @@ def _parts(block: Block, reasons: list[str], needs: list[set[int]]) -> list[Part
         few = len(parts[i]) < FEWEST_OPERATIONS
         found.append(Part(parts[i], why.get(i, "few operations" if few else "")))
     return found
+
+
+def _check_branches(tape: Tape, block: Block) -> None:
+    """Refuse branches that return the memory of a variable, or of a tensor that is written.
+
+    The tape knows the memory of the branch that ran while it recorded: operations could be moved
+    before those that they depend on if the other one runs.
+
+    Raises:
+        RefusedError: There are such branches.
+    """
+    written = set[int]().union(*(_written(tape, node) for node in block))
+    for i, thing in enumerate(tape.objects):
+        if tape.kind_of(Ref(i)) == "state" and isinstance(thing, torch.Tensor):
+            written.add(tape.storage_of(Ref(i)))
+    for node in block:
+        if isinstance(node, Branch):
+            returned = {tape.storage_of(ref) for ref in refs_in(node.results)} - {0}
+            if returned & written:
+                at = f", at {node.line}" if getattr(node, "line", "") else ""
+                raise RefusedError(f"cond returns the memory of a variable{at}")
 
 
 def _check_shared_memory(tape: Tape, parts: list[Part], attached: Collection[Ref]) -> None:
