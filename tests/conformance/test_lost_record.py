@@ -249,3 +249,24 @@ def test_batches_excluded_by_a_rollback_stay_excluded(tmp_path: Path) -> None:
     (tmp_path / "run.json").unlink()
     run(tmp_path)
     assert read_run(tmp_path)["passed_over"] == excluded
+
+
+def test_a_loop_whose_first_step_failed_trains_when_its_task_is_mended(tmp_path: Path) -> None:
+    """The folder that the loop created and removed again is created again."""
+
+    class Fails(Noisy):
+        broken = True
+
+        def train_step(self, batch: Any) -> Any:
+            if self.broken:
+                raise ZeroDivisionError
+            return super().train_step(batch)
+
+    task, directory = Fails(), tmp_path / "runs" / "x"
+    with treadle.Loop(task, directory, console=False) as loop:
+        with pytest.raises(ZeroDivisionError):
+            loop.fit(source(), epochs=1)
+        assert not directory.exists()
+        task.broken = False
+        loop.fit(source(), epochs=1)
+    assert read_run(directory)["finished"]

@@ -202,4 +202,5 @@ def test_predictions_are_in_memory_once() -> None:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["size"] == 32000 * 4096 * 4  # 500 MiB
-    assert found["more"] < 1.1 * found["size"]
+    # Two copies would be twice the size; the outputs of a window are there as well.
+    assert found["more"] < 1.5 * found["size"]
