@@ -87,8 +87,9 @@ def _why() -> list[str]:
         "that distinguishes the two, so the plan stays a graph.\n  "
         '`Options(execution="measure")` does on a quiet machine; on a busy one it chose '
         "differently.",
-        "- **The LSTM on PyTorch.** In a step, Keras' LSTM calls the operator for a whole sequence "
-        "that `torch.nn.LSTM` calls.\n  `fit` does not: it calls the cell for each element.",
+        "- **The LSTM on PyTorch.** `torch.nn.LSTM` is one operator for the whole sequence. When "
+        "this was measured, Keras' LSTM\n  called its cell for each element of it. Now it calls "
+        "the operator in a step; in `fit` it still does not.",
         "- **Convolutions on JAX and PyTorch, `bn-dropout` on PyTorch.** The arithmetic is the "
         "same as in a hand-written loop.\n  Treadle takes the same time (within a few percent); "
         "the target was to be faster. Once, when the turns of 13 seconds\n  of the `lax.scan` "
