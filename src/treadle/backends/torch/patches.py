@@ -147,6 +147,19 @@ ATTRIBUTES: dict[str, Attribute] = {
         "the operator that a matrix product of more dimensions records",
         f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
     ),
+    **{
+        name: Attribute(
+            "torch.ops.aten",
+            "an operator whose `alpha` may be a tensor in a step that Inductor compiles",
+            f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
+        )
+        for name in ("_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_")
+    },
+    "_native_batch_norm_legit": Attribute(
+        "torch.ops.aten",
+        "the operator whose schema declares that it changes its statistics",
+        f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
+    ),
     "_cdata": Attribute(
         "UntypedStorage and Generator",
         "the address of the C++ object: PyTorch creates a new Python object for each access",
