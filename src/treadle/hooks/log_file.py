@@ -16,7 +16,7 @@ from .log_columns import Columns, LineError, parse_block, parse_line, sorted_row
 BLOCK = 1 << 20  # bytes that are parsed at once
 LONGEST_LINE = 16 << 20
 MOST_FORMS = 1000  # different sets of names; each takes arrays of its own
-ADVICE = ". Restore a copy of the file, or move it away to go on without the earlier values"
+ADVICE = ". Restore a copy of the file, or move it away to continue without the earlier values"
 
 
 @dataclass(frozen=True, slots=True)
