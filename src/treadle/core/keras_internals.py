@@ -78,6 +78,17 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/saving/serialization_lib.py",
         "(**config)",
     ),
+    "ops": Internal(
+        "keras.src.ops",
+        "patched by `doctor/preflight`: an examination records the cross-entropies that the "
+        "classes and functions of `keras.losses` call here",
+        f"{KERAS}/ops/nn.py",
+        members=(
+            "sparse_categorical_crossentropy",
+            "categorical_crossentropy",
+            "binary_crossentropy",
+        ),
+    ),
     "layer_call": Internal(
         "keras.src.layers.layer:Layer.__call__",
         "patched by `doctor/inspection.py`: a step inspection records the outputs of all layers",

@@ -10,11 +10,17 @@ if TYPE_CHECKING:
     from .find_lr import RangeTest as RangeTest
     from .find_lr import find_learning_rate as find_learning_rate
     from .findings import Replay as Replay
+    from .preflight.examining import examine as examine
+    from .preflight.report import Finding as Finding
+    from .preflight.report import Report as Report
     from .replaying import replay as replay
 
 _MODULE_OF = {
+    "Finding": "preflight.report",
     "RangeTest": "find_lr",
     "Replay": "findings",
+    "Report": "preflight.report",
+    "examine": "preflight.examining",
     "find_learning_rate": "find_lr",
     "replay": "replaying",
 }

@@ -1,0 +1,218 @@
+"""Checks of the data: influence of each array, labels, scales, order, overlap."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from ...data.arrays import ArraySource
+from ..numbers import Array, as_floats
+from .recording import LAYER, METRIC
+from .report import Finding
+from .trials import Leaf, Trial, Trials, attempted, leaves_of, rows_of
+
+MOST_COLUMNS: Final = 4096
+MOST_ROWS: Final = 20_000
+"""Limits of what is searched for labels among the inputs, and for rows in both sets."""
+
+KERNELS: Final = ("Dense", "Conv1D", "Conv2D", "Conv3D", "LSTM", "GRU", "SeparableConv2D")
+FEW: Final = 0.8
+
+
+def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
+    """Check the first batches and, of arrays in memory, the data sets."""
+    yield from _without_influence(trials)
+    yield from _label_among_inputs(trials.last)
+    yield from _large_inputs(trials.last)
+    yield from _other_scale(trials)
+    yield from _imbalance(trials)
+    if isinstance(train, ArraySource):
+        yield from _sorted(train)
+        if isinstance(validation, ArraySource):
+            yield from _overlap(train, validation)
+
+
+def _without_influence(trials: Trials) -> Iterator[Finding]:
+    """Give each array other values: values, gradients or metrics must change."""
+    last = trials.last
+    for leaf in leaves_of(last.batch):
+        trial = attempted(trials, leaf.with_(_other_values(leaf)))
+        if trial is not None and trial.equals(last, rounding=1e-7):
+            yield Finding(
+                "B-no-influence",
+                "warning",
+                leaf.name,
+                "with other values of it, the step returns and computes exactly the same",
+                "it is not used",
+                "use it (sample weights: pass sample_weight to the loss and the metrics), or "
+                "leave it out of the batches",
+            )
+
+
+def _other_values(leaf: Leaf) -> Array:
+    """Return valid but other values: shuffled entries, or for constants a changed half."""
+    x, rng = leaf.array, np.random.default_rng(2)
+    if x.size > 1 and (x != x.flat[0]).any():
+        return rng.permutation(x.ravel()).reshape(x.shape)
+    if x.dtype == bool:
+        return np.logical_xor(x, rng.random(x.shape) < 0.5) if x.size > 1 else ~x
+    if x.dtype.kind == "f":
+        return (x * (0.5 + rng.random(x.shape)) + 0.1 * rng.random(x.shape)).astype(x.dtype)
+    smaller = np.where(rng.random(x.shape) < 0.5, x, np.maximum(x, 1) - 1)  # stays a valid index
+    return smaller.astype(x.dtype)
+
+
+def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
+    leaves, rows = leaves_of(trial.batch), rows_of(trial.batch)
+    if rows is None or rows < 8:
+        return
+    for label in leaves[1:]:
+        y = label.array.reshape(rows, -1)
+        if y.shape[1] != 1 or len(np.unique(y)) < 3:
+            continue
+        for leaf in leaves:
+            x = as_floats(leaf.array).reshape(rows, -1)
+            if leaf is label or x.shape[1] > MOST_COLUMNS or leaf.array.ndim < 2:
+                continue
+            equal = np.flatnonzero((x == as_floats(y)).all(0))
+            if equal.size:
+                yield Finding(
+                    "D-label-in-inputs",
+                    "error",
+                    leaf.name,
+                    f"column {equal[0]} equals {label.name} in all {rows} rows",
+                    "the model reads the answer, and fails on data without it",
+                    "remove the column",
+                )
+
+
+def _large_inputs(trial: Trial) -> Iterator[Finding]:
+    """Find unscaled inputs of the first layer with weights."""
+    leaves = [leaf for leaf in leaves_of(trial.batch) if leaf.array.ndim > 1]
+    for event in trial.of(LAYER):
+        inputs = event.get("inputs[0]")
+        if event.info.kind not in KERNELS or inputs is None:
+            continue
+        x = as_floats(inputs)
+        size = float(np.abs(x).mean()) if x.size else 0.0
+        from_batch = any(
+            leaf.array.size == x.size and np.array_equal(as_floats(leaf.array).ravel(), x.ravel())
+            for leaf in leaves
+        )
+        if from_batch and size > 10:
+            yield Finding(
+                "D-unscaled",
+                "warning",
+                event.info.path,
+                f"it gets the batch as it is: from {x.min():.4g} to {x.max():.4g}, {size:.3g} on "
+                "average",
+                "layers are initialized for inputs of about 1: training starts slowly or diverges",
+                "divide images by 255, or put keras.layers.Rescaling or Normalization first",
+                event.info.line,
+            )
+
+
+def _other_scale(trials: Trials) -> Iterator[Finding]:
+    """Compare the scale of each array in training and in evaluation."""
+    if trials.evaluation is None:
+        return
+    ours, theirs = leaves_of(trials.last.batch), leaves_of(trials.evaluation.batch)
+    if len(ours) != len(theirs):
+        return
+    for a, b in zip(ours, theirs, strict=True):
+        if a.array.dtype.kind not in "fiu" or a.array.ndim < 2 or not (a.array.size and b.array.size):
+            continue
+        x, y = np.abs(as_floats(a.array)).mean(), np.abs(as_floats(b.array)).mean()
+        if min(x, y) > 0 and not 0.1 < x / y < 10:
+            yield Finding(
+                "E-scale",
+                "error",
+                a.name,
+                f"its mean size is {x:.3g} in training and {y:.3g} in evaluation",
+                "the model is evaluated on data that it has not learned",
+                "prepare both sets by the same function",
+            )
+
+
+def _imbalance(trials: Trials) -> Iterator[Finding]:
+    """Find accuracy as the only metric where nearly all labels are equal."""
+    events = trials.last.of(METRIC)
+    if not events or any("Accuracy" not in event.info.kind for event in events):
+        return
+    labels = [
+        event["true"].ravel()
+        for trial in trials.base
+        for event in trial.of(METRIC)
+        if event.get("true") is not None and event.info.path == events[0].info.path
+    ]
+    if not labels:
+        return
+    every = np.concatenate(labels)
+    (most, count) = Counter(every.tolist()).most_common(1)[0]
+    if every.size >= 64 and FEW + 0.1 < count / every.size < 1:
+        yield Finding(
+            "D-imbalance",
+            "note",
+            events[0].info.path,
+            f"{count / every.size:.0%} of the labels are {most:g}, and accuracy is the only metric",
+            "always answering that gives this accuracy",
+            "add a metric that shows the rare classes, such as AUC, Precision or Recall",
+        )
+
+
+def _labels_of(source: ArraySource) -> Array | None:
+    leaves = leaves_of(source.arrays)
+    for leaf in leaves[1:]:
+        x = leaf.array
+        if x.dtype.kind in "iub" and x.size == len(x) and len(np.unique(x[:MOST_ROWS])) > 1:
+            return x.reshape(len(x))
+    return None
+
+
+def _sorted(source: ArraySource) -> Iterator[Finding]:
+    """Find classification data that are sorted by class and not shuffled."""
+    labels = _labels_of(source)
+    if source.shuffle or labels is None or source.length < 4:
+        return
+    classes = np.unique(labels[:MOST_ROWS])
+    if not 2 <= len(classes) <= 1000:
+        return
+    size = source.batch_size
+    kinds = [len(np.unique(labels[i : i + size])) for i in range(0, min(len(labels), MOST_ROWS), size)]
+    rng = np.random.default_rng(3)
+    expected = np.mean([len(np.unique(rng.choice(labels, size))) for _ in range(8)])
+    if np.median(kinds) < 0.6 * expected:
+        yield Finding(
+            "D-sorted",
+            "error",
+            "the labels",
+            f"batches hold {np.median(kinds):.0f} classes (shuffled: {expected:.1f}), and the "
+            "source does not shuffle",
+            "each batch teaches one class, and the next one forgets it",
+            "pass shuffle=True to from_arrays",
+        )
+
+
+def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
+    """Find rows of the validation data among the training data, by their bytes."""
+    ours, theirs = leaves_of(train.arrays), leaves_of(validation.arrays)
+    if not ours or not theirs or train.on_disk or validation.on_disk:
+        return
+    x, y = ours[0].array, theirs[0].array
+    if x.shape[1:] != y.shape[1:] or x.dtype != y.dtype or x[:1].nbytes < 8:
+        return
+    if x[0].size < 3 and x.dtype.kind != "f":
+        return
+    known = {row.tobytes() for row in x[:MOST_ROWS]}
+    checked = y[:MOST_ROWS]
+    shared = sum(row.tobytes() in known for row in checked)
+    if shared > max(1, 0.01 * len(checked)):
+        yield Finding(
+            "D-overlap",
+            "error" if shared > 0.2 * len(checked) else "warning",
+            theirs[0].name,
+            f"{shared} of {len(checked)} rows of the validation data are also training data",
+            "the validation shows what was learned by heart",
+            "split the data before copies or augmentations are made",
+        )

@@ -1,0 +1,190 @@
+"""Checks of gradients and updates: which variables learn, from which loss, by which optimizer."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ..numbers import Array, as_floats, norm_of
+from .recording import APPLY, GRADIENTS, LAYER
+from .report import Finding
+from .trials import Trial, Trials, distance
+
+MOST_PERTURBED: Final = 8
+"""How many variables with zero gradients are changed, to see whether the loss depends on them."""
+
+PARALLEL: Final = 0.999
+"""The cosine from which two gradients count as the same direction."""
+
+
+def check(trials: Trials) -> Iterator[Finding]:
+    """Compare the gradients of three steps with what was applied, and with what changed."""
+    yield from _without_gradient(trials)
+    yield from _not_trained(trials)
+    yield from _several_optimizers(trials.last)
+    yield from _wrong_gradients(trials.last)
+
+
+def _without_gradient(trials: Trials) -> Iterator[Finding]:
+    """Find variables whose gradients are zero in every step."""
+    zero = set(trials.last.gradients)
+    for trial in trials.base:
+        zero &= {path for path, g in trial.gradients.items() if not as_floats(g).any()}
+    lines = {
+        path: event.info.line
+        for event in trials.last.of(GRADIENTS)
+        for path in event.info.more["paths"]
+    }
+    for number, path in enumerate(sorted(zero)):
+        seen = f"its gradient is zero in {len(trials.base)} steps"
+        if number < MOST_PERTURBED and _loss_depends_on(trials, path):
+            yield Finding(
+                "G-blocked",
+                "error",
+                path,
+                f"{seen}, but the values that the step returns change with it",
+                "the loss depends on it, and it does not learn",
+                "look for stop_gradient, rounding, argmax or a conversion to NumPy between it and "
+                "the loss",
+                lines[path],
+            )
+        else:
+            yield Finding(
+                "G-dead",
+                "warning",
+                path,
+                seen,
+                "it does not learn",
+                "use its output in the loss, or leave it out of the variables",
+                lines[path],
+            )
+
+
+def _loss_depends_on(trials: Trials, path: str) -> bool:
+    """Return whether a change of a variable changes what the step returns."""
+    value = as_floats(trials.last.before[path])
+    noise = np.random.default_rng(0).normal(size=value.shape)
+    scale = max(norm_of(value.ravel()) / max(1, value.size) ** 0.5, 1.0)
+    changed = value + 0.5 * scale * noise
+    dtype = trials.last.before[path].dtype
+    trial = trials.again(variables={path: changed.astype(dtype)})
+    return any(
+        distance(x, trials.last.values[name]) > 1e-4 for name, x in trial.values.items()
+    )
+
+
+def _not_trained(trials: Trials) -> Iterator[Finding]:
+    """Find trainable variables that no optimizer gets, and optimizers that are not applied."""
+    state, last = trials.state, trials.last
+    called = {event.info.path for event in last.of(LAYER)}
+    updated = {path for path in trials.assigned if path in state.variables}
+    for path, optimizer in state.optimizers.items():
+        if id(optimizer) not in trials.applied:
+            yield Finding(
+                "O-unused",
+                "warning",
+                path,
+                "train_step never applies it",
+                "what it was made for does not learn",
+                "apply it to its variables, or remove it",
+            )
+    owners = {id(v): state.layer_paths[id(x)] for x in state.layers for v in _own_variables(x)}
+    for path, variable in state.variables.items():
+        owner = owners.get(id(variable))
+        if owner is None or not variable.trainable or path in updated:
+            continue
+        part = path.partition("/")[0]
+        siblings = [other for other in updated if other.partition("/")[0] == part]
+        if owner in called and siblings:
+            yield Finding(
+                "O-not-updated",
+                "warning",
+                path,
+                f"the step uses it and updates {len(siblings)} other variables of {part}, but "
+                "not this one",
+                "it keeps its initial value",
+                "pass all of model.trainable_variables to gradients and to apply, or set "
+                "trainable = False if that is intended",
+            )
+        elif owner not in called and siblings:
+            yield Finding(
+                "O-never-used",
+                "warning",
+                path,
+                f"train_step never calls {owner}, a trainable layer of {part}",
+                "it keeps its initial value",
+                "call the layer, or remove it",
+            )
+
+
+def _own_variables(layer: object) -> list[object]:
+    return [*getattr(layer, "_trainable_variables", ())]
+
+
+def _several_optimizers(trial: Trial) -> Iterator[Finding]:
+    """Find variables that two optimizers update in one step."""
+    owners: dict[str, dict[str, str]] = {}
+    for event in trial.of(APPLY):
+        for path in event.arrays:
+            owners.setdefault(path, {})[event.info.path] = event.info.line
+    shared = {path: found for path, found in owners.items() if len(found) > 1}
+    for names, count in Counter(tuple(sorted(found)) for found in shared.values()).items():
+        path = next(p for p, found in shared.items() if tuple(sorted(found)) == names)
+        yield Finding(
+            "O-two-optimizers",
+            "warning",
+            path,
+            f"{' and '.join(names)} update {count} variables in the same step",
+            "each optimizer keeps moments of its own, and undoes part of what the other did",
+            "give each optimizer its own variables",
+            shared[path][names[-1]],
+        )
+
+
+def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
+    """Compare the gradient that each variable got with the gradients that were computed."""
+    computed = {p: g for p, g in trial.gradients.items() if as_floats(g).any()}
+    applied = {p: g for p, g in trial.applied.items() if as_floats(g).any()}
+    lines = {p: e.info.line for e in trial.of(APPLY) for p in e.arrays}
+    opposite = [p for p, g in applied.items() if p in computed and _cosine(g, computed[p]) < -PARALLEL]
+    if opposite and len(opposite) == len([p for p in applied if p in computed]):
+        yield Finding(
+            "O-ascent",
+            "error",
+            opposite[0],
+            f"the gradients that are applied to {len(opposite)} variables are the computed ones "
+            "with the opposite sign",
+            "the step climbs the loss",
+            "apply the gradients as treadle.gradients returns them; optimizers descend",
+            lines[opposite[0]],
+        )
+    for path, got in applied.items():
+        if path not in computed or computed[path].size < 2:
+            continue
+        own = abs(_cosine(got, computed[path]))
+        others = {
+            p: abs(_cosine(got, g))
+            for p, g in computed.items()
+            if p != path and g.shape == got.shape
+        }
+        best = max(others, key=lambda p: others[p], default="")
+        if best and others[best] > PARALLEL and own < others[best] - 0.05:
+            yield Finding(
+                "O-wrong-pairs",
+                "error",
+                path,
+                f"the gradient that is applied to it is the one of {best} (cosine "
+                f"{others[best]:.3f}; with its own {own:.3f})",
+                "both variables move in directions that reduce no loss",
+                "pass gradients and variables to apply in the same order",
+                lines[path],
+            )
+
+
+def _cosine(a: Array, b: Array) -> float:
+    x, y = as_floats(a).ravel(), as_floats(b).ravel()
+    if x.shape != y.shape:
+        return 0.0
+    sizes = norm_of(x) * norm_of(y)
+    return float(x @ y / sizes) if sizes else 0.0

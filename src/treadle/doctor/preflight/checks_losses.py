@@ -1,0 +1,307 @@
+"""Checks of losses and metrics: arguments, logits and probabilities, labels, what is trained."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from ..numbers import Array, as_floats
+from .recording import ENTROPY, LAYER, LOSS, METRIC, Event
+from .report import Finding
+from .trials import Trial, Trials, attempted, distance, leaves_of, rows_of, window_of
+
+THRESHOLD_METRICS: Final = (
+    "BinaryAccuracy",
+    "Precision",
+    "Recall",
+    "AUC",
+    "F1Score",
+    "TruePositives",
+    "FalsePositives",
+    "TrueNegatives",
+    "FalseNegatives",
+    "PrecisionAtRecall",
+    "RecallAtPrecision",
+    "SensitivityAtSpecificity",
+    "SpecificityAtSensitivity",
+    "BinaryCrossentropy",
+)
+ASYMMETRIC: Final = ("crossentropy", "divergence", "hinge", "poisson", "dice", "tversky")
+MANY: Final = 16
+"""The least number of outputs that may be judged by their range alone."""
+
+
+def check(trials: Trials) -> Iterator[Finding]:
+    """Check the calls of losses and metrics in a training and an evaluation step."""
+    for trial in (trials.last, trials.evaluation):
+        if trial is not None:
+            for event in trial.of(ENTROPY):
+                yield from _logits(event, trial)
+            for event in (*trial.of(LOSS), *trial.of(METRIC)):
+                yield from _swapped(event, trial)
+                yield from _targets(event, trial)
+            for event in trial.of(METRIC):
+                yield from _metric_arguments(event)
+    yield from _softmax_twice(trials.last)
+    yield from _reduction(trials)
+    yield from _unpaired(trials)
+
+
+def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find logits taken as probabilities, and probabilities taken as logits."""
+    outputs, binary = as_floats(event["pred"]), event.info.kind.startswith("binary")
+    if not np.isfinite(outputs).all() or not outputs.size:
+        return
+    least, most = float(outputs.min()), float(outputs.max())
+    within = least >= 0 and most <= 1
+    sums = outputs.sum(-1) if not binary else np.ones(1)
+    normed = bool(np.abs(sums - 1).max() < 1e-3)
+    spread = f"the outputs range from {least:.3g} to {most:.3g}"
+    if not event.info.more["from_logits"] and not (within and normed):
+        sentence = spread if not within else f"{spread}, and rows sum to {sums.flat[0]:.3g}"
+        yield Finding(
+            "L-logits-not-told",
+            "error",
+            event.info.path,
+            f"from_logits=False, but {sentence}: these are logits",
+            "the loss clips or divides them, and its gradients are wrong or zero",
+            "pass from_logits=True, or end the model with softmax (sigmoid for binary labels)",
+            event.info.line,
+        )
+    elif event.info.more["from_logits"] and within and outputs.size >= MANY:
+        certain = _activation(outputs, trial) in ("softmax", "sigmoid")
+        if certain or (normed and not binary and outputs.shape[-1] > 1):
+            yield Finding(
+                "L-probabilities-as-logits",
+                "error" if certain else "warning",
+                event.info.path,
+                f"from_logits=True, but {spread}: these are probabilities",
+                "softmax is applied twice: gradients are small, and the loss cannot fall far",
+                "pass from_logits=False, or end the model without softmax or sigmoid",
+                event.info.line,
+            )
+
+
+def _activation(outputs: Array, trial: Trial) -> str:
+    """Return the activation of the layer that computed these outputs, or an empty string."""
+    for event in reversed(trial.of(LAYER)):
+        if any(same(outputs, x) for name, x in event.arrays.items() if name.startswith("out")):
+            activation = getattr(event.info.of, "activation", None)
+            name = str(getattr(activation, "__name__", ""))
+            if event.info.kind == "Softmax":
+                return "softmax"
+            if name and name != "linear":
+                return name
+    return ""
+
+
+def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find losses and metrics that get the outputs as labels, and labels as outputs."""
+    true, pred = event.get("true"), event.get("pred")
+    if true is None or pred is None or "float" not in str(true.dtype):
+        return
+    name = f"{event.info.kind} {event.info.path}".lower()
+    if event.what == LOSS and not any(kind in name for kind in ASYMMETRIC):
+        return
+    from_model = any(
+        same(true, x)
+        for layer in trial.of(LAYER)
+        for part, x in layer.arrays.items()
+        if part.startswith("out")
+    )
+    if from_model and any(same(pred, leaf.array) for leaf in leaves_of(trial.batch)):
+        yield Finding(
+            "L-swapped",
+            "error",
+            event.info.path,
+            "y_true is the output of a layer, and y_pred is an array of the batch",
+            "the arguments are swapped: it computes something else",
+            "call it as loss(y_true, y_pred), metric.update_state(y_true, y_pred)",
+            event.info.line,
+        )
+
+
+RANGES: Final = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, np.inf)}
+
+
+def _targets(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find targets that the activation of the last layer cannot reach."""
+    true, pred = event.get("true"), event.get("pred")
+    if event.what != LOSS or true is None or pred is None or true.size != pred.size:
+        return
+    activation = _activation(as_floats(pred), trial)
+    if activation not in RANGES:
+        return
+    least, most = RANGES[activation]
+    targets, room = as_floats(true), 1e-3
+    outside = float(((targets < least - room) | (targets > most + room)).mean())
+    if outside > 0.001:
+        yield Finding(
+            "L-range",
+            "warning",
+            event.info.path,
+            f"{outside:.0%} of the targets lie outside of what {activation} can return: they range "
+            f"from {targets.min():.3g} to {targets.max():.3g}",
+            "the model cannot reach these targets",
+            "scale the targets, or remove the activation of the last layer",
+            event.info.line,
+        )
+
+
+def _metric_arguments(event: Event) -> Iterator[Finding]:
+    """Find metrics that are of the wrong kind for the labels or the outputs."""
+    kind, true, pred = event.info.kind, event.get("true"), event.get("pred")
+    if true is None or pred is None or not pred.size:
+        return
+    outputs, labels = as_floats(pred), as_floats(true)
+    if kind in THRESHOLD_METRICS and not getattr(event.info.of, "from_logits", False):
+        if getattr(event.info.of, "_from_logits", False):
+            return
+        least, most = float(outputs.min()), float(outputs.max())
+        if least < 0 or most > 1:
+            yield Finding(
+                "M-logits",
+                "warning",
+                event.info.path,
+                f"{kind} takes probabilities, and got values from {least:.3g} to {most:.3g}",
+                "its thresholds, such as 0.5, mean something else for logits",
+                "apply ops.sigmoid to the outputs, or set the threshold to 0",
+                event.info.line,
+            )
+    classes = pred.shape[-1] if pred.ndim > 1 else 1
+    sparse = true.ndim == pred.ndim - 1 or (true.ndim == pred.ndim and true.shape[-1] == 1)
+    wrong = ""
+    if kind in ("CategoricalAccuracy", "TopKCategoricalAccuracy") and classes > 1 and sparse:
+        wrong = f"{kind} takes one-hot labels, and got labels of shape {true.shape}"
+    elif kind.startswith("Sparse") and classes > 1 and true.shape == pred.shape:
+        wrong = f"{kind} takes class numbers, and got labels of shape {true.shape}"
+    elif kind == "BinaryAccuracy" and classes > 1 and sparse and labels.max(initial=0) > 1:
+        wrong = f"BinaryAccuracy takes labels 0 and 1, and got classes up to {labels.max():.0f}"
+    elif kind == "Accuracy" and not (outputs == np.round(outputs)).all():
+        wrong = "Accuracy counts outputs that equal the labels, and the outputs are no classes"
+    if wrong:
+        yield Finding(
+            "M-labels",
+            "error",
+            event.info.path,
+            wrong,
+            "its value means nothing",
+            "use SparseCategoricalAccuracy for class numbers, CategoricalAccuracy for one-hot "
+            "labels, BinaryAccuracy for 0 and 1",
+            event.info.line,
+        )
+
+
+def _softmax_twice(trial: Trial) -> Iterator[Finding]:
+    """Find softmax layers whose inputs are probabilities already."""
+    for event in trial.of(LAYER):
+        activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
+        own_weights = bool(getattr(event.info.of, "_trainable_variables", ()))
+        if event.info.kind != "Softmax" and (activation != "softmax" or own_weights):
+            continue
+        inputs = event.get("inputs[0]")
+        if inputs is None or inputs.shape[-1] < 2:
+            continue
+        x = as_floats(inputs)
+        if x.min() >= 0 and np.abs(x.sum(-1) - 1).max() < 1e-4:
+            yield Finding(
+                "T-softmax-twice",
+                "error",
+                event.info.path,
+                "its inputs are probabilities already: rows sum to 1",
+                "softmax of probabilities is nearly uniform, so the model cannot be certain",
+                "apply softmax once",
+                event.info.line,
+            )
+
+
+def _reduction(trials: Trials) -> Iterator[Finding]:
+    """Hold every row twice: a loss that is a mean over rows stays the same."""
+    last = trials.last
+    rows = rows_of(last.batch)
+    if rows is None or rows < 2 or not last.gradients:
+        return
+    doubled = _mapped(lambda x: np.concatenate([x, x]), last.batch)
+    trial = attempted(trials, doubled)
+    if trial is None:
+        return
+    ratios = [
+        _size(trial.gradients[path]) / _size(g)
+        for path, g in last.gradients.items()
+        if _size(g) and path in trial.gradients
+    ]
+    ratio = float(np.median(ratios)) if ratios else 1.0
+    for least, most, code, sentence, fix in (
+        (1.8, 2.2, "L-sum", "twice as large", "use ops.mean, or a loss with its default reduction"),
+        (0.45, 0.55, "L-divided", "half as large", "do not divide a mean by the number of rows"),
+    ):
+        if least < ratio < most:
+            yield Finding(
+                code,
+                "warning",
+                "the loss",
+                f"with every row twice, the gradients are {sentence} ({ratio:.2f})",
+                "the learning rate then depends on the batch size, and short last batches count "
+                "otherwise",
+                fix,
+            )
+
+
+def _size(array: Array) -> float:
+    return float(np.linalg.norm(as_floats(array)))
+
+
+def _mapped(function: Any, batch: Any) -> Any:
+    stacked = window_of(batch).batch(0)
+    import keras
+
+    return keras.tree.map_structure(lambda x: None if x is None else function(x), stacked)
+
+
+def _unpaired(trials: Trials) -> Iterator[Finding]:
+    """Reverse the rows of one array against the others: the gradients must change.
+
+    They stay the same if a loss pairs every row with every label, as arrays of shapes (N,) and
+    (N, 1) do. The array must matter at all: other values of it change the gradients.
+    """
+    last = trials.last
+    rows = rows_of(last.batch)
+    leaves = leaves_of(last.batch)
+    if rows is None or rows < 4 or len(leaves) < 2 or not last.gradients:
+        return
+    for leaf in leaves[1:]:
+        flat = leaf.array.reshape(rows, -1)
+        if (flat == flat[:1]).all():
+            continue
+        shuffled = np.random.default_rng(1).permutation(rows)
+        if (flat[shuffled] == flat).all():
+            continue
+        moved = attempted(trials, leaf.with_(leaf.array[shuffled]))
+        if moved is None or not _gradients_equal(moved, last, 1e-4):
+            continue
+        other = attempted(trials, leaf.with_(np.broadcast_to(leaf.array[:1], leaf.array.shape)))
+        if other is not None and not _gradients_equal(other, last, 1e-4):
+            certain = flat.shape[1] == 1
+            yield Finding(
+                "L-unpaired",
+                "error" if certain else "note",
+                leaf.name,
+                "the gradients stay the same if its rows are shuffled against the other arrays, "
+                "but not if its values change",
+                "each row is compared with the labels of all rows"
+                if certain
+                else "rows of the arrays are not paired with each other",
+                "give both arguments of the loss the same shape: (N,) and (N, 1) broadcast to "
+                "(N, N)",
+            )
+
+
+def _gradients_equal(a: Trial, b: Trial, rounding: float) -> bool:
+    return a.gradients.keys() == b.gradients.keys() and all(
+        distance(g, b.gradients[path]) <= rounding for path, g in a.gradients.items()
+    )
+
+
+def same(a: Array, b: Array) -> bool:
+    """Return whether two arrays have equal entries in the same order, whatever their shapes."""
+    return a.size == b.size and bool(np.array_equal(as_floats(a).ravel(), as_floats(b).ravel()))

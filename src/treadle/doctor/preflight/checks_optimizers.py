@@ -1,0 +1,144 @@
+"""Checks of optimizers: schedules, sizes of updates, weight decay, accumulation."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from ..numbers import as_floats, norm_of
+from .report import Finding
+from .trials import Trials
+
+LARGE: Final = 0.5
+SMALL: Final = 1e-8
+"""Sizes of an update relative to its weights that are far from the usual 0.001."""
+
+
+def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
+    """Check every optimizer of the task.
+
+    Args:
+        trials: The trials.
+        steps: The number of training steps that are planned; None if unknown.
+    """
+    for path, optimizer in trials.state.optimizers.items():
+        if steps is not None:
+            yield from _schedule(path, optimizer, steps)
+        yield from _accumulation(path, optimizer)
+        yield from _decay(trials, path, optimizer)
+        yield from _sizes(trials, path, optimizer)
+
+
+def _rate(schedule: Any, step: int) -> float:
+    return float(ops.convert_to_numpy(schedule(ops.convert_to_tensor(step, "int32"))))
+
+
+def _schedule(path: str, optimizer: Any, steps: int) -> Iterator[Finding]:
+    """Compare the length of a schedule with that of the run."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(schedule, LearningRateSchedule) or steps < 10:
+        return
+    points = np.unique(np.linspace(0, steps - 1, 101).astype(int))
+    rates = np.array([_rate(schedule, int(step)) for step in points])
+    most, final = float(rates.max()), float(rates[-1])
+    constant = np.flatnonzero(rates != final)
+    share = points[constant[-1] + 1] / steps if constant.size else 0.0
+    if constant.size and share < 0.5 and final < 0.1 * most:
+        yield Finding(
+            "O-over-early",
+            "warning",
+            path,
+            f"its schedule reaches {final:.3g} after {share:.0%} of the {steps} steps and stays "
+            "there",
+            "most of the run trains with the last, small learning rate",
+            "give the schedule the length of the run in steps (epochs × batches)",
+        )
+    later = np.array([_rate(schedule, int(steps * factor)) for factor in (2, 10, 100)])
+    falls = bool((np.diff(np.array([final, *later])) <= 1e-12).all())
+    if falls and later[-1] < 0.2 * most and final > 0.6 * most:
+        yield Finding(
+            "O-over-late",
+            "warning",
+            path,
+            f"at the end of the {steps} steps its schedule is still at {final / most:.0%} of its "
+            f"maximum, and it falls to {later[-1]:.3g} later",
+            "the run ends before the learning rate has decayed",
+            "give the schedule the length of the run in steps, not in epochs or examples",
+        )
+
+
+def _accumulation(path: str, optimizer: Any) -> Iterator[Finding]:
+    count = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not count:
+        return
+    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), LearningRateSchedule)
+    for used, what in ((scheduled, "a schedule"), (getattr(optimizer, "use_ema", False), "use_ema")):
+        if used:
+            yield Finding(
+                "O-accumulates",
+                "warning",
+                path,
+                f"gradient_accumulation_steps={count} together with {what}",
+                f"Keras counts every micro-batch as a step of {what}",
+                "accumulate with treadle.Accumulator, which applies once for all micro-batches",
+            )
+
+
+def _decay(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
+    """Find weight decay of biases and normalization layers."""
+    if not getattr(optimizer, "weight_decay", None) or not hasattr(optimizer, "_use_weight_decay"):
+        return
+    decayed = [
+        trials.state.path_of(v)
+        for v in optimizer._trainable_variables
+        if len(v.shape) == 1 and optimizer._use_weight_decay(v)
+    ]
+    if decayed:
+        yield Finding(
+            "O-decays-biases",
+            "note",
+            path,
+            f"weight_decay={optimizer.weight_decay:g} also shrinks {len(decayed)} biases and "
+            f"scales of normalization, such as {decayed[0]}",
+            "usually only kernels are decayed",
+            'optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"]) before the '
+            "first step",
+        )
+
+
+def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
+    """Compare the updates of kernels with their size."""
+    ratios: list[float] = []
+    first = trials.base[0]  # later, too large updates have made the weights large as well
+    for variable in getattr(optimizer, "_trainable_variables", ()):
+        name = trials.state.path_of(variable)
+        if len(variable.shape) < 2 or name not in first.before or name not in first.applied:
+            continue
+        weights = as_floats(first.before[name]).ravel()
+        update = as_floats(first.after[name]).ravel() - weights
+        if norm_of(weights) > 1e-6 and as_floats(first.applied[name]).any():
+            ratios.append(norm_of(update) / norm_of(weights))
+    if not ratios or getattr(optimizer, "gradient_accumulation_steps", None):
+        return
+    ratio = float(np.median(ratios))
+    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), LearningRateSchedule)
+    if ratio > LARGE:
+        yield Finding(
+            "O-large-updates",
+            "warning",
+            path,
+            f"one step changes kernels by {ratio:.0%} of their size (usual: 0.1 %)",
+            "the learning rate is probably far too large",
+            "divide the learning rate by 10 or more; treadle find-lr suggests one",
+        )
+    elif ratio < SMALL and not scheduled:
+        yield Finding(
+            "O-small-updates",
+            "warning",
+            path,
+            f"one step changes kernels by {ratio:.1e} of their size (usual: 1e-3)",
+            "in float32 such updates are lost, or nothing is learned",
+            "increase the learning rate; treadle find-lr suggests one",
+        )

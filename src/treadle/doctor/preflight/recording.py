@@ -1,0 +1,302 @@
+"""What a step does while it runs uncompiled: events of layers, losses, metrics and optimizers.
+
+The spies record only in a step that has this module's recorder. Tensors of an objective have no
+values in JAX until it has been differentiated: the recorder returns them with its results.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, Final
+
+import keras
+from keras import ops
+
+from ...backends.base import active
+from ...backends.step_context import context
+from ...core.keras_internals import INTERNALS
+from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
+from ..numbers import Array
+
+CROSS_ENTROPIES: Final = (
+    "sparse_categorical_crossentropy",
+    "categorical_crossentropy",
+    "binary_crossentropy",
+)
+DRAWS: Final = ("normal", "uniform", "truncated_normal", "randint", "categorical", "dropout")
+LAYER, LOSS, ENTROPY, METRIC = "layer", "loss", "cross-entropy", "metric"
+GRADIENTS, APPLY, DRAW = "gradients", "apply", "draw"
+
+
+@dataclass(frozen=True, eq=False)
+class Info:
+    """The Python values of an event.
+
+    Attributes:
+        path: The layer, loss, metric or optimizer, by path or name.
+        kind: Its class, or the name of the function.
+        line: The line of the user's code that called it.
+        of: The object itself.
+        more: Further values.
+    """
+
+    path: str
+    kind: str
+    line: str
+    of: Any = None
+    more: Mapping[str, Any] = field(default_factory=lambda: {})
+
+
+class Event:
+    """One call during a step.
+
+    Attributes:
+        what: The kind of event, such as `LAYER`.
+        info: Its Python values.
+    """
+
+    def __init__(self, what: str, info: Info, tensors: Mapping[str, Any]) -> None:
+        self.what, self.info, self._tensors = what, info, tensors
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        """The tensors of the call as NumPy arrays, by name; those that are not given are left out.
+
+        A name of a structure has its keys appended.
+        """
+        found: dict[str, Array] = {}
+        for name, value in self._tensors.items():
+            for keys, leaf in keras.tree.flatten_with_path(value):
+                if ops.is_tensor(leaf):
+                    key = name + "".join(f"[{part!r}]" for part in keys)
+                    found[key] = active().to_numpy(ops.stop_gradient(leaf))
+        return found
+
+    def __getitem__(self, name: str) -> Array:
+        """Return one array."""
+        return self.arrays[name]
+
+    def get(self, name: str) -> Array | None:
+        """Return one array, or None if the call did not have it."""
+        return self.arrays.get(name)
+
+
+class StepRecorder:
+    """Records the events of a step; a `backends.step_context.Recorder`."""
+
+    def __init__(self) -> None:
+        self._met: list[tuple[str, Info, Mapping[str, Any]]] = []
+        self._around: list[list[tuple[str, Info, Mapping[str, Any]]]] = []
+
+    def begin(self) -> None:
+        """Start a separate record for an objective."""
+        self._around.append(self._met)
+        self._met = []
+
+    def taken(self) -> Any:
+        """End the objective's record, and return it."""
+        met, self._met = self._met, self._around.pop()
+        return met
+
+    def give(self, met: Any) -> None:
+        """Add an objective's record, now with concrete values."""
+        self._met += met
+
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Any]) -> None:
+        """Record gradients."""
+        info = Info("", "gradients", user_line(), more={"paths": list(paths)})
+        self._met.append((GRADIENTS, info, {p: g for p, g in zip(paths, gradients, strict=True)}))
+
+    def add(self, what: str, info: Info, **tensors: Any) -> None:
+        """Record an event."""
+        self._met.append((what, info, tensors))
+
+    def events(self) -> list[Event]:
+        """Return all events, in order."""
+        return [Event(*entry) for entry in self._met]
+
+
+def user_line() -> str:
+    """Return the file and line of the innermost frame of the user's code, as `file.py:12`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file = frame.f_code.co_filename
+        ours = file.startswith(PACKAGE) and not file.startswith(RECIPES)
+        if not ours and module not in MACHINERY and module not in ("importlib", "numpy"):
+            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _recorder() -> StepRecorder | None:
+    found = context().recorder
+    return found if isinstance(found, StepRecorder) else None
+
+
+@contextmanager
+def spying(
+    layer_paths: Mapping[int, str], metrics: Mapping[str, Any], optimizers: Mapping[str, Any]
+) -> Generator[None]:
+    """Make layers, losses, metrics, optimizers and `keras.random` report to the step's recorder.
+
+    Args:
+        layer_paths: The paths of the layers, by id; other layers are ignored.
+        metrics: The metrics by name.
+        optimizers: The optimizers by path.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_layers(layer_paths))
+        stack.enter_context(_losses())
+        for name in CROSS_ENTROPIES:
+            stack.enter_context(_cross_entropy(name))
+        for name in DRAWS:
+            stack.enter_context(_replaced(keras.random, name, _draws))
+        for path, metric in metrics.items():
+            stack.enter_context(_metric(path, metric))
+        for path, optimizer in optimizers.items():
+            stack.enter_context(_optimizer(path, optimizer))
+        yield
+
+
+@contextmanager
+def _layers(paths: Mapping[int, str]) -> Generator[None]:
+    layer_call = INTERNALS["layer_call"]
+    original = layer_call.resolve()
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(self, *args, **kwargs)
+        recorder = _recorder()
+        if recorder is not None and id(self) in paths:
+            info = Info(paths[id(self)], type(self).__name__, user_line(), self)
+            recorder.add(LAYER, info, inputs=args[:1], outputs=outputs)
+        return outputs
+
+    with layer_call.replaced(called):
+        yield
+
+
+@contextmanager
+def _losses() -> Generator[None]:
+    original = keras.losses.Loss.__call__
+
+    def called(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        result = original(self, y_true, y_pred, sample_weight)
+        recorder = _recorder()
+        if recorder is not None:
+            info = Info(self.name, type(self).__name__, user_line(), self)
+            recorder.add(LOSS, info, true=y_true, pred=y_pred, weight=sample_weight)
+        return result
+
+    keras.losses.Loss.__call__ = called
+    try:
+        yield
+    finally:
+        keras.losses.Loss.__call__ = original
+
+
+@contextmanager
+def _cross_entropy(name: str) -> Generator[None]:
+    """Record a cross-entropy; the classes and functions of `keras.losses` call it too."""
+
+    def spied(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def called(
+            target: Any, output: Any, from_logits: bool = False, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(target, output, from_logits, *args, **kwargs)
+            recorder = _recorder()
+            if recorder is not None:
+                info = Info(name, name, user_line(), more={"from_logits": bool(from_logits)})
+                recorder.add(ENTROPY, info, true=target, pred=output)
+            return result
+
+        return called
+
+    with (
+        _replaced(keras.ops, name, spied),
+        _replaced(INTERNALS["ops"].resolve(), name, spied),
+    ):
+        yield
+
+
+def _draws(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        seed = kwargs.get("seed")
+        if recorder is not None and isinstance(seed, int):
+            name = f"keras.random.{original.__name__}"
+            recorder.add(DRAW, Info(name, name, user_line(), more={"seed": seed}))
+        return original(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def _metric(name: str, metric: Any) -> Generator[None]:
+    original = metric.update_state
+
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        if recorder is not None:
+            given = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
+            info = Info(name, type(metric).__name__, user_line(), metric)
+            if "y_pred" in given:
+                recorder.add(
+                    METRIC,
+                    info,
+                    true=given.get("y_true"),
+                    pred=given["y_pred"],
+                    weight=given.get("sample_weight"),
+                )
+        return original(*args, **kwargs)
+
+    with _shadowed(metric, "update_state", update_state):
+        yield
+
+
+@contextmanager
+def _optimizer(path: str, optimizer: Any) -> Generator[None]:
+    original = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        recorder, grads = _recorder(), list(grads)
+        if recorder is not None:
+            into: Iterator[Any] = iter(
+                optimizer._trainable_variables
+                if trainable_variables is None
+                else (trainable_variables := list(trainable_variables))
+            )
+            path_of = context().path_of
+            pairs = {path_of(v): g for v, g in zip(into, grads, strict=False)}
+            info = Info(path, type(optimizer).__name__, user_line(), optimizer)
+            recorder.add(APPLY, info, **pairs)
+        return original(grads, trainable_variables)
+
+    with _shadowed(optimizer, "apply", apply):
+        yield
+
+
+@contextmanager
+def _shadowed(thing: Any, name: str, replacement: Any) -> Generator[None]:
+    """Give an object an attribute that shadows the one of its class."""
+    object.__setattr__(thing, name, replacement)  # Keras' own would track it
+    try:
+        yield
+    finally:
+        object.__delattr__(thing, name)
+
+
+@contextmanager
+def _replaced(
+    holder: Any, name: str, spied: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Generator[None]:
+    original = getattr(holder, name)
+    setattr(holder, name, spied(original))
+    try:
+        yield
+    finally:
+        setattr(holder, name, original)

@@ -1,0 +1,1 @@
+"""Wrong programs, each with its sound twin, which an examination must tell apart."""
