@@ -7,6 +7,7 @@ from tests.doctor.programs import PAIRS, Pair
 import treadle
 
 
+@pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")  # Keras on TensorFlow
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(True)

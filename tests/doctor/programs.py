@@ -748,3 +748,355 @@ def evaluation_that_counts(wrong: bool) -> Any:
         return {"loss": self.objective(batch)}
 
     return of(task, eval_step=eval_step), Datasets(source(*numbers()), source(*numbers(seed=1)))
+
+
+# Second programs for what lies deeper
+
+
+@finds("L-not-logged")
+def maximized_but_logged_positive(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+
+        def gain() -> Any:
+            return -ops.mean((self.model(x) - y) ** 2)
+
+        loss, gradients = treadle.gradients(lambda: gain() if wrong else -gain(), self.variables())
+        self.update(gradients)
+        return {"loss": -loss if wrong else loss}
+
+    return of(Regression(), train_step=train_step), source(*numbers())
+
+
+@finds("L-not-logged")
+def logged_loss_divided_again(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        loss, gradients = treadle.gradients(lambda: self.objective(batch), self.variables())
+        self.update(gradients)
+        return {"loss": loss / len(batch[0]) if wrong else loss}
+
+    return of(Regression(), train_step=train_step), source(*numbers())
+
+
+@finds("L-divided")
+def losses_divided_twice(wrong: bool) -> Any:
+    def mean_of(self: Any, y: Any, outputs: Any) -> Any:
+        losses = keras.losses.mean_squared_error(y, outputs)
+        rows = ops.cast(ops.shape(y)[0], "float32")
+        return ops.sum(losses) / (rows * rows if wrong else rows)
+
+    return of(Regression(), loss_of=mean_of), source(*numbers())
+
+
+@finds("M-unused")
+def a_metric_that_nobody_updates(wrong: bool) -> Any:
+    task = Regression()
+    task.error = keras.metrics.MeanAbsoluteError()
+
+    def eval_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        outputs = self.model(x, training=False)
+        if not wrong:
+            self.error.update_state(y, outputs)
+        return {"loss": self.loss_of(y, outputs)}
+
+    return of(task, eval_step=eval_step), Datasets(source(*numbers()), source(*numbers(seed=1)))
+
+
+@finds("M-unused")
+def one_of_two_metrics(wrong: bool) -> Any:
+    task = supervised(network(1), "mse", metrics=["mae"])
+    task.extra = keras.metrics.Mean()
+
+    def update_metrics(self: Any, y: Any, outputs: Any, weight: Any = None) -> None:
+        treadle.Supervised.update_metrics(self, y, outputs, weight)
+        if not wrong:
+            self.extra.update_state(ops.abs(outputs))
+
+    return of(task, update_metrics=update_metrics), Datasets(
+        source(*numbers()), source(*numbers(seed=1))
+    )
+
+
+@finds("O-clip-unused")
+def clipped_gradients_are_dropped(wrong: bool) -> Any:
+    def update(self: Any, gradients: Any) -> None:
+        clipped, _ = treadle.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply(gradients if wrong else clipped, self.variables())
+
+    return of(Regression(optimizer=keras.optimizers.SGD(0.01)), update=update), source(*numbers())
+
+
+@finds("O-clip-unused")
+def values_clipped_too_late(wrong: bool) -> Any:
+    def update(self: Any, gradients: Any) -> None:
+        if wrong:
+            self.optimizer.apply(gradients, self.variables())
+            treadle.clip_by_value(gradients, 0.01)
+        else:
+            self.optimizer.apply(treadle.clip_by_value(gradients, 0.01), self.variables())
+
+    return of(Regression(optimizer=keras.optimizers.SGD(0.01)), update=update), source(*numbers())
+
+
+@finds("O-unused")
+def a_critic_without_its_update(wrong: bool) -> Any:
+    task = TwoParts()
+    task.critic_optimizer = keras.optimizers.Adam(0.01)
+
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        features = self.model(x)
+        critic = treadle.gradients(
+            lambda: ops.mean((self.head(features) - y) ** 2), self.head.trainable_variables
+        )
+        if not wrong:
+            self.critic_optimizer.apply(critic[1], self.head.trainable_variables)
+        loss = treadle.minimize(
+            lambda: ops.mean(self.head(self.model(x)) ** 2), self.model, self.optimizer
+        )
+        return {"loss": loss, "critic_loss": critic[0]}
+
+    return of(task, train_step=train_step), source(*numbers())
+
+
+@finds("O-never-used")
+def a_block_that_is_skipped(wrong: bool) -> Any:
+    task = TwoParts()
+    task.model = Spare(not wrong)
+
+    def variables(self: Any) -> Any:
+        return self.model.out.trainable_variables + self.model.first.trainable_variables
+
+    def both(self: Any) -> Any:
+        return variables(self) + ([] if wrong else self.model.second.trainable_variables)
+
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        return ops.mean((self.model(x) - y) ** 2)
+
+    del task.head
+    return of(task, variables=both, objective=objective), source(*numbers())
+
+
+@finds("O-two-optimizers")
+def the_encoder_belongs_to_both(wrong: bool) -> Any:
+    task = TwoParts()
+    task.second = keras.optimizers.Adam(0.01)
+
+    def train_step(self: Any, batch: Any) -> Any:
+        loss = treadle.minimize(lambda: self.objective(batch), self.model, self.optimizer)
+        of_second = [*self.model.trainable_variables] if wrong else []
+        treadle.minimize(
+            lambda: self.objective(batch),
+            [*of_second, *self.head.trainable_variables],
+            self.second,
+        )
+        return {"loss": loss}
+
+    return of(task, train_step=train_step), source(*numbers())
+
+
+@finds("O-wrong-pairs")
+def gradients_sorted_by_name(wrong: bool) -> Any:
+    task = TwoParts()
+    task.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), keras.layers.Dense(6)])
+    task.head = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+
+    def update(self: Any, gradients: Any) -> None:
+        variables = self.variables()
+        pairs = list(zip(gradients, variables, strict=True))
+        if wrong:
+            kernels = [g for g, v in pairs if len(v.shape) == 2]
+            biases = [g for g, v in pairs if len(v.shape) == 1]
+            turned = {2: kernels[1:] + kernels[:1], 1: biases[1:] + biases[:1]}
+            gradients = [turned[len(v.shape)].pop(0) for v in variables]
+        self.optimizer.apply(gradients, variables)
+
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        return ops.mean((self.head(self.model(x)) - y) ** 2)
+
+    x, _ = numbers()
+    return of(task, update=update, objective=objective), source(x, np.roll(x, 2, axis=1))
+
+
+@finds("O-large-updates")
+def an_initial_rate_for_examples(wrong: bool) -> Any:
+    x, y = numbers()
+    optimizer = keras.optimizers.RMSprop(0.5 if wrong else 1e-3)
+    return Regression(optimizer=optimizer), source(x, y)
+
+
+@finds("O-small-updates")
+def a_loss_scaled_to_nothing(wrong: bool) -> Any:
+    def loss_of(self: Any, y: Any, outputs: Any) -> Any:
+        return (1e-12 if wrong else 1.0) * ops.mean((outputs - y) ** 2)
+
+    optimizer = keras.optimizers.SGD(0.01)
+    return of(Regression(optimizer=optimizer), loss_of=loss_of), source(*numbers())
+
+
+@finds("O-decays-biases")
+def decay_of_normalization(wrong: bool) -> Any:
+    optimizer = keras.optimizers.SGD(0.01, weight_decay=1e-4)
+    if not wrong:
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return Regression(normalizing(), optimizer), source(*numbers())
+
+
+@finds("O-accumulates")
+def accumulation_with_averages(wrong: bool) -> Any:
+    optimizer = keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=4, use_ema=wrong, ema_momentum=0.9
+    )
+    return Regression(optimizer=optimizer), source(*numbers())
+
+
+@finds("O-over-early")
+def decay_in_epochs_not_steps(wrong: bool) -> Any:
+    rate = keras.optimizers.schedules.PolynomialDecay(0.01, 20 if wrong else 120, 1e-5)
+    task = Regression(optimizer=keras.optimizers.SGD(rate))
+    task.steps = 120
+    return task, source(*numbers())
+
+
+@finds("O-over-late")
+def decay_for_a_longer_run(wrong: bool) -> Any:
+    rate = keras.optimizers.schedules.PolynomialDecay(0.01, 5000 if wrong else 120, 1e-5)
+    task = Regression(optimizer=keras.optimizers.SGD(rate))
+    task.steps = 120
+    return task, source(*numbers())
+
+
+@finds("R-constant-seed")
+def a_mask_with_a_constant_seed(wrong: bool) -> Any:
+    task = Regression()
+    task.seed = keras.random.SeedGenerator(2)
+
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        mask = keras.random.uniform((6,), seed=3 if wrong else self.seed) > 0.2
+        return ops.mean((self.model(x * ops.cast(mask, "float32")) - y) ** 2)
+
+    return of(task, objective=objective), source(*numbers())
+
+
+@finds("R-not-repeatable")
+def a_counter_outside_of_the_task(wrong: bool) -> Any:
+    calls = [0]
+
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        calls[0] += 1
+        weight = 1.0 + (0.01 * calls[0] if wrong else 0.0)
+        return weight * ops.mean((self.model(x) - y) ** 2)
+
+    return of(Regression(), objective=objective), source(*numbers())
+
+
+@finds("B-no-influence")
+def a_mask_that_is_not_applied(wrong: bool) -> Any:
+    def objective(self: Any, batch: Any) -> Any:
+        errors = (self.model(batch["x"]) - batch["y"]) ** 2
+        mask = ops.cast(batch["mask"], "float32")[:, None]
+        return ops.mean(errors) if wrong else ops.sum(errors * mask) / ops.sum(mask)
+
+    x, y = numbers()
+    mask = rng(8).random(ROWS) > 0.3
+    return of(Regression(), objective=objective), source({"x": x, "y": y, "mask": mask})
+
+
+@finds("D-label-in-inputs")
+def the_class_among_the_features(wrong: bool) -> Any:
+    x, y = classes(count=3)
+    x[:, 5] = y if wrong else x[:, 5]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return supervised(network(3), loss), source(x, y)
+
+
+@finds("D-unscaled")
+def images_of_bytes(wrong: bool) -> Any:
+    x = rng().integers(0, 256, (ROWS, 8, 8, 1)).astype("float32")
+    y = (x.mean((1, 2, 3)) > 128).astype("int32")
+    x = x if wrong else x / 255
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return supervised(model, loss), source(x, y)
+
+
+@finds("E-scale")
+def validation_that_was_not_normalized(wrong: bool) -> Any:
+    x, y = numbers(seed=1)
+    shifted = (100 + 30 * x) if wrong else x
+    return Regression(), Datasets(
+        source(*numbers()), source(shifted.astype("float32"), y, shuffle=False)
+    )
+
+
+@finds("D-sorted")
+def one_class_after_the_other(wrong: bool) -> Any:
+    x, y = classes(count=2)
+    order = np.argsort(y, kind="stable") if wrong else rng(9).permutation(ROWS)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return supervised(network(2), loss), source(x[order], y[order], shuffle=False)
+
+
+@finds("D-overlap")
+def copies_in_both_sets(wrong: bool) -> Any:
+    x, y = numbers()
+    a, b = numbers(rows=64, seed=1)
+    if wrong:
+        a[:10], b[:10] = x[:10], y[:10]
+    return Regression(), Datasets(source(x, y), source(a, b))
+
+
+@finds("D-imbalance")
+def hardly_any_positive(wrong: bool) -> Any:
+    x, _ = numbers()
+    y = (rng(10).random((ROWS, 1)) < (0.04 if wrong else 0.4)).astype("float32")
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    return supervised(network(1), loss, metrics=["accuracy"]), source(x, y)
+
+
+@finds("M-labels")
+def binary_accuracy_of_three_classes(wrong: bool) -> Any:
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    metric = keras.metrics.BinaryAccuracy() if wrong else "accuracy"
+    x, y = classes()
+    return supervised(network(3, "softmax"), loss, metrics=[metric]), source(x, y[:, None])
+
+
+@finds("L-unpaired")
+def a_baseline_of_another_shape(wrong: bool) -> Any:
+    def loss_of(self: Any, y: Any, outputs: Any) -> Any:
+        targets = ops.reshape(y, (-1,)) if wrong else y
+        return ops.mean(ops.log(ops.cosh(outputs - targets)))
+
+    return of(Regression(), loss_of=loss_of), source(*numbers())
+
+
+@finds("G-blocked")
+def argmax_as_an_index(wrong: bool) -> Any:
+    def between(self: Any, features: Any) -> Any:
+        hard = ops.one_hot(ops.argmax(features, -1), 4)
+        return hard + 0 * features if wrong else ops.softmax(features)
+
+    return of(TwoParts(), between=between), source(*numbers())
+
+
+@finds("O-not-updated")
+def the_head_is_forgotten(wrong: bool) -> Any:
+    def variables(self: Any) -> Any:
+        kernels = [v for v in self.model.trainable_variables if len(v.shape) == 2]
+        return kernels if wrong else self.model.trainable_variables
+
+    return of(Regression(), variables=variables), source(*numbers())
+
+
+@finds("T-off-in-train")
+def noise_without_the_flag(wrong: bool) -> Any:
+    layers = [keras.layers.GaussianNoise(0.1, seed=1), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), *layers])
+    return of(Regression(model), objective=_trained_in_mode(not wrong)), source(*numbers())

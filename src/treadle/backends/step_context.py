@@ -49,8 +49,8 @@ class Recorder(Protocol):
         """Add a record returned by `taken`, now with concrete values."""
         ...
 
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Record the gradients that `treadle.gradients` returns for these variables."""
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor], loss: Tensor) -> None:
+        """Record the gradients of a loss that `treadle.gradients` returns for these variables."""
         ...
 
 

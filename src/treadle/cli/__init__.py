@@ -7,6 +7,7 @@ Features that scripts need are implemented in the other packages, not here.
 | 0 | done, or already finished |
 | 1 | an error while training; one raised by the task's own code is printed with its traceback |
 | 1 | `certify` found an inexact check, or could not run a check |
+| 1 | `doctor` found an error in the task |
 | 1 | `tune` ended without a completed trial |
 | 2 | wrong usage, configuration, backend, data or directory |
 | 3 | the time limit was reached before all epochs or steps were done; the run can be resumed |
@@ -18,6 +19,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 
 # These modules register their commands with `app` when they are imported.
 from . import certifying as certifying
+from . import doctoring as doctoring
 from . import rates as rates
 from . import tuning as tuning
 from . import watching as watching

@@ -69,7 +69,7 @@ class OutputRecorder:
         """Add an objective's record, now with concrete values."""
         self.met += met
 
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Any]) -> None:
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Any], loss: Any) -> None:
         """Record gradients."""
         self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
 

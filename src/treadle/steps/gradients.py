@@ -82,8 +82,10 @@ def gradients(
         for name, part in named.items()
     }
     if step.recorder is not None:
+        losses = _losses(result, names)
         for name, part in named.items():
-            step.recorder.gradients([step.path_of(v) for v in part], grads[name])
+            paths = [step.path_of(v) for v in part]
+            step.recorder.gradients(paths, grads[name], losses[name])
     return result, grads if several else grads[ONLY]
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+from keras.metrics import MeanMetricWrapper
 
 from ...data.arrays import ArraySource
 from ..numbers import Array, as_floats
-from .recording import LAYER, METRIC
+from .recording import BRANCH, LAYER, METRIC, other_branches
 from .report import Finding
 from .trials import Leaf, Trial, Trials, attempted, leaves_of, rows_of
 
@@ -17,7 +18,9 @@ MOST_ROWS: Final = 20_000
 """Limits of what is searched for labels among the inputs, and for rows in both sets."""
 
 KERNELS: Final = ("Dense", "Conv1D", "Conv2D", "Conv3D", "LSTM", "GRU", "SeparableConv2D")
-FEW: Final = 0.8
+ACCURACIES: Final = {"Accuracy", "BinaryAccuracy", "CategoricalAccuracy", "SparseCategoricalAccuracy"}
+FREQUENT: Final = 0.9
+"""The share of the most frequent label from which accuracy alone says little."""
 
 
 def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
@@ -37,8 +40,8 @@ def _without_influence(trials: Trials) -> Iterator[Finding]:
     """Give each array other values: values, gradients or metrics must change."""
     last = trials.last
     for leaf in leaves_of(last.batch):
-        trial = attempted(trials, leaf.with_(_other_values(leaf)))
-        if trial is not None and trial.equals(last, rounding=1e-7):
+        batch = leaf.with_(_other_values(leaf))
+        if _computes_the_same(trials, batch):
             yield Finding(
                 "B-no-influence",
                 "warning",
@@ -50,11 +53,24 @@ def _without_influence(trials: Trials) -> Iterator[Finding]:
             )
 
 
+def _computes_the_same(trials: Trials, batch: Any) -> bool:
+    """Return whether another batch changes nothing, whichever branches of `cond` are taken."""
+    trial = attempted(trials, batch)
+    if trial is None or not trial.equals(trials.last, rounding=1e-7):
+        return False
+    if not trials.last.of(BRANCH):
+        return True
+    with other_branches():
+        first, second = attempted(trials, trials.last.batch), attempted(trials, batch)
+    return first is not None and second is not None and second.equals(first, rounding=1e-7)
+
+
 def _other_values(leaf: Leaf) -> Array:
     """Return valid but other values: shuffled entries, or for constants a changed half."""
     x, rng = leaf.array, np.random.default_rng(2)
     if x.size > 1 and (x != x.flat[0]).any():
-        return rng.permutation(x.ravel()).reshape(x.shape)
+        shuffled = rng.permutation(x.ravel()).reshape(x.shape)
+        return np.roll(x.ravel(), 1).reshape(x.shape) if (shuffled == x).all() else shuffled
     if x.dtype == bool:
         return np.logical_xor(x, rng.random(x.shape) < 0.5) if x.size > 1 else ~x
     if x.dtype.kind == "f":
@@ -138,7 +154,9 @@ def _other_scale(trials: Trials) -> Iterator[Finding]:
 def _imbalance(trials: Trials) -> Iterator[Finding]:
     """Find accuracy as the only metric where nearly all labels are equal."""
     events = trials.last.of(METRIC)
-    if not events or any("Accuracy" not in event.info.kind for event in events):
+    kinds = {_kind_of(metric) for metric in trials.state.metrics.values()}
+    weighted = any(event.get("weight") is not None for event in events)
+    if not events or weighted or not kinds <= ACCURACIES:
         return
     labels = [
         event["true"].ravel()
@@ -150,7 +168,7 @@ def _imbalance(trials: Trials) -> Iterator[Finding]:
         return
     every = np.concatenate(labels)
     (most, count) = Counter(every.tolist()).most_common(1)[0]
-    if every.size >= 64 and FEW + 0.1 < count / every.size < 1:
+    if every.size >= 64 and FREQUENT < count / every.size < 1:
         yield Finding(
             "D-imbalance",
             "note",
@@ -159,6 +177,12 @@ def _imbalance(trials: Trials) -> Iterator[Finding]:
             "always answering that gives this accuracy",
             "add a metric that shows the rare classes, such as AUC, Precision or Recall",
         )
+
+
+def _kind_of(metric: Any) -> str:
+    function = getattr(metric, "_fn", None)
+    accuracy = type(metric) is MeanMetricWrapper and "accuracy" in getattr(function, "__name__", "")
+    return "Accuracy" if accuracy else type(metric).__name__
 
 
 def _labels_of(source: ArraySource) -> Array | None:

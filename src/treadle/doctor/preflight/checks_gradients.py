@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
-from .recording import APPLY, GRADIENTS, LAYER
+from .recording import APPLY, CLIP, GRADIENTS, LAYER, halved_clips
 from .report import Finding
 from .trials import Trial, Trials, distance
 
@@ -24,6 +24,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from _not_trained(trials)
     yield from _several_optimizers(trials.last)
     yield from _wrong_gradients(trials.last)
+    yield from _unused_clipping(trials)
 
 
 def _without_gradient(trials: Trials) -> Iterator[Finding]:
@@ -180,6 +181,25 @@ def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
                 "pass gradients and variables to apply in the same order",
                 lines[path],
             )
+
+
+def _unused_clipping(trials: Trials) -> Iterator[Finding]:
+    """Halve what the clipping functions return: what is applied must change."""
+    clips = trials.last.of(CLIP)
+    if not clips or not trials.last.applied:
+        return
+    with halved_clips():
+        trial = trials.again()
+    if trial.equals(trials.last, rounding=1e-6):
+        yield Finding(
+            "O-clip-unused",
+            "error",
+            clips[0].info.path,
+            "half of the gradients that it returns are applied just the same",
+            "its result is not used: gradients are not clipped",
+            "apply what it returns; clip_by_global_norm returns (gradients, norm)",
+            clips[0].info.line,
+        )
 
 
 def _cosine(a: Array, b: Array) -> float:

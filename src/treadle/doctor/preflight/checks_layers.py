@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from ..numbers import as_floats
-from .recording import DRAW, LAYER, Event
+from .recording import ADDED_LOSS, DRAW, LAYER, Event
 from .report import Finding
 from .trials import Trial, Trials, distance
 
@@ -142,14 +142,13 @@ def _scaled_regularization(layers: list[Any]) -> Generator[None]:
 def _regularization(trials: Trials) -> Iterator[Finding]:
     """Scale all regularization losses: the gradients must change."""
     last = trials.last
-    layers = [event.info.of for event in last.of(LAYER)]
+    layers = {id(event.info.of): event.info.of for event in last.of(LAYER)}
     regularized = [
-        trials.state.layer_paths[id(layer)]
-        for layer in layers
+        layer
+        for layer in layers.values()
         if any(getattr(v, "regularizer", None) for v in getattr(layer, "_trainable_variables", ()))
-        or getattr(layer, "activity_regularizer", None) is not None
-        or getattr(layer, "_losses", None)
     ]
+    regularized += [event.info.of for event in last.of(ADDED_LOSS)]
     if not regularized or not last.gradients:
         return
     with _scaled_regularization(list(trials.state.layers)):
@@ -158,8 +157,8 @@ def _regularization(trials: Trials) -> Iterator[Finding]:
         yield Finding(
             "L-regularizer",
             "error",
-            regularized[0],
-            f"{len(set(regularized))} layers have regularizers or add_loss, and a hundred times "
+            trials.state.layer_paths.get(id(regularized[0]), regularized[0].name),
+            f"{len({id(layer) for layer in regularized})} layers have regularizers or add_loss, and a hundred times "
             "their losses leaves all gradients as they are",
             "the losses have no effect",
             "add sum(model.losses) to the loss, inside the objective",

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+import keras
 import numpy as np
 
 from ..numbers import Array, as_floats
-from .recording import ENTROPY, LAYER, LOSS, METRIC, Event
+from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
 from .trials import Trial, Trials, attempted, distance, leaves_of, rows_of, window_of
 
@@ -45,6 +46,8 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from _softmax_twice(trials.last)
     yield from _reduction(trials)
     yield from _unpaired(trials)
+    yield from _logged(trials.last)
+    yield from _unused_metrics(trials)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -253,8 +256,6 @@ def _size(array: Array) -> float:
 
 def _mapped(function: Any, batch: Any) -> Any:
     stacked = window_of(batch).batch(0)
-    import keras
-
     return keras.tree.map_structure(lambda x: None if x is None else function(x), stacked)
 
 
@@ -293,6 +294,49 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
                 else "rows of the arrays are not paired with each other",
                 "give both arguments of the loss the same shape: (N,) and (N, 1) broadcast to "
                 "(N, N)",
+            )
+
+
+def _logged(trial: Trial) -> Iterator[Finding]:
+    """Compare the value that is logged as `loss` with the loss that is differentiated."""
+    trained = trial.of(OBJECTIVE)
+    if len(trained) != 1 or "loss" not in trial.values or trial.of(BRANCH):
+        return
+    found, logged = float(as_floats(trained[0]["loss"])), float(as_floats(trial.values["loss"]))
+    rows = rows_of(trial.batch) or 1
+    scale = max(abs(found), 1e-6)
+    if abs(logged + found) < 1e-4 * scale and abs(logged) > 1e-4:
+        seen = "the negative of it"
+    elif rows > 2 and abs(logged - found * rows) < 1e-3 * scale * rows:
+        seen = f"{rows} times it, the number of rows"
+    elif rows > 2 and abs(logged - found / rows) < 1e-3 * scale / rows:
+        seen = f"1/{rows} of it, the number of rows"
+    else:
+        return
+    yield Finding(
+        "L-not-logged",
+        "warning",
+        "loss",
+        f"the gradients are of a loss of {found:.4g}, and {logged:.4g} is logged: {seen}",
+        "curves, early stopping and the best checkpoint follow another number than training",
+        "return the loss that treadle.gradients or treadle.minimize returned",
+        trained[0].info.line,
+    )
+
+
+def _unused_metrics(trials: Trials) -> Iterator[Finding]:
+    """Find metrics that neither step updates."""
+    if trials.evaluation is None:
+        return
+    for name in trials.state.metrics:
+        if name not in trials.updated_metrics:
+            yield Finding(
+                "M-unused",
+                "warning",
+                name,
+                "neither train_step nor eval_step updates it",
+                "it is never logged",
+                "call its update_state, or remove it",
             )
 
 

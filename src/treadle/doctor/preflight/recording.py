@@ -12,12 +12,14 @@ from functools import cached_property, wraps
 from typing import Any, Final
 
 import keras
+import numpy as np
 from keras import ops
 
 from ...backends.base import active
 from ...backends.step_context import context
 from ...core.keras_internals import INTERNALS
 from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
+from ...steps import transforms
 from ..numbers import Array
 
 CROSS_ENTROPIES: Final = (
@@ -27,7 +29,9 @@ CROSS_ENTROPIES: Final = (
 )
 DRAWS: Final = ("normal", "uniform", "truncated_normal", "randint", "categorical", "dropout")
 LAYER, LOSS, ENTROPY, METRIC = "layer", "loss", "cross-entropy", "metric"
-GRADIENTS, APPLY, DRAW = "gradients", "apply", "draw"
+GRADIENTS, APPLY, DRAW, BRANCH = "gradients", "apply", "draw", "branch"
+ADDED_LOSS, CLIP, OBJECTIVE = "add_loss", "clip", "objective"
+CLIPS: Final = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +73,11 @@ class Event:
         found: dict[str, Array] = {}
         for name, value in self._tensors.items():
             for keys, leaf in keras.tree.flatten_with_path(value):
+                key = name + "".join(f"[{part!r}]" for part in keys)
                 if ops.is_tensor(leaf):
-                    key = name + "".join(f"[{part!r}]" for part in keys)
                     found[key] = active().to_numpy(ops.stop_gradient(leaf))
+                elif isinstance(leaf, np.ndarray):
+                    found[key] = leaf
         return found
 
     def __getitem__(self, name: str) -> Array:
@@ -104,10 +110,11 @@ class StepRecorder:
         """Add an objective's record, now with concrete values."""
         self._met += met
 
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Any]) -> None:
-        """Record gradients."""
+    def gradients(self, paths: Sequence[str], gradients: Sequence[Any], loss: Any) -> None:
+        """Record gradients and their loss."""
         info = Info("", "gradients", user_line(), more={"paths": list(paths)})
-        self._met.append((GRADIENTS, info, {p: g for p, g in zip(paths, gradients, strict=True)}))
+        self.add(GRADIENTS, info, **dict(zip(paths, gradients, strict=True)))
+        self.add(OBJECTIVE, info, loss=loss)
 
     def add(self, what: str, info: Info, **tensors: Any) -> None:
         """Record an event."""
@@ -138,20 +145,28 @@ def _recorder() -> StepRecorder | None:
 
 @contextmanager
 def spying(
-    layer_paths: Mapping[int, str], metrics: Mapping[str, Any], optimizers: Mapping[str, Any]
+    recorder: StepRecorder,
+    layer_paths: Mapping[int, str],
+    metrics: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
 ) -> Generator[None]:
     """Make layers, losses, metrics, optimizers and `keras.random` report to the step's recorder.
 
     Args:
+        recorder: The recorder of the step.
         layer_paths: The paths of the layers, by id; other layers are ignored.
         metrics: The metrics by name.
         optimizers: The optimizers by path.
     """
     with ExitStack() as stack:
         stack.enter_context(_layers(layer_paths))
+        stack.enter_context(_added_losses())
         stack.enter_context(_losses())
+        stack.enter_context(_branches(recorder))
         for name in CROSS_ENTROPIES:
             stack.enter_context(_cross_entropy(name))
+        for name in CLIPS:
+            stack.enter_context(_replaced(transforms, name, _clips))
         for name in DRAWS:
             stack.enter_context(_replaced(keras.random, name, _draws))
         for path, metric in metrics.items():
@@ -176,6 +191,23 @@ def _layers(paths: Mapping[int, str]) -> Generator[None]:
 
     with layer_call.replaced(called):
         yield
+
+
+@contextmanager
+def _added_losses() -> Generator[None]:
+    original = keras.layers.Layer.add_loss
+
+    def add_loss(self: Any, loss: Any) -> Any:
+        recorder = _recorder()
+        if recorder is not None:
+            recorder.add(ADDED_LOSS, Info(self.name, type(self).__name__, user_line(), self))
+        return original(self, loss)
+
+    keras.layers.Layer.add_loss = add_loss
+    try:
+        yield
+    finally:
+        keras.layers.Layer.add_loss = original
 
 
 @contextmanager
@@ -222,6 +254,33 @@ def _cross_entropy(name: str) -> Generator[None]:
         yield
 
 
+@contextmanager
+def _branches(recorder: StepRecorder) -> Generator[None]:
+    """Record calls of `cond`, in whose branches a step has no recorder."""
+    backend = active()
+    original = backend.cond
+
+    def cond(predicate: Any, then: Any, otherwise: Any) -> Any:
+        recorder.add(BRANCH, Info("cond", "cond", user_line()))
+        return original(predicate, then, otherwise)
+
+    with _shadowed(backend, "cond", cond):
+        yield
+
+
+@contextmanager
+def other_branches() -> Generator[None]:
+    """Make every `cond` take the other branch."""
+    backend = active()
+    original = backend.cond
+
+    def cond(predicate: Any, then: Any, otherwise: Any) -> Any:
+        return original(predicate, otherwise, then)
+
+    with _shadowed(backend, "cond", cond):
+        yield
+
+
 def _draws(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -233,6 +292,35 @@ def _draws(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return called
+
+
+def _clips(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        recorder = _recorder()
+        if recorder is not None:
+            name = f"treadle.{original.__name__}"
+            recorder.add(CLIP, Info(name, name, user_line()))
+        return original(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def halved_clips() -> Generator[None]:
+    """Make the clipping functions return half of what they would return."""
+
+    def halved(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            return keras.tree.map_structure(lambda x: 0.5 * x, result)
+
+        return called
+
+    with ExitStack() as stack:
+        for name in CLIPS:
+            stack.enter_context(_replaced(transforms, name, halved))
+        yield
 
 
 @contextmanager
@@ -283,11 +371,15 @@ def _optimizer(path: str, optimizer: Any) -> Generator[None]:
 @contextmanager
 def _shadowed(thing: Any, name: str, replacement: Any) -> Generator[None]:
     """Give an object an attribute that shadows the one of its class."""
+    before = vars(thing).get(name)
     object.__setattr__(thing, name, replacement)  # Keras' own would track it
     try:
         yield
     finally:
-        object.__delattr__(thing, name)
+        if before is None:
+            object.__delattr__(thing, name)
+        else:
+            object.__setattr__(thing, name, before)
 
 
 @contextmanager

@@ -147,6 +147,11 @@ class Trials:
         return trials
 
     @property
+    def updated_metrics(self) -> set[str]:
+        """The names of the metrics that a training or evaluation step updates in any branch."""
+        return {*self._train.metrics, *(self._eval.metrics if self._eval is not None else ())}
+
+    @property
     def last(self) -> Trial:
         """The last step of `base`, which `again` repeats."""
         return self.base[-1]
@@ -180,7 +185,7 @@ class Trials:
         state = step.state
         with (
             recorded_by(recorder),
-            spying(state.layer_paths, state.metrics, state.optimizers),
+            spying(recorder, state.layer_paths, state.metrics, state.optimizers),
         ):
             values, _, _ = step.run(window, number).fetch()
             events = recorder.events()
