@@ -104,6 +104,7 @@ def test_help_shows_no_types_of_flags_and_has_examples():
         "evaluate",
         "replay",
         "certify",
+        "doctor",
         "find-lr",
         "schedule",
         "tune",

@@ -1,14 +1,38 @@
 """Examinations: each wrong program has its finding, and its sound twin has none."""
 
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import keras
 import numpy as np
 import pytest
-from tests.doctor.programs import PAIRS, Pair
 
 import treadle
+from tests.doctor.programs import PAIRS, Pair, numbers, source
+from treadle import Datasets
+from treadle.core.randomness import random_states
+from treadle.errors import ConfigurationError
+from treadle.steps.state import State
+
+ROOT = Path(__file__).parents[1]
+PREFLIGHT = ROOT / "src" / "treadle" / "doctor" / "preflight"
+DOC = ROOT / "docs" / "doctor.md"
+
+
+def marked(pairs: list[Pair]) -> list[Any]:
+    """Return the programs as parameters: by default the first of each code, on PyTorch."""
+    first = {pair.code: pair for pair in reversed(pairs)}
+    quick, slow = pytest.mark.long_to_compile, pytest.mark.long
+    return [
+        pytest.param(pair, id=pair.name, marks=quick if first[pair.code] is pair else slow)
+        for pair in pairs
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")  # Keras on TensorFlow
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", marked(PAIRS))
 def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(True)
     wrong = treadle.doctor.examine(task, data)
@@ -16,3 +40,77 @@ def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(False)
     sound = treadle.doctor.examine(task, data)
     assert sound.codes() == [], str(sound)
+
+
+def test_every_code_is_found_in_a_program_and_described() -> None:
+    written = "".join(path.read_text() for path in PREFLIGHT.glob("checks_*.py"))
+    codes = set(re.findall(r'"([A-Z]-[a-z-]+)"', written))
+    assert codes == {pair.code for pair in PAIRS}
+    described = set(re.findall(r"`([A-Z]-[a-z-]+)`", DOC.read_text()))
+    assert described == codes
+
+
+def dropping() -> Any:
+    """Return a task that draws random numbers, and its data."""
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+    data = Datasets(source(*numbers()), source(*numbers(seed=1)))
+    return treadle.Supervised(model, "mse", keras.optimizers.Adam(0.01), ["mae"]), data
+
+
+def test_nothing_is_changed() -> None:
+    task, data = dropping()
+    treadle.Loop(task, console=False).fit(data.train, steps=2)
+    before, drawn = State.discover(task).arrays(), random_states()
+    assert treadle.doctor.examine(task, data).codes() == []
+    after = State.discover(task).arrays()
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+    assert np.array_equal(drawn["numpy"]["state"]["key"], random_states()["numpy"]["state"]["key"])
+    assert "apply" not in vars(task.optimizer)
+    assert not hasattr(keras.layers.Layer.add_loss, "__wrapped__")
+
+
+def test_a_run_after_an_examination_equals_one_without() -> None:
+    losses: list[Any] = []
+    for examined in (False, True):
+        keras.utils.set_random_seed(3)
+        task, data = dropping()
+        if examined:
+            treadle.doctor.examine(task, data)
+        history = treadle.Loop(task, console=False).fit(data.train, steps=6)
+        losses.append(history.steps("loss"))
+    assert np.array_equal(*losses)
+
+
+def test_findings_are_silenced_by_code() -> None:
+    task, data = PAIRS[0].program(True)
+    task.doctor_ignore = [PAIRS[0].code]
+    report = treadle.doctor.examine(task, data)
+    assert report.codes() == []
+    assert [finding.code for finding in report.silenced] == [PAIRS[0].code]
+    assert f"silenced by doctor_ignore: {PAIRS[0].code}" in str(report)
+
+
+def test_codes_to_silence_are_a_list() -> None:
+    task, data = dropping()
+    task.doctor_ignore = "D-imbalance"
+    with pytest.raises(ConfigurationError, match="must be a list of codes such as"):
+        treadle.doctor.examine(task, data)
+
+
+def test_a_finding_names_path_numbers_line_and_fix() -> None:
+    task, data = next(p for p in PAIRS if p.code == "O-ascent").program(True)
+    (finding,) = treadle.doctor.examine(task, data).errors
+    assert finding.where == "model/layers/0/kernel"
+    assert finding.line.startswith("programs.py:")
+    assert "opposite sign" in finding.seen
+    text = "\n".join(finding.lines())
+    assert finding.fix in text and finding.why in text
+
+
+def test_a_report_is_json() -> None:
+    task, data = next(p for p in PAIRS if p.code == "M-labels").program(True)
+    facts = json.loads(json.dumps(treadle.doctor.examine(task, data).facts()))
+    assert facts["findings"][0]["code"] == "M-labels"
+    assert facts["skipped"]

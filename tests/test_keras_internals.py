@@ -64,6 +64,8 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "Functional": lambda: [keras.Model((x := keras.Input((2,))), keras.layers.Dense(1)(x))],
     "Model": lambda: [compiled()],
     "Metric": lambda: [keras.metrics.MeanSquaredError()],
+    "MeanMetricWrapper": lambda: [keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error)],
+    "AUC": lambda: [keras.metrics.AUC()],
     "TensorBoard": lambda: [keras.callbacks.TensorBoard()],
     "Callback method": lambda: [keras.callbacks.Callback().on_epoch_end],
     "SwapEMAWeights": lambda: [keras.callbacks.SwapEMAWeights()],

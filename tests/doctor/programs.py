@@ -600,9 +600,9 @@ def decay_of_everything(wrong: bool) -> Any:
 @finds("O-accumulates")
 def accumulation_with_a_schedule(wrong: bool) -> Any:
     rate = keras.optimizers.schedules.CosineDecay(0.01, 1000) if wrong else 0.01
-    return Regression(
-        optimizer=keras.optimizers.SGD(rate, gradient_accumulation_steps=4)
-    ), source(*numbers())
+    return Regression(optimizer=keras.optimizers.SGD(rate, gradient_accumulation_steps=4)), source(
+        *numbers()
+    )
 
 
 @finds("O-over-early")

@@ -134,6 +134,9 @@ ATTRIBUTES: dict[str, Attribute] = {
     "_learning_rate": Attribute(
         "Optimizer", "`learning_rate` gives the current value, and this the schedule", _OPTIMIZER
     ),
+    "_use_weight_decay": Attribute(
+        "Optimizer", "which variables are decayed, after exclusions", _OPTIMIZER
+    ),
     "_iterations": Attribute(
         "Optimizer", "`iterations` of a wrapping optimizer is that of the inner one", _OPTIMIZER
     ),
@@ -158,6 +161,14 @@ ATTRIBUTES: dict[str, Attribute] = {
         "Metric",
         "callbacks with mode='auto' get their mode from it, as under `compile`",
         f"{KERAS}/metrics/metric.py",
+    ),
+    "_fn": Attribute(
+        "MeanMetricWrapper",
+        "`accuracy` of a loss by name is one of several functions",
+        f"{KERAS}/metrics/reduction_metrics.py",
+    ),
+    "_from_logits": Attribute(
+        "AUC", "whether its outputs are logits", f"{KERAS}/metrics/confusion_metrics.py"
     ),
     "_should_trace": Attribute(
         "TensorBoard",

@@ -18,7 +18,12 @@ MOST_ROWS: Final = 20_000
 """Limits of what is searched for labels among the inputs, and for rows in both sets."""
 
 KERNELS: Final = ("Dense", "Conv1D", "Conv2D", "Conv3D", "LSTM", "GRU", "SeparableConv2D")
-ACCURACIES: Final = {"Accuracy", "BinaryAccuracy", "CategoricalAccuracy", "SparseCategoricalAccuracy"}
+ACCURACIES: Final = {
+    "Accuracy",
+    "BinaryAccuracy",
+    "CategoricalAccuracy",
+    "SparseCategoricalAccuracy",
+}
 FREQUENT: Final = 0.9
 """The share of the most frequent label from which accuracy alone says little."""
 
@@ -137,7 +142,11 @@ def _other_scale(trials: Trials) -> Iterator[Finding]:
     if len(ours) != len(theirs):
         return
     for a, b in zip(ours, theirs, strict=True):
-        if a.array.dtype.kind not in "fiu" or a.array.ndim < 2 or not (a.array.size and b.array.size):
+        if (
+            a.array.dtype.kind not in "fiu"
+            or a.array.ndim < 2
+            or not (a.array.size and b.array.size)
+        ):
             continue
         x, y = np.abs(as_floats(a.array)).mean(), np.abs(as_floats(b.array)).mean()
         if min(x, y) > 0 and not 0.1 < x / y < 10:
@@ -203,7 +212,9 @@ def _sorted(source: ArraySource) -> Iterator[Finding]:
     if not 2 <= len(classes) <= 1000:
         return
     size = source.batch_size
-    kinds = [len(np.unique(labels[i : i + size])) for i in range(0, min(len(labels), MOST_ROWS), size)]
+    kinds = [
+        len(np.unique(labels[i : i + size])) for i in range(0, min(len(labels), MOST_ROWS), size)
+    ]
     rng = np.random.default_rng(3)
     expected = np.mean([len(np.unique(rng.choice(labels, size))) for _ in range(8)])
     if np.median(kinds) < 0.6 * expected:

@@ -70,9 +70,7 @@ def _loss_depends_on(trials: Trials, path: str) -> bool:
     changed = value + 0.5 * scale * noise
     dtype = trials.last.before[path].dtype
     trial = trials.again(variables={path: changed.astype(dtype)})
-    return any(
-        distance(x, trials.last.values[name]) > 1e-4 for name, x in trial.values.items()
-    )
+    return any(distance(x, trials.last.values[name]) > 1e-4 for name, x in trial.values.items())
 
 
 def _not_trained(trials: Trials) -> Iterator[Finding]:
@@ -148,7 +146,9 @@ def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
     computed = {p: g for p, g in trial.gradients.items() if as_floats(g).any()}
     applied = {p: g for p, g in trial.applied.items() if as_floats(g).any()}
     lines = {p: e.info.line for e in trial.of(APPLY) for p in e.arrays}
-    opposite = [p for p, g in applied.items() if p in computed and _cosine(g, computed[p]) < -PARALLEL]
+    opposite = [
+        p for p, g in applied.items() if p in computed and _cosine(g, computed[p]) < -PARALLEL
+    ]
     if opposite and len(opposite) == len([p for p in applied if p in computed]):
         yield Finding(
             "O-ascent",

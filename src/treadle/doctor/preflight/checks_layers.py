@@ -96,9 +96,7 @@ def _training_in_evaluation(trials: Trials, trial: Trial) -> Iterator[Finding]:
             "call the model with training=False in eval_step",
             event.info.line,
         )
-    metrics = {
-        trials.state.path_of(v) for m in trials.state.metrics.values() for v in m.variables
-    }
+    metrics = {trials.state.path_of(v) for m in trials.state.metrics.values() for v in m.variables}
     seeds = {trials.state.path_of(v) for v in trials.state.seeds}
     for path, variable in trials.state.variables.items():
         if path in trial.before and path not in metrics | seeds | explained and trial.changed(path):
@@ -157,9 +155,9 @@ def _regularization(trials: Trials) -> Iterator[Finding]:
         yield Finding(
             "L-regularizer",
             "error",
-            trials.state.layer_paths.get(id(regularized[0]), regularized[0].name),
-            f"{len({id(layer) for layer in regularized})} layers have regularizers or add_loss, and a hundred times "
-            "their losses leaves all gradients as they are",
+            str(trials.state.layer_paths.get(id(regularized[0]), regularized[0].name)),
+            f"{len({id(layer) for layer in regularized})} layers have regularizers or "
+            f"add_loss, and {SCALE:g} times their losses leave all gradients as they are",
             "the losses have no effect",
             "add sum(model.losses) to the loss, inside the objective",
         )

@@ -124,7 +124,12 @@ def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
         )
 
 
-RANGES: Final = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "tanh": (-1.0, 1.0), "relu": (0.0, np.inf)}
+RANGES: Final = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, np.inf),
+}
 
 
 def _targets(event: Event, trial: Trial) -> Iterator[Finding]:

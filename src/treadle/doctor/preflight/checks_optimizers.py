@@ -11,6 +11,9 @@ from ..numbers import as_floats, norm_of
 from .report import Finding
 from .trials import Trials
 
+FEWEST: Final = 16
+"""The least number of weights of a kernel whose updates are judged."""
+
 LARGE: Final = 0.5
 SMALL: Final = 1e-8
 """Sizes of an update relative to its weights that are far from the usual 0.001."""
@@ -74,7 +77,10 @@ def _accumulation(path: str, optimizer: Any) -> Iterator[Finding]:
     if not count:
         return
     scheduled = isinstance(getattr(optimizer, "_learning_rate", None), LearningRateSchedule)
-    for used, what in ((scheduled, "a schedule"), (getattr(optimizer, "use_ema", False), "use_ema")):
+    for used, what in (
+        (scheduled, "a schedule"),
+        (getattr(optimizer, "use_ema", False), "use_ema"),
+    ):
         if used:
             yield Finding(
                 "O-accumulates",
@@ -114,7 +120,12 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
     first = trials.base[0]  # later, too large updates have made the weights large as well
     for variable in getattr(optimizer, "_trainable_variables", ()):
         name = trials.state.path_of(variable)
-        if len(variable.shape) < 2 or name not in first.before or name not in first.applied:
+        if (
+            len(variable.shape) < 2
+            or variable.shape[0] * variable.shape[1] < FEWEST
+            or name not in first.before
+            or name not in first.applied
+        ):
             continue
         weights = as_floats(first.before[name]).ravel()
         update = as_floats(first.after[name]).ravel() - weights

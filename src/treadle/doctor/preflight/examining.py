@@ -4,9 +4,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ...core.options import Options
 from ...core.tracebacks import shortened
 from ...data import as_source
 from ...errors import ConfigurationError
+from ...loop import Loop
 from ...steps.task import Datasets
 from . import checks_batches, checks_gradients, checks_layers, checks_losses, checks_optimizers
 from .report import Finding, Report, ordered
@@ -58,12 +60,13 @@ def examine(
             validation = next(iter(validation.values()), None)
         train = as_source(data)
         held_out = None if validation is None else as_source(validation)
-        trials = Trials(task, train, held_out)
-        try:
-            planned = steps or _planned(task, train)
-            found = ordered(list(_findings(trials, train, held_out, planned)))
-        finally:
-            trials.restore()
+        with Loop(task, options=Options(execution="eager"), console=False) as loop:
+            trials = Trials(loop, train, held_out)
+            try:
+                planned = steps or _planned(task, train)
+                found = ordered(list(_findings(trials, train, held_out, planned)))
+            finally:
+                trials.restore()
     skipped = {} if planned else {"O-over-early, O-over-late": "the length of the run is unknown"}
     if held_out is None or trials.evaluation is None:
         skipped["E-trains, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"

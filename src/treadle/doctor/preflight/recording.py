@@ -4,7 +4,7 @@ The spies record only in a step that has this module's recorder. Tensors of an o
 values in JAX until it has been differentiated: the recorder returns them with its results.
 """
 
-import sys
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -127,7 +127,7 @@ class StepRecorder:
 
 def user_line() -> str:
     """Return the file and line of the innermost frame of the user's code, as `file.py:12`."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename

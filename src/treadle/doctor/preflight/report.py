@@ -80,7 +80,10 @@ class Report:
         found += [f"not checked: {code}: {reason}" for code, reason in self.skipped.items()]
         counts = {kind: sum(f.severity == kind for f in self.findings) for kind in SEVERITIES}
         texts = [f"{n} {kind}{'' if n == 1 else 's'}" for kind, n in counts.items()]
-        return [*found, f"{self.task}: {', '.join(texts)} ({self.steps} steps, {self.seconds:.1f} s)"]
+        return [
+            *found,
+            f"{self.task}: {', '.join(texts)} ({self.steps} steps, {self.seconds:.1f} s)",
+        ]
 
     def __str__(self) -> str:
         """Return the report as text."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from ...backends.step_context import recorded_by
 from ...backends.window import Window
-from ...core.options import Options
 from ...core.randomness import random_states, set_random_states
 from ...data.leaves import flattened, named, packed
 from ...loop import Loop
@@ -96,7 +95,7 @@ class Trials:
     """Runs steps of a task uncompiled, each from a state that was kept, and counts them.
 
     Args:
-        task: The task.
+        loop: A loop of the task, which closed-loop sources read.
         train: The training source.
         validation: A source for `eval_step`, or None.
 
@@ -109,17 +108,15 @@ class Trials:
         applied: Ids of the optimizers that training applies in any branch.
     """
 
-    def __init__(self, task: Any, train: Any, validation: Any) -> None:
-        self._task, self.steps = task, 0
-        self._options = Options(execution="eager")
-        self.loop = Loop(task, options=self._options, console=False)
-        self.loop.prepare(train)
-        windows = _first_windows(train, self.loop, STEPS)
+    def __init__(self, loop: Loop, train: Any, validation: Any) -> None:
+        self._loop, self._task, self.steps = loop, loop.task, 0
+        loop.prepare(train)
+        windows = _first_windows(train, loop, STEPS)
         self._train = CompiledStep(
-            task, self._train_step, windows[0].batch(0), self._options, "train_step"
+            loop.task, self._train_step, windows[0].batch(0), loop.options, "train_step"
         )
         self._eval: CompiledStep | None = None
-        self._kept = State.discover(task).keep()
+        self._kept = State.discover(loop.task).keep()
         self._random = random_states()
         self.base = self._one_after_another(windows)
         self.assigned, self.applied = self._train.assigned, self._train.applied
@@ -156,9 +153,7 @@ class Trials:
         """The last step of `base`, which `again` repeats."""
         return self.base[-1]
 
-    def again(
-        self, batch: Any = None, variables: Mapping[str, Array] | None = None
-    ) -> Trial:
+    def again(self, batch: Any = None, variables: Mapping[str, Array] | None = None) -> Trial:
         """Repeat the last step of `base` from equal state and random numbers, with changes.
 
         Args:
@@ -199,12 +194,12 @@ class Trials:
     def _evaluated(self, validation: Any) -> Trial | None:
         if not has_eval_step(self._task):
             return None
-        windows = _first_windows(validation, self.loop, 1)
+        windows = _first_windows(validation, self._loop, 1)
         step = self._eval = CompiledStep(
             self._task,
             lambda batch: self._task.eval_step(batch),
             windows[0].batch(0),
-            self._options,
+            self._loop.options,
             "eval_step",
             late=True,
         )
@@ -275,5 +270,3 @@ def attempted(trials: Trials, batch: Any) -> Trial | None:
         return trials.again(batch)
     except Exception:  # the changed batch may be invalid for the user's code
         return None
-
-
