@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.base import active
+from ..backends.hints import device_lost
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
@@ -282,6 +283,8 @@ class Session:
             raise
         except BaseException as raised:
             error = raised
+            if device_lost(raised):
+                raised.add_note(self.services.recovery())
             raise
         finally:
             try:

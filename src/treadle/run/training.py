@@ -16,7 +16,6 @@ from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..steps.compiled_step import CompiledStep
-from ..steps.helpers import raise_violations
 from ..steps.planning import Pace, window_size
 from ..steps.results import joined
 from .evaluation import metric_results
@@ -178,8 +177,9 @@ class Training:
         return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
     def check_promises(self) -> None:
-        """Raise an error if a phase changed unowned variables in the last window."""
-        raise_violations(self._broken)
+        """Raise an error for what `Options(checked=True)` found in the last window."""
+        if self._broken and self.prepared is not None:
+            self.prepared.raise_violations(self._broken)
 
     def changed_constants(self) -> list[str]:
         """Return which Python values of the task changed since the step was built, and how."""

@@ -6,10 +6,12 @@ from typing import Any
 
 from ..backends.base import Outputs, repeats_exactly
 from ..backends.plans import Plan
+from ..backends.ranges import raise_stored
 from ..backends.window import Following, Window, form_of
 from ..core.options import Options
 from ..errors import StepError
 from .constants import change_text, refuse_moving
+from .helpers import raise_violations
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .results import check_same_names, joined, step_outputs
@@ -234,6 +236,26 @@ class CompiledStep:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
         return new
+
+    def raise_violations(self, messages: Sequence[str]) -> None:
+        """Raise an error for the violations that steps with `Options(checked=True)` found.
+
+        Raises:
+            DataError: An index or a label was out of range.
+            OwnershipError: A phase changed a variable that it does not own.
+        """
+        self.raise_out_of_range(messages)
+        raise_violations(messages)
+
+    def raise_out_of_range(self, messages: Sequence[str]) -> None:
+        """Raise an error for an index or a label that was out of range.
+
+        Raises:
+            DataError: There was one.
+        """
+        which = "step" if self._name == "train_step" else "batch"
+        for made in self._programs.values() if messages else ():
+            raise_stored(made.program.ranges, f"{self._name}, {which} {{}}")
 
     def require_results(self) -> None:
         """Check that the step returns a value or updates a metric, so that there is a result.

@@ -1,6 +1,6 @@
 """The programs of a step, one for each form of batch, and the choice of how they are executed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,7 +8,8 @@ from typing import Any
 from ..backends.base import Executor, active
 from ..backends.plans import Plan, RefusedError
 from ..backends.program import Program
-from ..backends.step_context import StepContext
+from ..backends.ranges import storage
+from ..backends.step_context import Limit, Ranges, StepContext
 from ..backends.types import Variable
 from ..backends.window import Window
 from ..core.logs import LOSS_SCALE, UNDONE
@@ -137,14 +138,30 @@ class ProgramBuilder:
             watched = [state.variables[path] for path in spec.written]
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
-        return program_of(state, run, self._options, self._name, native)
+        limits = spec.limits if self._options.checked else ()
+        return program_of(state, run, self._options, self._name, native, limits)
 
 
 def program_of(
-    state: State, function: Callable[..., Any], options: Options, name: str, native: bool
+    state: State,
+    function: Callable[..., Any],
+    options: Options,
+    name: str,
+    native: bool,
+    limits: Sequence[Limit] = (),
 ) -> Program:
-    """Return the `Program` of a function over a state, which a backend compiles."""
-    variables = list(state.variables.values())
+    """Return the `Program` of a function over a state, which a backend compiles.
+
+    Args:
+        state: The state.
+        function: The function.
+        options: Execution options.
+        name: Its name, for messages.
+        native: Whether it computes its own gradients.
+        limits: The ranges of indices and labels that each call checks.
+    """
+    stored = storage(limits)
+    variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
     unowned = frozenset(
         id(v)
@@ -165,6 +182,7 @@ def program_of(
             checked=options.checked,
             unowned=unowned,
             loss_scale=scale,
+            ranges=Ranges(state.name_of, variables=stored) if stored else None,
         )
 
-    return Program(function, variables, state.seeds, new_context, name, native)
+    return Program(function, variables, state.seeds, new_context, name, native, ranges=stored)
