@@ -430,7 +430,7 @@ def test_a_number_of_the_task_that_changes_is_an_input(compiler: Compilers) -> N
     class Scaled(treadle.Task):
         def __init__(self) -> None:
             self.total = keras.Variable(np.ones(20, "float32"))
-            self.scale = torch.tensor(1.0)
+            self.scale = ops.convert_to_tensor(1.0)
 
         def train_step(self, x: Any) -> Any:
             for _ in range(10):
