@@ -205,6 +205,61 @@ BOTH = of(
 
 
 @pytest.mark.long
+def of_order(write: Callable[[Any, Any], Any], first: str) -> Make:
+    """Return a maker of a step that reads and writes a variable, in parts on both sides of a draw.
+
+    What comes later in the step could run in the first part, which the draw depends on, but for the
+    variable that it shares with what comes before it.
+
+    Args:
+        write: Changes the variable in place, from the first part's values.
+        first: `"read"` or `"write"`.
+    """
+
+    def chained(x: Any) -> Any:
+        for _ in range(10):  # operations enough for a part
+            x = ops.tanh(x * 1.1 + 0.1)
+        return x
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        start = chained(x)
+        noise = ops.cast(keras.random.categorical(start, 1, seed=task.seed), "float32")
+        if first == "write":
+            late = chained(noise)
+            task.held.assign_add(ops.mean(late, axis=0))
+            read = chained(task.held.value * 2.0)
+            return {"read": ops.mean(read)}
+        read = chained(task.held.value + noise)
+        write(task, chained(start))
+        return {"read": ops.mean(read), "held": ops.mean(task.held.value)}
+
+    def make() -> Any:
+        held = keras.Variable(np.ones(FEATURES, "float32"))
+        return Steps(step, held=held, seed=keras.random.SeedGenerator(1))
+
+    return make
+
+
+def added(task: Any, x: Any) -> None:
+    task.held.assign_add(ops.mean(x, axis=0))
+
+
+def replaced(task: Any, x: Any) -> None:
+    task.held.assign(ops.mean(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_order(added, "read"), of_order(replaced, "read"), of_order(added, "write")],
+    ids=["read-before-add", "read-before-assign", "read-after-add"],
+)
+def test_parts_keep_the_order_of_reads_and_writes(make: Make, compiler: Compilers) -> None:
+    expected, found = trace(make, "captured"), trace(make)
+    assert found.plan.startswith(COMPILED), found.plan  # the proof would refuse another order
+    assert len(compiler.graphs) == 2
+    compare(found, expected, "compiled", "captured", tolerance=CLOSE)
+
+
 def test_a_compiled_step_computes_the_same_within_roundings() -> None:
     compiled, captured = trace(BOTH), trace(BOTH, "captured")
     assert compiled.plan == COMPILED
