@@ -441,6 +441,57 @@ def test_a_run_that_fell_back_stays_captured(compiler: Compilers, tmp_path: Path
     same(whole, resumed)
 
 
+def trained_on_two_forms(directory: Path | None, ends: int | None = None) -> Any:
+    """Train on batches of 8 rows, and of 5 at the end of each epoch."""
+
+    def fail(loop: Any) -> None:
+        if loop.progress.step == ends:
+            raise InterruptedError_
+
+    keras.backend.clear_session()
+    treadle.setup(seed=0)
+    x, y = batches(4)
+    train = [(x[i], y[i]) for i in range(3)] + [(x[3][:5], y[3][:5])]
+    hooks = [treadle.every("1 step", fail)] if ends else []
+    hooks += [treadle.hooks.Checkpoint(every="5 steps")] if directory else []
+    options = treadle.Options(compiler="inductor")
+    task = of(dense, optimizer=lambda: keras.optimizers.Adam(1e-2))()
+    with treadle.Loop(task, directory, hooks, options, console=False) as loop:
+        loop.fit(train, epochs=4)
+        return loop.plan, loop.state.arrays()
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_each_form_of_batch_keeps_its_compiler_when_a_run_resumes(
+    fails: int, compiler: Compilers, tmp_path: Path
+) -> None:
+    """The compiler fails for the first or the second form, but not when the run resumes."""
+
+    def sometimes(graph: Any, inputs: Any, **settings: Any) -> Any:
+        calls.append(1)
+        if len(calls) == fails:
+            raise OSError("disk full")
+        compiled = compiler(graph, inputs)  # rounds as the captured step, which would show nothing
+        return lambda *tensors: [
+            x * (1 + 1e-6) if x.dtype.is_floating_point and x.ndim == 2 else x
+            for x in compiled(*tensors)
+        ]
+
+    calls: list[int] = []
+    with INTERNALS["standalone_compile"].replaced(sometimes):
+        plan, whole = trained_on_two_forms(None)
+        assert len(calls) == 2 and len(compiler.graphs) == 1
+        calls.clear()
+        with pytest.raises(InterruptedError_):
+            trained_on_two_forms(tmp_path, ends=7)
+        del compiler.graphs[:]
+        fails = 0
+        resumed_plan, resumed = trained_on_two_forms(tmp_path)
+    assert len(compiler.graphs) == 1
+    assert resumed_plan.partition(" (")[0] == plan.partition(" (")[0]
+    same(whole, resumed)
+
+
 def test_a_run_compiled_by_default_stays_compiled(
     compiler: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,14 +32,16 @@ Call = Callable[..., Any]
 NONE_FOUND = (0, 0, -1)
 """The value of a variable that stores no violation: the least, the largest, and the step."""
 FAR = 2**30
-"""Integers beyond it are reported as this number, which fits into int32."""
+"""Integers beyond it are reported as this number, which fits into 32 bits."""
+INT = keras.backend.standardize_dtype("int")
+"""Keras' own choice: TensorFlow keeps 32-bit integers in main memory, where XLA on a GPU fails."""
 
 
 def storage(limits: Iterable[Limit]) -> dict[Limit, Variable]:
     """Return a variable for each limit, in which a step stores a violation."""
     return {
         limit: keras.Variable(
-            np.array(NONE_FOUND, "int32"), dtype="int32", trainable=False, name="out_of_range"
+            np.array(NONE_FOUND, "int32"), dtype=INT, trainable=False, name="out_of_range"
         )
         for limit in limits
     }
@@ -144,13 +146,14 @@ def _crossentropy(original: Call) -> Call:
 
     def crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Any:
         ranges = context().ranges
-        if ranges is not None and output.shape and output.shape[axis]:
+        shape = getattr(output, "shape", ())
+        if ranges is not None and shape and shape[axis]:
             name, weights = "sparse_categorical_crossentropy", ()
             if ranges.owners:
                 owner, weights = ranges.owners[-1]
                 path = ranges.name_of(owner)
                 name = f"{path} ({owner.name})" if path and path != owner.name else owner.name
-            target = _checked(Limit(name, output.shape[axis], True), target, weights)
+            target = _checked(Limit(name, shape[axis], True), target, weights)
         return original(target, output, from_logits=from_logits, axis=axis)
 
     return crossentropy
@@ -192,7 +195,7 @@ def _checked(limit: Limit, integers: Any, weights: Iterable[Any] = ()) -> Any:
     counted = _counted(integers, weights)
     if counted is None:
         return integers
-    ends = ops.stack([_as_int32(ops.min(counted), dtype), _as_int32(ops.max(counted), dtype)])
+    ends = ops.stack([_as_int(ops.min(counted), dtype), _as_int(ops.max(counted), dtype)])
     if step.build is not None:
         ranges.limits[limit] = None
         if not ranges.raises:
@@ -205,7 +208,7 @@ def _checked(limit: Limit, integers: Any, weights: Iterable[Any] = ()) -> Any:
     variable = ranges.variables.get(limit)
     if variable is None:  # a branch that the dry run did not take
         return integers
-    stored, number = variable.value, ops.cast(ops.convert_to_tensor(step.number), "int32")
+    stored, number = variable.value, ops.cast(ops.convert_to_tensor(step.number), INT)
     outside = ops.logical_or(ends[0] < limit.least, ends[1] >= limit.size)
     first = ops.logical_and(outside, stored[2] < 0)
     variable.assign(ops.where(first, ops.stack([ends[0], ends[1], number]), stored))
@@ -227,10 +230,10 @@ def _counted(integers: Tensor, weights: Iterable[Any]) -> Tensor | None:
     return integers
 
 
-def _as_int32(number: Tensor, dtype: str) -> Tensor:
+def _as_int(number: Tensor, dtype: str) -> Tensor:
     if dtype in ("int64", "uint32", "uint64") or "float" in dtype:
         number = _clipped(number, -FAR, FAR, dtype)
-    return ops.cast(number, "int32")
+    return ops.cast(number, INT)
 
 
 def _clipped(x: Tensor, least: int, most: int, dtype: str) -> Tensor:

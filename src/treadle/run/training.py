@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.window import Following, Window
 from ..core.logs import Means, StepLogs
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
@@ -42,11 +42,33 @@ class Training:
         self._means, self._since_last_logs = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
+        self._compilers: Mapping[str, str] = {}
 
     def use_compiler(self, compiler: str) -> None:
         """Use a compiler for the step, unless the options name one or it is built already."""
         if self._options.compiler == "auto" and self.prepared is None:
             self._options = replace(self._options, compiler=compiler)
+
+    def use_recorded_compilers(self, compiler: str, compilers: Mapping[str, str]) -> None:
+        """Use the compilers of a run that is resumed, unless the step is built already.
+
+        Args:
+            compiler: The compiler for new forms of batch.
+            compilers: The compilers that it used, by the text of the form.
+        """
+        if self.prepared is None and compiler in COMPILERS:
+            self._options = replace(self._options, compiler=compiler)
+            self._compilers = dict(compilers)
+
+    @property
+    def compiler(self) -> str | None:
+        """The compiler that options or the backend chose; None if there is no choice."""
+        return None if self._options.compiler == "auto" else self._options.compiler
+
+    @property
+    def compilers(self) -> Mapping[str, str]:
+        """The compilers of the step's programs, by the text of the form."""
+        return self.prepared.compilers if self.prepared else self._compilers
 
     @property
     def forms(self) -> list[Any]:
@@ -91,7 +113,12 @@ class Training:
         prepared = self.prepared
         if prepared is None:
             prepared = CompiledStep(
-                self._task, self._task.train_step, batch, self._options, "train_step"
+                self._task,
+                self._task.train_step,
+                batch,
+                self._options,
+                "train_step",
+                compilers=self._compilers,
             )
         else:
             known = set(prepared.metrics)

@@ -13,8 +13,9 @@ from ..backends.step_context import Limit, Ranges, StepContext
 from ..backends.types import Variable
 from ..backends.window import Window
 from ..core.logs import LOSS_SCALE, UNDONE
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .batch_forms import text_of
 from .loss_scale import undoing
 from .measuring import fastest
 from .planning import choose
@@ -48,10 +49,15 @@ class ProgramBuilder:
         function: The step, which returns values and weights.
         options: Execution options.
         name: The step's name, for messages.
+
+    Attributes:
+        recorded: The compilers that a resumed run used, by the text of the form; each is used for
+            the first program of its form.
     """
 
     def __init__(self, function: Step, options: Options, name: str) -> None:
         self._function, self._options, self._name = function, options, name
+        self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
         self._eager = options.execution == "eager"
 
@@ -68,11 +74,20 @@ class ProgramBuilder:
         """
         program = self._program(spec, spec.state, self._eager)
         program.number = number
-        return FormProgram(spec, program, self.executor(program, self._eager))
+        compiler = self.recorded.get(text_of(spec.form), "")
+        return FormProgram(spec, program, self.executor(program, self._eager, compiler))
 
-    def executor(self, program: Program, eager: bool) -> Executor:
-        """Return an executor for a program, which may run it as Python."""
+    def executor(self, program: Program, eager: bool, compiler: str = "") -> Executor:
+        """Return an executor for a program, which may run it as Python.
+
+        Args:
+            program: The program.
+            eager: Whether it runs as Python.
+            compiler: The compiler to use instead of that of the options, unless it is empty.
+        """
         options = replace(self._options, execution="eager") if eager else self._options
+        if compiler in COMPILERS:
+            options = replace(options, compiler=compiler)
         return active().executor(program, options)
 
     def choose_plan(self, made: FormProgram, window: Window, state: State, some: bool) -> None:
