@@ -14,13 +14,43 @@ os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user
 
 
 def pytest_addoption(parser):
-    """Add `--all` and `--every-backend`."""
+    """Add `--all`, `--every-backend` and `--accelerator`."""
     parser.addoption("--all", action="store_true", help="run tests marked `long` as well")
     parser.addoption(
         "--every-backend",
         action="store_true",
         help="run tests marked `any_backend` on each backend, not on PyTorch alone",
     )
+    parser.addoption(
+        "--accelerator",
+        action="store_true",
+        help="run on an accelerator, with deterministic algorithms; fail if there is none",
+    )
+
+
+def pytest_sessionstart(session):
+    """Switch deterministic algorithms on, before anything else imports Keras.
+
+    Without them, most of what these tests compare in every bit differs in rounding.
+    """
+    if not session.config.option.accelerator:
+        return
+    import treadle
+    from treadle.backends.base import active
+
+    treadle.setup(deterministic=True)
+    if active().computes_on()["devices"] == "cpu":
+        pytest.exit(f"--accelerator: no accelerator is visible to {active().name}", returncode=4)
+
+
+def _skip_by_device(config, item):
+    """Skip a test that assumes the other kind of device."""
+    needed, assumed = item.get_closest_marker("accelerator"), item.get_closest_marker("cpu_only")
+    if assumed is not None and config.option.accelerator:
+        item.add_marker(pytest.mark.skip(reason=f"assumes a CPU: {assumed.kwargs['reason']}"))
+    if needed is not None and not config.option.accelerator:
+        reason = "needs an accelerator: run scripts/test --accelerator where there is one"
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,6 +74,8 @@ def pytest_collection_modifyitems(config, items):
         everywhere = item.get_closest_marker("every_backend")
         return once and not everywhere and item.get_closest_marker("any_backend")
 
+    for item in items:
+        _skip_by_device(config, item)
     out = [item for item in items if is_left_out(item)]
     if out:
         config.hook.pytest_deselected(items=out)

@@ -184,6 +184,38 @@ def test_a_failed_process_is_reported(failed: int, when: str) -> None:
     assert found.findings[0].text == f"{when} with OSError: in use; in train_step"
 
 
+UNORDERED = (
+    "this device adds sums in a varying order, so that equal runs differ in rounding. Certify with "
+    "--deterministic or treadle.setup(deterministic=True), or on a CPU"
+)
+
+
+def test_on_a_device_that_does_not_repeat_roundings_are_not_checked() -> None:
+    outcome = {"made": True, "repeats": False}
+    straight, rounded = left(outcome=outcome), left(losses=(0.5, 0.25000001), weight=1.0000001)
+    killed = replace(rounded, outcome={})
+    found = judged("mine", straight, killed, straight)
+    assert [check.result for check in found.checks] == ["not checked", "not checked"]
+    assert found.checks[0].cause == UNORDERED and not found.exact
+    assert found.lines()[-3:] == [
+        f"note: {UNORDERED}",
+        "holds for: backend jax; plan windows",
+        "not verified: see above",
+    ]
+    data = replace(left(batches=("a", "c")), outcome={})
+    assert judged("mine", straight, data, straight).checks[0].result == "differs"
+    lucky = judged("mine", straight, replace(left(), outcome={}), straight)
+    assert [check.result for check in lucky.checks] == ["exact", "exact"]
+    assert not lucky.exact and lucky.lines()[-1] == "not verified: see above"
+
+
+def test_a_certificate_names_deterministic_algorithms() -> None:
+    outcome = {"made": True, "repeats": True, "deterministic": True}
+    found = judged("mine", left(outcome=outcome), replace(left(), outcome={}), left())
+    assert found.exact
+    assert "holds for: backend jax; plan windows; algorithms deterministic" in found.lines()
+
+
 def test_a_resumed_run_that_ends_elsewhere_differs() -> None:
     a, killed = left(), replace(left(), outcome={})
     found = judged("mine", a, killed, replace(a, saved={0: a.saved[0]}))

@@ -45,7 +45,7 @@ def test_nonfinite_says_that_it_was_the_step():
     assert nonfinite(loop, loss=[-INF]) == (
         "loss is -inf at step 1, epoch 1, batch 1. All inputs of this batch are finite, so the "
         "step caused it. Lower the learning rate, or clip gradients (clipnorm=1.0 in the "
-        "optimizer); make sure that labels lie in the range of the classes; "
+        "optimizer); treadle.Options(checked=True) finds labels and indices out of range; "
         'treadle.Options(execution="eager") lets you debug the step'
     )
 

@@ -34,6 +34,7 @@ STATE = LoopState(
         ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Move"),
         ({"looked": []}, "loop.looked is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
+        ({"compilers": {"form": 3}}, "loop.compilers.form is 3; expected a text"),
     ],
 )
 def test_a_damaged_state_names_what_is_wrong(changes, why):

@@ -125,7 +125,7 @@ def test_shapes_that_depend_on_values(step: Step, operator: str) -> None:
 def test_a_mask_that_keeps_the_shape_is_fine() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         x = ops.where(x > 0, x, 0.0)
-        x = x[:, torch.tensor([1, 0, 2, 3, 4, 5])]
+        x = x[:, torch.tensor([1, 0, 2, 3, 4, 5], device=x.device)]
         return {"loss": learn(task, x, y)}
 
     assert run_steps(Steps(step), BATCHES).plan == CAPTURED
@@ -151,7 +151,7 @@ def into_a_tensor(task: Any, x: Any, y: Any) -> Any:
 
 
 def into_statistics(task: Any, x: Any, y: Any) -> Any:
-    mean, variance = task.box["mean"], torch.ones(FEATURES)
+    mean, variance = task.box["mean"], torch.ones(FEATURES, device=x.device)
     x = torch.nn.functional.batch_norm(x, mean, variance, training=True)  # this line
     return {"loss": learn(task, x, y), "mean": ops.sum(mean)}
 
@@ -178,8 +178,11 @@ def into_the_step_number(task: Any, x: Any, y: Any) -> Any:
     ],
 )
 def test_in_place_changes_of_other_tensors_than_variables(step: Step, what: str) -> None:
+    def zeros(*shape: int) -> Any:
+        return ops.convert_to_tensor(np.zeros(shape, "float32"))  # on Keras' device
+
     def make() -> Any:
-        return Steps(step, box={"sum": torch.zeros(()), "mean": torch.zeros(FEATURES)})
+        return Steps(step, box={"sum": zeros(), "mean": zeros(FEATURES)})
 
     assert re.fullmatch(re.escape(what) + LINE, refusal(make))  # and nothing was added twice
 
@@ -198,11 +201,14 @@ def test_a_statistic_of_a_module_of_pytorchs() -> None:
 
 def test_a_generator_of_pytorchs() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
-        noise = torch.randn(x.shape, generator=task.box["generator"])  # this line
+        generator = task.box["generator"]
+        noise = torch.randn(x.shape, generator=generator, device=x.device)  # this line
         return {"loss": learn(task, x + noise, y)}
 
+    device = ops.convert_to_tensor(0.0).device
+
     def make() -> Any:
-        return Steps(step, box={"generator": torch.Generator().manual_seed(1)})
+        return Steps(step, box={"generator": torch.Generator(device).manual_seed(1)})
 
     why = r"aten\.randn\.generator draws from a torch\.Generator that is not part of the state"
     assert re.fullmatch(why + LINE, refusal(make))

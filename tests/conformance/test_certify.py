@@ -68,8 +68,9 @@ def test_the_task_is_made_again_with_its_file_s_setup(
 
 @pytest.mark.long
 @pytest.mark.every_backend
-def test_an_exact_task_is_certified() -> None:
-    done = certified("Sound", "--json")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_exact_task_is_certified(deterministic: bool) -> None:
+    done = certified("Sound", "--json", *(["--deterministic"] if deterministic else []))
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["exact"] is True
@@ -85,6 +86,7 @@ def test_an_exact_task_is_certified() -> None:
     assert found["checks"][1]["compared"].startswith("batches 7, logged values 14, records 3, ")
     assert found["holds_for"]["backend"] == BACKEND
     assert {"plan", "devices", "threads", "versions"} <= found["holds_for"].keys()
+    assert found["holds_for"].get("algorithms") == ("deterministic" if deterministic else None)
 
 
 @pytest.mark.long

@@ -90,6 +90,7 @@ def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_pat
     assert read_run(tmp_path)["configuration"]["deterministic"] is True
 
 
+@pytest.mark.cpu_only(reason="its stand-in for an accelerator replaces a CPU")
 def test_the_plan_says_that_an_accelerator_does_not_repeat(
     switched: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

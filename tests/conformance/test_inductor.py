@@ -205,6 +205,61 @@ BOTH = of(
 
 
 @pytest.mark.long
+def of_order(write: Callable[[Any, Any], Any], first: str) -> Make:
+    """Return a maker of a step that reads and writes a variable, in parts on both sides of a draw.
+
+    What comes later in the step could run in the first part, which the draw depends on, but for the
+    variable that it shares with what comes before it.
+
+    Args:
+        write: Changes the variable in place, from the first part's values.
+        first: `"read"` or `"write"`.
+    """
+
+    def chained(x: Any) -> Any:
+        for _ in range(10):  # operations enough for a part
+            x = ops.tanh(x * 1.1 + 0.1)
+        return x
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        start = chained(x)
+        noise = ops.cast(keras.random.categorical(start, 1, seed=task.seed), "float32")
+        if first == "write":
+            late = chained(noise)
+            task.held.assign_add(ops.mean(late, axis=0))
+            read = chained(task.held.value * 2.0)
+            return {"read": ops.mean(read)}
+        read = chained(task.held.value + noise)
+        write(task, chained(start))
+        return {"read": ops.mean(read), "held": ops.mean(task.held.value)}
+
+    def make() -> Any:
+        held = keras.Variable(np.ones(FEATURES, "float32"))
+        return Steps(step, held=held, seed=keras.random.SeedGenerator(1))
+
+    return make
+
+
+def added(task: Any, x: Any) -> None:
+    task.held.assign_add(ops.mean(x, axis=0))
+
+
+def replaced(task: Any, x: Any) -> None:
+    task.held.assign(ops.mean(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_order(added, "read"), of_order(replaced, "read"), of_order(added, "write")],
+    ids=["read-before-add", "read-before-assign", "read-after-add"],
+)
+def test_parts_keep_the_order_of_reads_and_writes(make: Make, compiler: Compilers) -> None:
+    expected, found = trace(make, "captured"), trace(make)
+    assert found.plan.startswith(COMPILED), found.plan  # the proof would refuse another order
+    assert len(compiler.graphs) == 2
+    compare(found, expected, "compiled", "captured", tolerance=CLOSE)
+
+
 def test_a_compiled_step_computes_the_same_within_roundings() -> None:
     compiled, captured = trace(BOTH), trace(BOTH, "captured")
     assert compiled.plan == COMPILED
@@ -386,6 +441,57 @@ def test_a_run_that_fell_back_stays_captured(compiler: Compilers, tmp_path: Path
     same(whole, resumed)
 
 
+def trained_on_two_forms(directory: Path | None, ends: int | None = None) -> Any:
+    """Train on batches of 8 rows, and of 5 at the end of each epoch."""
+
+    def fail(loop: Any) -> None:
+        if loop.progress.step == ends:
+            raise InterruptedError_
+
+    keras.backend.clear_session()
+    treadle.setup(seed=0)
+    x, y = batches(4)
+    train = [(x[i], y[i]) for i in range(3)] + [(x[3][:5], y[3][:5])]
+    hooks = [treadle.every("1 step", fail)] if ends else []
+    hooks += [treadle.hooks.Checkpoint(every="5 steps")] if directory else []
+    options = treadle.Options(compiler="inductor")
+    task = of(dense, optimizer=lambda: keras.optimizers.Adam(1e-2))()
+    with treadle.Loop(task, directory, hooks, options, console=False) as loop:
+        loop.fit(train, epochs=4)
+        return loop.plan, loop.state.arrays()
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_each_form_of_batch_keeps_its_compiler_when_a_run_resumes(
+    fails: int, compiler: Compilers, tmp_path: Path
+) -> None:
+    """The compiler fails for the first or the second form, but not when the run resumes."""
+
+    def sometimes(graph: Any, inputs: Any, **settings: Any) -> Any:
+        calls.append(1)
+        if len(calls) == fails:
+            raise OSError("disk full")
+        compiled = compiler(graph, inputs)  # rounds as the captured step, which would show nothing
+        return lambda *tensors: [
+            x * (1 + 1e-6) if x.dtype.is_floating_point and x.ndim == 2 else x
+            for x in compiled(*tensors)
+        ]
+
+    calls: list[int] = []
+    with INTERNALS["standalone_compile"].replaced(sometimes):
+        plan, whole = trained_on_two_forms(None)
+        assert len(calls) == 2 and len(compiler.graphs) == 1
+        calls.clear()
+        with pytest.raises(InterruptedError_):
+            trained_on_two_forms(tmp_path, ends=7)
+        del compiler.graphs[:]
+        fails = 0
+        resumed_plan, resumed = trained_on_two_forms(tmp_path)
+    assert len(compiler.graphs) == 1
+    assert resumed_plan.partition(" (")[0] == plan.partition(" (")[0]
+    same(whole, resumed)
+
+
 def test_a_run_compiled_by_default_stays_compiled(
     compiler: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +536,7 @@ def test_a_number_of_the_task_that_changes_is_an_input(compiler: Compilers) -> N
     class Scaled(treadle.Task):
         def __init__(self) -> None:
             self.total = keras.Variable(np.ones(20, "float32"))
-            self.scale = torch.tensor(1.0)
+            self.scale = ops.convert_to_tensor(1.0)
 
         def train_step(self, x: Any) -> Any:
             for _ in range(10):

@@ -132,6 +132,13 @@ class Transformations(Protocol):
         """Return a context in which no intermediate results are stored for a backward pass."""
         ...
 
+    def place(self) -> Any:
+        """Return what identifies the trace that records operations now; None outside of traces.
+
+        A tensor of one trace cannot be used in an outer one.
+        """
+        ...
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run a function of tensors whose intermediate results the backward pass recomputes.
 

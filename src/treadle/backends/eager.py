@@ -13,6 +13,7 @@ from keras import ops
 from .background import Done, Results
 from .plans import Facts, Plan
 from .program import Program
+from .ranges import flags, watched
 from .step_context import running
 from .types import Tensor
 from .window import Following, Window, examples_of
@@ -35,9 +36,11 @@ class StepResult:
 
 def run_step(program: Program, batch: Any, number: Any) -> StepResult:
     """Run a program's function once, in a new step context."""
-    with running(program.new_context(number)) as step:
+    with running(program.new_context(number)) as step, watched(step.ranges):
         step.examples = examples_of(batch)
         values, weights = program.function(batch)
+        if step.ranges is not None:
+            step.violations += flags(step.ranges.variables)
     broken: dict[str, Tensor] = {}
     for message, flag in step.violations:
         broken[message] = ops.logical_or(broken[message], flag) if message in broken else flag

@@ -30,6 +30,22 @@ MADE = (
     "The step creates a variable: create layers, metrics and optimizers once, in the task's "
     "__init__, and keep them as attributes; the first batch builds them"
 )
+OUT_OF_RANGE = (
+    "An index or a label is out of range: treadle.Options(checked=True) checks every batch, and "
+    "names the layer or the loss, and the step"
+)
+DEVICE_LOST = (
+    "An assertion failed on the device, most likely because an index or a label is out of range. "
+    "This process has lost its device: the weights there can no longer be read, and every later "
+    "operation fails. Start the program again in a new process; treadle.Options(checked=True) "
+    "finds such integers before they reach the device"
+)
+_DEVICE_LOST = (
+    "device-side assert triggered",
+    "an illegal memory access was encountered",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+)
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 METHODS = {"backward": "torch", "detach": "torch", "zero_grad": "torch", "requires_grad_": "torch"}
 
@@ -56,6 +72,11 @@ def common(error: BaseException, name: str) -> str:
         f"keras.ops and treadle.gradients, which run everywhere, or run it with "
         f"KERAS_BACKEND={other}"
     )
+
+
+def device_lost(error: BaseException) -> bool:
+    """Return whether an error means that this process can no longer use its device."""
+    return any(text in str(error) for text in _DEVICE_LOST)
 
 
 def modules(error: BaseException) -> Iterator[str]:

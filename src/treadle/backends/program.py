@@ -1,13 +1,13 @@
 """Programs: steps ready to be compiled."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from keras import ops
 
 from .scope import Scope
-from .step_context import StepContext
+from .step_context import Limit, StepContext
 from .types import Variable
 
 
@@ -24,6 +24,7 @@ class Program:
         native: Whether the step is written with the framework itself and computes its own
             gradients.
         number: The number of programs that the step has for batches of other shapes.
+        ranges: Where the step stores indices and labels that are out of range; part of `variables`.
     """
 
     function: Callable[..., Any]
@@ -33,6 +34,7 @@ class Program:
     name: str
     native: bool = False
     number: int = 0
+    ranges: Mapping[Limit, Variable] = field(default_factory=lambda: {})
 
 
 def scope_of_call(program: Program, stream: Any) -> Scope:

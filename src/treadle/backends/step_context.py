@@ -21,6 +21,7 @@ class Build:
         differentiated: Whether `gradients` was called, so that the step is portable, not native.
         settled: Ids of variables that the step already uses for batches of other shapes: they must
             not be replaced.
+        limits: The ranges of the indices and labels that the step uses.
     """
 
     applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
@@ -28,6 +29,57 @@ class Build:
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False
     settled: frozenset[int] = frozenset()
+    limits: "Sequence[Limit]" = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The range of the integers that a lookup or a sparse loss allows.
+
+    Attributes:
+        name: The path of the variable, or the name of the loss.
+        size: The number of rows, or of classes.
+        is_labels: Whether the integers are the labels of a loss.
+    """
+
+    name: str
+    size: int
+    is_labels: bool
+
+    @property
+    def least(self) -> int:
+        """The smallest valid integer: Keras counts negative indices of rows from the end."""
+        return 0 if self.is_labels else -self.size
+
+    @property
+    def text(self) -> str:
+        """A text that is different for each limit."""
+        return f"{self.name} takes {'labels' if self.is_labels else 'indices'} below {self.size}"
+
+
+@dataclass
+class Ranges:
+    """The checks of indices and labels in the running step; see `backends.ranges`.
+
+    Attributes:
+        name_of: A function that returns the path of a loss or a metric, or an empty string.
+        raises: Whether a dry run checks the integers, and not only finds the limits.
+        variables: Where a step stores violations; a dry run has none.
+        limits: The limits that a dry run has found.
+        used: Limits, each with the smallest and the largest integer of the batch of a dry run.
+        place: The trace that records the step's operations now; see `Backend.place`.
+        owners: The enclosing calls of losses and metrics, each with its masks and weights.
+        unsure: Whether the operations are in a branch that may not be taken.
+    """
+
+    name_of: Callable[[Any], str]
+    raises: bool = True
+    variables: Mapping[Limit, Variable] = field(default_factory=lambda: {})
+    limits: dict[Limit, None] = field(default_factory=lambda: {})
+    used: list[tuple[Limit, Tensor]] = field(default_factory=lambda: [])
+    place: Any = None
+    owners: list[tuple[Any, Sequence[Any]]] = field(default_factory=lambda: [])
+    unsure: bool = False
 
 
 class Recorder(Protocol):
@@ -72,6 +124,7 @@ class StepContext:
         inside: The number of enclosing objectives, branches and mapped functions.
         loss_scale: The `treadle.LossScale` that losses are multiplied by, or None.
         recorder: The recorder of gradients and layer outputs, or None.
+        ranges: The checks of indices and labels, or None.
     """
 
     number: Any = 0
@@ -87,6 +140,7 @@ class StepContext:
     inside: int = 0
     loss_scale: Any = None
     recorder: Recorder | None = None
+    ranges: Ranges | None = None
 
 
 _running = threading.local()

@@ -11,7 +11,17 @@ from . import environment, output
 from .commands import app, refuse_extra
 from .help import Command
 from .output import reporting_errors
-from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, StepsBefore, TaskName
+from .parameters import (
+    Backend,
+    DataDir,
+    Deterministic,
+    Json,
+    Precision,
+    Seed,
+    Settings,
+    StepsBefore,
+    TaskName,
+)
 
 if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..testing.certify.drill import Subject
@@ -34,6 +44,7 @@ def certify(
     precision: Precision = None,
     seed: Seed = None,
     data_dir: DataDir = None,
+    deterministic: Deterministic = False,
     json: Json = False,
 ) -> None:
     """Verify that a task resumes bit for bit with its own data.
@@ -41,6 +52,7 @@ def certify(
     One process trains straight through 2K steps. Another saves a checkpoint at step K and is
     killed, and a third resumes from there. Every batch, logged value, variable and random state is
     compared; so are many steps in one call with single steps, and compiled steps with eager ones.
+    On a GPU this needs --deterministic: without it, equal runs differ in rounding.
 
     Examples:
       treadle certify digits
@@ -60,6 +72,7 @@ def certify(
             "precision": precision,
             "seed": seed,
             "data_dir": str(data_dir) if data_dir else None,
+            "deterministic": deterministic,
         }
         with environment.showing("training in three processes", json, at_once=True):
             found = examine(Maker(f"{__name__}:make", arguments, recipe.name), steps)
@@ -79,6 +92,7 @@ def make(
     precision: str | None,
     seed: int | None,
     data_dir: str | None,
+    deterministic: bool = False,
 ) -> "Subject":
     """Make a task and its data, as `treadle run` does, in a process of the certificate.
 
@@ -88,7 +102,13 @@ def make(
     recipe = recipes.resolve(task)
     settings = recipe.settings(given)
     environment.prepare(
-        backend, recipe.backend, Path(data_dir) if data_dir else None, seed, precision, quiet=True
+        backend,
+        recipe.backend,
+        Path(data_dir) if data_dir else None,
+        seed,
+        precision,
+        quiet=True,
+        deterministic=deterministic,
     )
     import keras  # late: the backend must be chosen before Keras is imported
 

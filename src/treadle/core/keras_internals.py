@@ -89,6 +89,36 @@ INTERNALS: dict[str, Internal] = {
             "binary_crossentropy",
         ),
     ),
+    "take": Internal(
+        "keras.src.backend:numpy.take",
+        "patched by `backends/ranges.py`: indices into variables are checked",
+        f"{KERAS}/ops/numpy.py",
+        "(x, indices, axis=None)",
+    ),
+    "sparse_categorical_crossentropy": Internal(
+        "keras.src.backend:nn.sparse_categorical_crossentropy",
+        "patched by `backends/ranges.py`: labels are checked",
+        f"{KERAS}/ops/nn.py",
+        "(target, output, from_logits=False, axis=-1)",
+    ),
+    "loss_call": Internal(
+        "keras.src.losses.loss:Loss.__call__",
+        "patched by `backends/ranges.py`: labels whose weight is zero are not checked",
+        f"{KERAS}/losses/loss.py",
+        "(self, y_true, y_pred, sample_weight=None)",
+    ),
+    "metric_update": Internal(
+        "keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state",
+        "patched by `backends/ranges.py`: labels whose weight is zero are not checked",
+        f"{KERAS}/metrics/reduction_metrics.py",
+        "(self, y_true, y_pred, sample_weight=None)",
+    ),
+    "get_keras_mask": Internal(
+        "keras.src.backend:get_keras_mask",
+        "the mask of predictions, whose labels are not checked where it is False",
+        f"{KERAS}/backend/common/masking.py",
+        "(x)",
+    ),
     "layer_call": Internal(
         "keras.src.layers.layer:Layer.__call__",
         "patched by `doctor/inspection.py`: a step inspection records the outputs of all layers",

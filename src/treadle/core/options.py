@@ -35,9 +35,10 @@ class Options:
             gather batches there; None does so up to 2 GiB. Results do not depend on it.
         preflight: Check for mistakes before the first step: variables that are not reachable from
             the task's attributes, losses that do not depend on any variable, steps that return
-            nothing.
-        checked: Check that each phase changes only what it owns; costs a copy of all other
-            variables.
+            nothing, and indices and labels out of range in the first batch.
+        checked: Check in every step that indices and labels are in range, which costs a few
+            operations for each lookup and each sparse loss, and that each phase changes only what
+            it owns, which costs a copy of all other variables.
         skip_nonfinite: Undo, within the compiled step, a training step after which a value or a
             variable is NaN or infinite; costs a copy of the variables it changes. Set by
             `NonFinite(action="skip")`.

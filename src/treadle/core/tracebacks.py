@@ -9,6 +9,7 @@ from .backend_choice import BACKENDS
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 RECIPES = PACKAGE + "recipes" + os.sep  # these contain steps like those of users
+WRAPPERS = PACKAGE + os.path.join("backends", "ranges.py")  # around functions of libraries
 SETTING = "TREADLE_TRACEBACK"
 # Modules whose frames may be between two frames of Treadle without any user code: tracing, threads.
 MACHINERY = frozenset({"keras", "contextlib", "concurrent", "threading", *BACKENDS})
@@ -54,7 +55,8 @@ def _cut(trace: TracebackType | None, meant: bool) -> TracebackType | None:
     """
     entries: list[TracebackType] = []
     while trace is not None:
-        entries.append(trace)
+        if trace.tb_next is None or trace.tb_frame.f_code.co_filename != WRAPPERS:
+            entries.append(trace)
         trace = trace.tb_next
     if not entries:
         return None

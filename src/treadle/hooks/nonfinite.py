@@ -285,8 +285,9 @@ def _reason(rows: list[str], narrow: bool) -> str:
     half = "Compute the loss in float32, since float16 ends at 65,504. " if narrow else ""
     return (
         f"All inputs of this batch are finite, so the step caused it. {half}Lower the learning "
-        "rate, or clip gradients (clipnorm=1.0 in the optimizer); make sure that labels lie in the "
-        'range of the classes; treadle.Options(execution="eager") lets you debug the step'
+        "rate, or clip gradients (clipnorm=1.0 in the optimizer); treadle.Options(checked=True) "
+        "finds labels and indices out of range; "
+        'treadle.Options(execution="eager") lets you debug the step'
     )
 
 

@@ -154,7 +154,8 @@ class Evaluation:
                     try:
                         feed.read_ahead(pace.size, prepared.placed, outputs.running)
                     finally:
-                        values, weights, _ = outputs.fetch()
+                        values, weights, broken = outputs.fetch()
+                    prepared.raise_out_of_range(broken)
                     prepared.refuse_moving_constants()
                     examples = np.full(window.count, float(window.examples))
                     means.add(values, {n: weights.get(n, examples) for n in values})

@@ -1,5 +1,6 @@
 """Notes that explain exceptions raised in steps: the likely cause, and what to do."""
 
+from ..backends import hints
 from ..backends.base import active
 from ..backends.window import Window
 from ..data.leaves import flattened, named
@@ -26,7 +27,8 @@ class explaining:
         if not isinstance(error, Exception) or isinstance(error, TreadleError):
             return
         mismatch = _length_mismatch(self._window) if self._window is not None else ""
-        for note in filter(None, [active().explain(error), mismatch]):
+        lost = hints.DEVICE_LOST if hints.device_lost(error) else ""
+        for note in filter(None, [lost or active().explain(error), mismatch]):
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
 

@@ -31,6 +31,8 @@ _loop = schema.record(
         "forms": _named,
         "weights": schema.optional(_named),
         "averages": schema.mapping(_count),
+        "compiler": schema.optional(schema.text),
+        "compilers": schema.mapping(schema.text),
     },
     required=(
         *("call", "begun", "reason", "random", "looked"),
@@ -60,6 +62,8 @@ class LoopState:
         forms: The batch forms for which variables were created, by the name of the step.
         weights: Checksums of the weights, if none has changed yet.
         averages: The number of updates of each averaging optimizer when training began.
+        compiler: The compiler of the train step for new batch forms; None if there is no choice.
+        compilers: The compilers of the train step, by the text of the batch form.
     """
 
     call: int
@@ -76,6 +80,8 @@ class LoopState:
     forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     weights: Mapping[str, Any] | None = None
     averages: Mapping[str, int] = field(default_factory=dict[str, int])
+    compiler: str | None = None
+    compilers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def encode(self) -> dict[str, Any]:
         """Return the state in the types that checkpoints store."""

@@ -98,6 +98,19 @@ class Services:
             )
         return found
 
+    def recovery(self) -> str:
+        """Describe what the next process will resume from, after an error that ends this one."""
+        steps = self.checkpointer.saved.steps() if self.checkpointer is not None else []
+        if not steps:
+            return (
+                "there is no checkpoint: the next process starts from step 0. To lose less, train "
+                "with a run directory, and save more often with treadle.hooks.Checkpoint"
+            )
+        return (
+            f"the newest checkpoint is that of step {steps[-1]}: start the same script again, and "
+            f"the run in {self.directory} resumes from it"
+        )
+
     def recorded_log(self, at: Saved | None) -> tuple[Path | None, list[Mark]]:
         """Return the log of the run, and what its checkpoints note about it.
 

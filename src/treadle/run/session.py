@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.base import active
+from ..backends.hints import device_lost
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
@@ -76,9 +77,11 @@ class Session:
         self.progress, self.history = Progress(), History()
         self.call = Call("step", self.progress, self.progress)
         record = services.record
+        self._takes_compilers = True
         if record is not None and record.from_before:
-            facts = record.facts
-            options = as_recorded(options, facts.get("options", {}), facts.get("plan", ""))
+            before, plan = record.facts.get("options", {}), record.facts.get("plan", "")
+            self._takes_compilers = options.compiler == before.get("compiler", "auto")
+            options = as_recorded(options, before, plan)
         self.training = Training(task, replace(options, skip_nonfinite=services.skips_nonfinite))
         # Evaluation is captured: its step is short, and takes as long to compile.
         self.evaluation = Evaluation(task, replace(options, compiler="auto"))
@@ -143,6 +146,8 @@ class Session:
         if found is None or saved is None:
             return
         self.resuming.set_pending(found.state)
+        if saved.compiler is not None and self._takes_compilers:
+            self.training.use_recorded_compilers(saved.compiler, saved.compilers)
         self._saved_plan = str(found.about.get("plan") or "")
         self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
@@ -227,6 +232,8 @@ class Session:
             forms={"train_step": self.training.forms, "eval_step": self.evaluation.forms},
             weights=self._weights.state(state),
             averages=self.averages.begun,
+            compiler=self.training.compiler,
+            compilers=self.training.compilers,
         )
         return Checkpoint(
             progress=self.progress,
@@ -282,6 +289,8 @@ class Session:
             raise
         except BaseException as raised:
             error = raised
+            if device_lost(raised):
+                raised.add_note(self.services.recovery())
             raise
         finally:
             try:

@@ -9,14 +9,13 @@ import numpy as np
 
 from ..backends.window import Following, Window
 from ..core.logs import Means, StepLogs
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..steps.compiled_step import CompiledStep
-from ..steps.helpers import raise_violations
 from ..steps.planning import Pace, window_size
 from ..steps.results import joined
 from .evaluation import metric_results
@@ -43,11 +42,33 @@ class Training:
         self._means, self._since_last_logs = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
+        self._compilers: Mapping[str, str] = {}
 
     def use_compiler(self, compiler: str) -> None:
         """Use a compiler for the step, unless the options name one or it is built already."""
         if self._options.compiler == "auto" and self.prepared is None:
             self._options = replace(self._options, compiler=compiler)
+
+    def use_recorded_compilers(self, compiler: str, compilers: Mapping[str, str]) -> None:
+        """Use the compilers of a run that is resumed, unless the step is built already.
+
+        Args:
+            compiler: The compiler for new forms of batch.
+            compilers: The compilers that it used, by the text of the form.
+        """
+        if self.prepared is None and compiler in COMPILERS:
+            self._options = replace(self._options, compiler=compiler)
+            self._compilers = dict(compilers)
+
+    @property
+    def compiler(self) -> str | None:
+        """The compiler that options or the backend chose; None if there is no choice."""
+        return None if self._options.compiler == "auto" else self._options.compiler
+
+    @property
+    def compilers(self) -> Mapping[str, str]:
+        """The compilers of the step's programs, by the text of the form."""
+        return self.prepared.compilers if self.prepared else self._compilers
 
     @property
     def forms(self) -> list[Any]:
@@ -92,7 +113,12 @@ class Training:
         prepared = self.prepared
         if prepared is None:
             prepared = CompiledStep(
-                self._task, self._task.train_step, batch, self._options, "train_step"
+                self._task,
+                self._task.train_step,
+                batch,
+                self._options,
+                "train_step",
+                compilers=self._compilers,
             )
         else:
             known = set(prepared.metrics)
@@ -178,8 +204,9 @@ class Training:
         return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
     def check_promises(self) -> None:
-        """Raise an error if a phase changed unowned variables in the last window."""
-        raise_violations(self._broken)
+        """Raise an error for what `Options(checked=True)` found in the last window."""
+        if self._broken and self.prepared is not None:
+            self.prepared.raise_violations(self._broken)
 
     def changed_constants(self) -> list[str]:
         """Return which Python values of the task changed since the step was built, and how."""

@@ -1,5 +1,6 @@
 """Forms of batches (structure, shapes and dtypes) as values that a checkpoint can store."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ def described(batch: Any) -> Any:
     if not hasattr(batch, "dtype") or name_of(batch.dtype) is None:
         return None
     return ["array", name_of(batch.dtype), list(batch.shape)]
+
+
+def text_of(description: Any) -> str:
+    """Return the description of a form as a text, empty if there is none."""
+    return "" if description is None else json.dumps(description, separators=(",", ":"))
 
 
 def zeros(description: Any) -> Any:

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from ..backends.base import active
-from ..backends.step_context import Build, StepContext
+from ..backends.ranges import raise_used, watched
+from ..backends.step_context import Build, Ranges, StepContext
 from ..errors import ConfigurationError, StateError, StepError
 from .discovery import refuse_scaling
 from .optimizers import build_optimizers
@@ -38,13 +39,15 @@ def build(
         batch: A real batch of NumPy arrays.
         name: The step's name, for messages.
         check: Reject variables and optimizers that are not reachable from the task's attributes,
-            and random numbers that are not drawn by `keras.random`.
+            random numbers that are not drawn by `keras.random`, and indices and labels that are out
+            of range.
         settled: Ids of the variables that the step already uses for batches of another form.
 
     Returns:
         The state, and what the last run recorded.
 
     Raises:
+        DataError: An index or a label of the batch is out of range.
         StateError: The step uses a variable or an optimizer that is not reachable from the task's
             attributes, or creates new variables in each run.
     """
@@ -55,7 +58,7 @@ def build(
         drawn = _random_states(task)
         found = Build(settled=settled)
         try:
-            _run_abstractly(function, batch, state, found)
+            _run_abstractly(function, batch, state, found, name, check)
         except Exception:
             # A native step may fail because of variables that it has just created. Now that they
             # exist, it is run again.
@@ -80,13 +83,27 @@ def build(
     )
 
 
-def _run_abstractly(function: Callable[[Any], Any], batch: Any, state: State, found: Build) -> None:
+def _run_abstractly(
+    function: Callable[[Any], Any], batch: Any, state: State, found: Build, name: str, check: bool
+) -> None:
     """Run a step once, and add what it does to `found`."""
+    ranges = Ranges(state.name_of, raises=check)
     step = StepContext(
-        build=found, layers=state.layers, variables=state.variables, path_of=state.path_of
+        build=found,
+        layers=state.layers,
+        variables=state.variables,
+        path_of=state.path_of,
+        ranges=ranges,
     )
+
+    def run(batch: Any) -> Any:
+        with watched(ranges):
+            return function(batch)
+
     with _recorded_apply(found):
-        scope = active().abstract_run(function, batch, step)
+        scope = active().abstract_run(run, batch, step)
+    raise_used(ranges, f"{name}, first batch")
+    found.limits = tuple(ranges.limits)
     found.read, found.written = dict(scope.foreign), dict(scope.assigned)
 
 

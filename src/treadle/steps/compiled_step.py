@@ -1,15 +1,18 @@
 """Compiled steps: a task's step, built, planned and compiled for each form of batch, and run."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..backends.base import Outputs, repeats_exactly
 from ..backends.plans import Plan
+from ..backends.ranges import raise_stored
 from ..backends.window import Following, Window, form_of
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .batch_forms import text_of
 from .constants import change_text, refuse_moving
+from .helpers import raise_violations
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .results import check_same_names, joined, step_outputs
@@ -45,6 +48,7 @@ class CompiledStep:
         options: Execution options.
         name: The step's name, for messages.
         late: Treat the first form as a later one, because another step of the task ran before.
+        compilers: The compilers that a resumed run used, by the text of the form.
     """
 
     def __init__(
@@ -55,9 +59,11 @@ class CompiledStep:
         options: Options,
         name: str,
         late: bool = False,
+        compilers: Mapping[str, str] | None = None,
     ) -> None:
         self._task, self._step, self._options, self._name = task, step, options, name
         self._builder = ProgramBuilder(self._function, options, name)
+        self._builder.recorded = dict(compilers or {})
         self._programs: dict[Hashable, FormProgram] = {}
         self._latest: StepSpec
         self._snapshot: Snapshot
@@ -158,6 +164,16 @@ class CompiledStep:
         return self._dropped + sum(made.executor.programs for made in self._programs.values())
 
     @property
+    def compilers(self) -> dict[str, str]:
+        """The compilers of the programs, by the text of the form, where options choose them."""
+        found = dict(self._builder.recorded)
+        for made in self._programs.values():
+            form, compiler = text_of(made.spec.form), made.executor.plan.compiler
+            if made.chosen and form and compiler in COMPILERS:
+                found[form] = compiler
+        return found
+
+    @property
     def largest(self) -> int:
         """The largest number of steps per window."""
         return self.plan.largest if self.plan else 1
@@ -226,6 +242,8 @@ class CompiledStep:
         if new:
             self._builder.choose_plan(made, window, self.state, some=self.plan is not None)
             made.chosen = True
+            # If a Python value changes later, the step is compiled as in the run that was resumed.
+            self._builder.recorded.pop(text_of(made.spec.form), None)
             self._on_device |= window.rows is not None
             if not made.executor.plan.compiler:
                 self._builder.run_as_python(made, self.state)
@@ -234,6 +252,26 @@ class CompiledStep:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
         return new
+
+    def raise_violations(self, messages: Sequence[str]) -> None:
+        """Raise an error for the violations that steps with `Options(checked=True)` found.
+
+        Raises:
+            DataError: An index or a label was out of range.
+            OwnershipError: A phase changed a variable that it does not own.
+        """
+        self.raise_out_of_range(messages)
+        raise_violations(messages)
+
+    def raise_out_of_range(self, messages: Sequence[str]) -> None:
+        """Raise an error for an index or a label that was out of range.
+
+        Raises:
+            DataError: There was one.
+        """
+        which = "step" if self._name == "train_step" else "batch"
+        for made in self._programs.values() if messages else ():
+            raise_stored(made.program.ranges, f"{self._name}, {which} {{}}")
 
     def require_results(self) -> None:
         """Check that the step returns a value or updates a metric, so that there is a result.

@@ -1,7 +1,8 @@
 """Rematerialization, branches and loops for steps, portable across backends."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -73,8 +74,9 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
     """
     then, otherwise = inside(then), inside(otherwise)
     if context().build is not None:  # both branches may create variables
-        result = then()
-        otherwise()
+        with _unsure():
+            result = then()
+            otherwise()
         return result
     if isinstance(predicate, bool):
         return then() if predicate else otherwise()
@@ -121,18 +123,40 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
 def inside(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that `context().inside` is above zero while it runs.
 
-    Used for objectives, branches and mapped functions.
+    Used for objectives, branches and mapped functions. Their assignments leave them, so the checks
+    of indices and labels continue there.
     """
+    ranges = context().ranges
+    continues = ranges is not None and ranges.place == active().place()
 
     def run(*arguments: Any) -> Any:
         step = context()
         step.inside += 1
+        before = ranges.place if ranges is not None else None
+        if ranges is not None and continues:
+            ranges.place = active().place()
         try:
             return function(*arguments)
         finally:
             step.inside -= 1
+            if ranges is not None:
+                ranges.place = before
 
     return run
+
+
+@contextmanager
+def _unsure() -> Generator[None]:
+    """Do not check indices and labels, in branches of which a real run takes only one."""
+    ranges = context().ranges
+    if ranges is None:
+        yield
+        return
+    before, ranges.unsure = ranges.unsure, True
+    try:
+        yield
+    finally:
+        ranges.unsure = before
 
 
 def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,6 +1,6 @@
 """The programs of a step, one for each form of batch, and the choice of how they are executed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,12 +8,14 @@ from typing import Any
 from ..backends.base import Executor, active
 from ..backends.plans import Plan, RefusedError
 from ..backends.program import Program
-from ..backends.step_context import StepContext
+from ..backends.ranges import storage
+from ..backends.step_context import Limit, Ranges, StepContext
 from ..backends.types import Variable
 from ..backends.window import Window
 from ..core.logs import LOSS_SCALE, UNDONE
-from ..core.options import Options
+from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .batch_forms import text_of
 from .loss_scale import undoing
 from .measuring import fastest
 from .planning import choose
@@ -47,10 +49,15 @@ class ProgramBuilder:
         function: The step, which returns values and weights.
         options: Execution options.
         name: The step's name, for messages.
+
+    Attributes:
+        recorded: The compilers that a resumed run used, by the text of the form; each is used for
+            the first program of its form.
     """
 
     def __init__(self, function: Step, options: Options, name: str) -> None:
         self._function, self._options, self._name = function, options, name
+        self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
         self._eager = options.execution == "eager"
 
@@ -67,11 +74,20 @@ class ProgramBuilder:
         """
         program = self._program(spec, spec.state, self._eager)
         program.number = number
-        return FormProgram(spec, program, self.executor(program, self._eager))
+        compiler = self.recorded.get(text_of(spec.form), "")
+        return FormProgram(spec, program, self.executor(program, self._eager, compiler))
 
-    def executor(self, program: Program, eager: bool) -> Executor:
-        """Return an executor for a program, which may run it as Python."""
+    def executor(self, program: Program, eager: bool, compiler: str = "") -> Executor:
+        """Return an executor for a program, which may run it as Python.
+
+        Args:
+            program: The program.
+            eager: Whether it runs as Python.
+            compiler: The compiler to use instead of that of the options, unless it is empty.
+        """
         options = replace(self._options, execution="eager") if eager else self._options
+        if compiler in COMPILERS:
+            options = replace(options, compiler=compiler)
         return active().executor(program, options)
 
     def choose_plan(self, made: FormProgram, window: Window, state: State, some: bool) -> None:
@@ -137,14 +153,30 @@ class ProgramBuilder:
             watched = [state.variables[path] for path in spec.written]
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
-        return program_of(state, run, self._options, self._name, native)
+        limits = spec.limits if self._options.checked else ()
+        return program_of(state, run, self._options, self._name, native, limits)
 
 
 def program_of(
-    state: State, function: Callable[..., Any], options: Options, name: str, native: bool
+    state: State,
+    function: Callable[..., Any],
+    options: Options,
+    name: str,
+    native: bool,
+    limits: Sequence[Limit] = (),
 ) -> Program:
-    """Return the `Program` of a function over a state, which a backend compiles."""
-    variables = list(state.variables.values())
+    """Return the `Program` of a function over a state, which a backend compiles.
+
+    Args:
+        state: The state.
+        function: The function.
+        options: Execution options.
+        name: Its name, for messages.
+        native: Whether it computes its own gradients.
+        limits: The ranges of indices and labels that each call checks.
+    """
+    stored = storage(limits)
+    variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
     unowned = frozenset(
         id(v)
@@ -165,6 +197,7 @@ def program_of(
             checked=options.checked,
             unowned=unowned,
             loss_scale=scale,
+            ranges=Ranges(state.name_of, variables=stored) if stored else None,
         )
 
-    return Program(function, variables, state.seeds, new_context, name, native)
+    return Program(function, variables, state.seeds, new_context, name, native, ranges=stored)

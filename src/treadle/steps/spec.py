@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import active
-from ..backends.step_context import Build
+from ..backends.step_context import Build, Limit
 from ..errors import ConfigurationError
 from .batch_forms import described
 from .building import build
@@ -27,6 +27,7 @@ class StepSpec:
         returns: Names of the values that it returns.
         differentiates: Whether it computes gradients with Treadle's functions.
         form: A description of the form of batch; None if a checkpoint cannot store it.
+        limits: The ranges of the indices and labels that it uses.
         initial: The initial values of the variables that the dry run created, by path; empty for
             the first form, whose variables every run of the task creates.
     """
@@ -40,6 +41,7 @@ class StepSpec:
     returns: Sequence[str]
     differentiates: bool
     form: Any
+    limits: Sequence[Limit]
     initial: Mapping[str, Any]
 
     def is_current(self) -> bool:
@@ -104,6 +106,7 @@ def build_step(
         returns=tuple(returns),
         differentiates=found.differentiated,
         form=described(batch),
+        limits=found.limits,
         initial={path: active().read(state.variables[path]) for path in new},
     )
 

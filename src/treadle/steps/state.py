@@ -70,6 +70,11 @@ class State:
         """Return a variable's path, or Keras' path of it if it is not part of the state."""
         return path_in(self._paths, variable)
 
+    def name_of(self, thing: Any) -> str:
+        """Return the path of a loss, or the name of a metric; empty if it is unknown."""
+        parts = ((path, constant.read()) for path, constant in self._constants.items())
+        return next((name for name, x in (*parts, *self.metrics.items()) if x is thing), "")
+
     def __contains__(self, variable: Variable) -> bool:
         """Return whether a variable is part of the state."""
         return id(variable) in self._paths

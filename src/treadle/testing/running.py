@@ -13,7 +13,6 @@ from ..core.options import Options
 from ..data.leaves import Array, as_array, examples_in, flattened, packed
 from ..errors import ConfigurationError, StateError
 from ..steps.compiled_step import CompiledStep
-from ..steps.helpers import raise_violations
 from ..steps.state import State
 from .trace import Trace
 
@@ -151,7 +150,7 @@ class Runner:
         done = 0
         for window in _windows([_arrays(batch) for batch in batches], windows):
             returned, by, broken = self._prepared.run(window, done).fetch()
-            raise_violations(broken)
+            self._prepared.raise_violations(broken)
             self._prepared.refuse_moving_constants()
             values.append(returned)
             weights.append(by)

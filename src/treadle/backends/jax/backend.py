@@ -27,9 +27,12 @@ from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable
 from .calls import JitCaller
-from .patches import Var, jaxpr_as_fun, keras_random
+from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
+from .ranges import computed
 from .trace import tracing
 from .windows import JaxExecutor, device_batch
+
+_OUTSIDE = get_opaque_trace_state()
 
 
 def _is_tensor(x: Any) -> bool:
@@ -149,6 +152,11 @@ class JaxBackend:
         """Return an empty context: intermediate results are only stored in a transformation."""
         return nullcontext()
 
+    def place(self) -> Any:
+        """Return the state of the current trace."""
+        now = get_opaque_trace_state()
+        return None if now == _OUTSIDE else now
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run `jax.checkpoint` on a new function each time, since it caches traces by function."""
         pure = _Pure((), False)
@@ -209,10 +217,14 @@ class JaxBackend:
 
         def abstract(batch: Any) -> Any:
             with running(step):
-                return _Split(function(batch)).tensors  # type: ignore[call-arg]
+                tensors = _Split(function(batch)).tensors  # type: ignore[call-arg]
+            return [ends for _, ends in step.ranges.used] if step.ranges else [], tensors
 
+        arrays = device_batch(batch)
         with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
-            jax.eval_shape(abstract, device_batch(batch))
+            closed = jax.make_jaxpr(abstract)(arrays)
+        if step.ranges is not None and step.ranges.used:
+            step.ranges.used = computed(step.ranges.used, closed, arrays)
         return scope
 
     def compiler(self, steps: int | None) -> str:

@@ -24,11 +24,28 @@ INTERNALS: dict[str, Internal] = {
         "https://github.com/jax-ml/jax/blob/main/jax/_src/compilation_cache.py",
         "(path)",
     ),
+    "get_opaque_trace_state": Internal(
+        "jax._src.core:get_opaque_trace_state",
+        "identifies a trace; public as `jax.core` or `jax.extend.core`, depending on the version",
+        "https://github.com/jax-ml/jax/blob/main/jax/_src/core.py",
+        "(convention=None)",
+    ),
+    "dce_jaxpr": Internal(
+        "jax.interpreters.partial_eval:dce_jaxpr",
+        "what the indices and labels of a step depend on, without the rest of the step",
+        "https://github.com/jax-ml/jax/blob/main/jax/interpreters/partial_eval.py",
+        "(jaxpr, used_outputs, instantiate=False)",
+    ),
     "jaxpr_as_fun": Internal(
         "jax.extend.core:jaxpr_as_fun",
         "a step is traced once, and its jaxpr is run in every program that is compiled of it",
         "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
         "(closed_jaxpr, *args)",
+    ),
+    "ClosedJaxpr": Internal(
+        "jax.extend.core:ClosedJaxpr",
+        "makes a part of a jaxpr a function",
+        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
     ),
     "JaxVariable": Internal(
         "keras.src.backend.jax.core:JaxVariable",
@@ -55,7 +72,10 @@ ATTRIBUTES: dict[str, Attribute] = {
     ),
 }
 
+get_opaque_trace_state: Any = INTERNALS["get_opaque_trace_state"].resolve()
+dce_jaxpr: Any = INTERNALS["dce_jaxpr"].resolve()
 jaxpr_as_fun: Any = INTERNALS["jaxpr_as_fun"].resolve()
+ClosedJaxpr: Any = INTERNALS["ClosedJaxpr"].resolve()
 JaxVariable: Any = INTERNALS["JaxVariable"].resolve()
 Var: Any = INTERNALS["Var"].resolve()
 

@@ -213,7 +213,7 @@ class _PureStep:
         self.results = shapes[1]
         # Such calls can be noticed, and may read variables.
         self.calls_python = bool(self.closed.effects) or any(
-            "callback" in name for name in _primitives(self.closed.jaxpr)
+            "callback" in name for name in primitives(self.closed.jaxpr)
         )
         self._structure = jax.tree.structure(shapes)
         jaxpr, count = self.closed.jaxpr, len(state)
@@ -358,10 +358,10 @@ def _specs(tree: Any) -> Any:
 
 def convolves(jaxpr: Any) -> bool:
     """Return whether a jaxpr has convolutions, which take up to 50 times as long in a loop."""
-    return "conv_general_dilated" in _primitives(jaxpr)
+    return "conv_general_dilated" in primitives(jaxpr)
 
 
-def _primitives(jaxpr: Any) -> set[str]:
+def primitives(jaxpr: Any) -> set[str]:
     """Return the names of all operations in a jaxpr."""
     found = {equation.primitive.name for equation in jaxpr.eqns}
     for equation in jaxpr.eqns:
@@ -371,5 +371,5 @@ def _primitives(jaxpr: Any) -> set[str]:
         ):
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
-                found |= _primitives(inner)
+                found |= primitives(inner)
     return found

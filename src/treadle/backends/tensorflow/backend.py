@@ -85,6 +85,10 @@ class TensorFlowBackend:
         """Return an empty context: intermediate results are only stored under a tape."""
         return nullcontext()
 
+    def place(self) -> Any:
+        """Return the graph that is being built."""
+        return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run `tf.recompute_grad`, which only differentiates by inputs and variables."""
         again = Recomputed(function)
@@ -185,7 +189,8 @@ class TensorFlowBackend:
         if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
             return hints.CONDITION if "bool" in text else hints.NUMBER
         if isinstance(error, tf.errors.OpError):
-            return _sentence(text)
+            outside = "is not in [0," in text or "Received a label value of" in text
+            return ". ".join(filter(None, [_sentence(text), hints.OUT_OF_RANGE if outside else ""]))
         if isinstance(error, NotImplementedError) and "Cannot convert a symbolic" in text:
             return hints.NUMPY
         if isinstance(error, TypeError) and "SymbolicTensor" in text:

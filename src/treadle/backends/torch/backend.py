@@ -1,5 +1,6 @@
 """The PyTorch backend: steps are captured and replayed; only objectives record gradients."""
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -26,8 +27,11 @@ from .capture.inductor import INDUCTOR, pays
 from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
-from .patches import fused_lstm, updates_in_parts
+from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .trace import tracing
+
+_OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self")
+"""What PyTorch's operators for losses and embeddings say on a CPU."""
 
 
 class TorchBackend:
@@ -84,6 +88,10 @@ class TorchBackend:
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return `torch.no_grad()`."""
         return torch.no_grad()
+
+    def place(self) -> Any:
+        """Return the level of `torch.vmap` and `torch.func.grad`."""
+        return INTERNALS["transform_level"].resolve()()
 
     def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         """Run PyTorch's `checkpoint`, which also restores PyTorch's random state."""
@@ -151,6 +159,8 @@ class TorchBackend:
     def explain(self, error: Exception) -> str:
         """Explain errors of PyTorch tensors."""
         found = hints.common(error, self.name)
+        if isinstance(error, IndexError) and _OUTSIDE.search(str(error)):
+            return hints.OUT_OF_RANGE
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
         return found or (hints.NUMPY if numpy else "")
 

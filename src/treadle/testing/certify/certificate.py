@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -43,6 +43,12 @@ IN_ONE_PROCESS: Final = {
     "eager": ("compiled = eager", WITHIN),
 }
 LINES: Final = 12
+ROUNDED: Final = frozenset({"value", "record", "metrics", "variable"})
+"""The kinds of differences that may be of rounding; batches and random states are never rounded."""
+UNORDERED: Final = (
+    "this device adds sums in a varying order, so that equal runs differ in rounding. Certify with "
+    "--deterministic or treadle.setup(deterministic=True), or on a CPU"
+)
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class Certificate:
         inexact: The source's own warning that its position cannot be restored exactly, or None.
         holds_for: Backend, plan, devices, threads, precision and versions that the results hold
             for.
+        repeats: Whether equal steps give equal bits: True on a CPU and with deterministic
+            algorithms. Otherwise nothing can be certified to be exact.
     """
 
     task: str
@@ -118,11 +126,12 @@ class Certificate:
     checks: tuple[Check, ...]
     inexact: str | None
     holds_for: Mapping[str, Any]
+    repeats: bool = True
 
     @property
     def exact(self) -> bool:
-        """Whether every check was made and passed."""
-        return all(check.result in (EXACT, WITHIN) for check in self.checks)
+        """Whether every check was made and passed, and would pass again."""
+        return self.repeats and all(check.result in (EXACT, WITHIN) for check in self.checks)
 
     def facts(self) -> dict[str, Any]:
         """Return the certificate in JSON's types."""
@@ -140,6 +149,7 @@ class Certificate:
             lines += [f"{'':<16}why: {check.cause}"] if check.cause else []
             lines += [f"{'':<16}look at: {suspect}" for suspect in check.suspects]
         lines += [f"note: {self.inexact}"] if self.inexact else []
+        lines += [] if self.repeats else [f"note: {UNORDERED}"]
         lines += [f"holds for: {_described(self.holds_for)}"] if self.holds_for else []
         return [*lines, self._verdict()]
 
@@ -256,6 +266,11 @@ def judged(
     about = dict(straight.last.about) if straight.last else {}
     for own in ("score", "run"):
         about.pop(own, None)
+    if straight.outcome.get("deterministic"):
+        about["algorithms"] = "deterministic"
+    repeats = bool(straight.outcome.get("repeats", True))
+    if not repeats:
+        checks = [_without_rounding(check) for check in checks]
     return Certificate(
         name,
         middle,
@@ -263,7 +278,15 @@ def judged(
         tuple(checks),
         straight.outcome.get("inexact"),
         about,
+        repeats,
     )
+
+
+def _without_rounding(check: Check) -> Check:
+    """Return a check as not made if its differences may be of sums in another order."""
+    if check.result == DIFFERS and {finding.kind for finding in check.findings} <= ROUNDED:
+        return replace(check, result=SKIPPED, cause=UNORDERED, suspects=())
+    return check
 
 
 def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Check:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ...backends.base import repeats_exactly
+from ...core.determinism import is_deterministic
 from ...core.hook import Hook, LoopView
 from ...core.logs import StepLogs
 from ...core.options import precision_name
@@ -87,8 +89,8 @@ def run(
 
     Returns:
         `inexact`, the source's own warning that its position cannot be restored exactly, or None;
-        and `checks`, which the straight run fills: for windows and for eager execution the
-        difference, or an empty text.
+        `checks`, which the straight run fills: for windows and for eager execution the difference,
+        or an empty text; `repeats`, whether equal steps give equal bits; and `deterministic`.
     """
     train = as_source(subject.train)
     middle = steps_until_checkpoint(asked, train.length)
@@ -99,7 +101,12 @@ def run(
         loop.fit(train, subject.validation, steps=2 * middle)
     wanted = recorder.batches and not only_resume
     checks = in_one_process(subject, recorder.batches) if wanted else {}
-    return {"inexact": train.inexact, "checks": checks}
+    return {
+        "inexact": train.inexact,
+        "checks": checks,
+        "repeats": repeats_exactly(),
+        "deterministic": is_deterministic(),
+    }
 
 
 def in_one_process(subject: Subject, batches: Sequence[Any]) -> dict[str, str]:
