@@ -132,7 +132,7 @@ class Accumulator:
                 _zeros((), "int32", "filled"),
                 _zeros((), "float32", "weight"),
             )
-        self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum") for g in grads]
+        self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum", _layout_for(g)) for g in grads]
 
 
 def _wide(tensor: Tensor) -> str:
@@ -141,7 +141,26 @@ def _wide(tensor: Tensor) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def _zeros(shape: tuple[int, ...], dtype: str, name: str) -> Variable:
+def _layout_for(gradient: Tensor) -> Any:
+    """Return the layout on several devices of the variables that a gradient can belong to.
+
+    Returns:
+        The layout of the trainable variables of its shape; None, which is Keras' default, if they
+        have different ones.
+    """
+    shape = tuple(gradient.shape)
+    found = [v for v in context().variables.values() if v.trainable and tuple(v.shape) == shape]
+    layouts = [layout for v in found if (layout := getattr(v, "_layout", None)) is not None]
+    return layouts[0] if len({layout.axes for layout in layouts}) == 1 else None
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, name: str, layout: Any = None) -> Variable:
     return keras.Variable(
-        "zeros", shape=shape, dtype=dtype, trainable=False, autocast=False, name=name
+        "zeros",
+        shape=shape,
+        dtype=dtype,
+        trainable=False,
+        autocast=False,
+        name=name,
+        layout=layout,
     )
