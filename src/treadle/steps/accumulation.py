@@ -149,9 +149,14 @@ def _layout_for(gradient: Tensor) -> Any:
         have different ones.
     """
     shape = tuple(gradient.shape)
-    found = [v for v in context().variables.values() if v.trainable and tuple(v.shape) == shape]
-    layouts = [layout for v in found if (layout := getattr(v, "_layout", None)) is not None]
-    return layouts[0] if len({layout.axes for layout in layouts}) == 1 else None
+    built = (v for layer in context().layers for v in layer.trainable_variables)  # in this run
+    layouts = [
+        variable._layout
+        for variable in (*context().variables.values(), *built)
+        if variable.trainable and tuple(variable.shape) == shape and hasattr(variable, "_layout")
+    ]
+    axes = {None if layout is None else layout.axes for layout in layouts}
+    return layouts[0] if len(axes) == 1 else None
 
 
 def _zeros(shape: tuple[int, ...], dtype: str, name: str, layout: Any = None) -> Variable:

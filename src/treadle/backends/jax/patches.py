@@ -48,11 +48,6 @@ ATTRIBUTES: dict[str, Attribute] = {
         "the only place of a variable's array: it is missing until the array is wanted",
         f"{KERAS}/backend/common/variables.py",
     ),
-    "_layout": Attribute(
-        "Variable",
-        "the layout on several devices, with which programs are compiled and values assigned",
-        f"{KERAS}/backend/common/variables.py",
-    ),
     "_direct_assign": Attribute(
         "Variable",
         "sets a value without the checks and casts of `assign`, which take longer than a step",
