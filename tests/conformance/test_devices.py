@@ -13,6 +13,7 @@ import pytest
 from cases import CASES
 
 import treadle
+from treadle.cli import environment
 from treadle.errors import ConfigurationError
 
 JAX = keras.config.backend() == "jax"
@@ -215,3 +216,40 @@ def test_more_devices_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as caught:
         treadle.setup(devices=2)
     assert str(caught.value) == "devices=2, but JAX has 1, gpu:0: ask for at most 1"
+
+
+def test_a_command_divides_a_cpu_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--other")
+    environment._divide_cpu(1)
+    assert os.environ["XLA_FLAGS"] == "--other"
+    environment._divide_cpu(4)
+    flags = "--other --xla_force_host_platform_device_count=4"
+    assert os.environ["XLA_FLAGS"] == flags
+    environment._divide_cpu(8)
+    assert os.environ["XLA_FLAGS"] == flags
+
+
+def command(*words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle", *words, "--json"],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=140,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+
+@on_jax
+@pytest.mark.long
+def test_a_command_trains_and_resumes_on_several_devices(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    command("run", "linear", "--devices", "2", "--steps", "8", "--directory", str(directory))
+    record = json.loads((directory / "run.json").read_text())
+    assert (record["configuration"]["devices"], record["devices"]) == (2, "2 × cpu")
+    command("resume", str(directory), "--steps", "12")
+    assert json.loads((directory / "run.json").read_text())["devices"] == "2 × cpu"
+    told = command("resume", str(directory), "--steps", "16", "--devices", "4")
+    assert told["progress"]["step"] == 16
+    record = json.loads((directory / "run.json").read_text())
+    assert (record["configuration"]["devices"], record["devices"]) == (4, "4 × cpu")
