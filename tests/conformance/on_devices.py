@@ -25,6 +25,7 @@ from keras import layers
 
 import treadle
 from treadle import data
+from treadle.errors import TreadleWarning
 from treadle.testing.running import Runner
 
 FEATURES, CLASSES, STEPS = 6, 4, 7
@@ -285,7 +286,7 @@ def run_in(folder: Path, devices: Any, until: int | None) -> dict[str, Any]:
             raise Interrupted
 
     with (
-        warnings.catch_warnings(record=True, category=treadle.TreadleWarning) as caught,
+        warnings.catch_warnings(record=True, category=TreadleWarning) as caught,
         treadle.Loop(
             Reference(),
             folder,
@@ -293,7 +294,7 @@ def run_in(folder: Path, devices: Any, until: int | None) -> dict[str, Any]:
             console=False,
         ) as loop,
     ):
-        warnings.simplefilter("always", treadle.TreadleWarning)
+        warnings.simplefilter("always", TreadleWarning)
         with suppress(Interrupted):
             loop.fit(source(80, 8), epochs=2)
         losses = loop.history["loss"] if until is None else []
