@@ -42,12 +42,16 @@ def trained(name: str, devices: int, steps: int) -> tuple[dict[str, Any], dict[s
 
 
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, str]:
-    """The largest difference of floats, and its name; infinite if whole numbers differ."""
+    """The largest difference of floats, and its name; infinite if whole numbers differ.
+
+    That of an array with entries above 1 is relative to its largest one.
+    """
     worst, where = 0.0, ""
     for name, value in expected.items():
         a, b = np.asarray(found[name]), np.asarray(value)
         if b.dtype.kind == "f":
-            apart = float(np.max(np.abs(a - b), initial=0))
+            size = max(1.0, float(np.max(np.abs(b), initial=0)))
+            apart = float(np.max(np.abs(a - b), initial=0)) / size
         else:
             apart = 0.0 if (a == b).all() else float("inf")
         if not apart <= worst:
