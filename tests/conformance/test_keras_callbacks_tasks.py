@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -290,22 +289,6 @@ def test_model_history_is_there() -> None:
     )
     loop = train(treadle.Supervised(new_model(), "mse", "sgd"), reading)
     assert seen == [loop.history["loss"]]
-
-
-@pytest.mark.every_backend
-def test_a_distribution_of_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    if keras.config.backend() != "jax":
-        pytest.skip("Keras distributes on JAX")
-    task = treadle.Supervised(new_model(), "mse", "sgd")
-    mesh = SimpleNamespace(devices=np.array([["cpu:0", "cpu:1"]]))
-    active = SimpleNamespace(device_mesh=mesh)  # two devices, which this machine may not have
-    monkeypatch.setattr(keras.distribution, "distribution", lambda: active)
-    with pytest.raises(ConfigurationError) as caught:
-        train(task, [])
-    assert str(caught.value) == (
-        "training runs under keras.distribution.SimpleNamespace, but a loop trains on one device: "
-        "call keras.distribution.set_distribution(None) before the task is created"
-    )
 
 
 @pytest.mark.every_backend

@@ -16,6 +16,7 @@ import keras
 from ..core.determinism import is_deterministic
 from ..core.keras_internals import warn_if_untested
 from ..core.options import Options
+from ..errors import ConfigurationError
 from .plans import Facts, Plan
 from .program import Program
 from .scope import Scope
@@ -96,19 +97,27 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class Distribution:
-    """A strategy that distributes training over devices.
+class RefusedDistribution:
+    """A reason why a loop cannot train as variables, or a context, are distributed over devices.
 
     Attributes:
-        strategy: The name of its class.
+        fault: What is wrong, for messages: a clause whose subject is the variable or training.
         remedy: What to do instead, for messages.
-        variable: A variable that was created under the strategy; None if it comes from a context
-            or a setting.
+        variable: The variable; None if a context or a setting is at fault.
     """
 
-    strategy: str
+    fault: str
     remedy: str
     variable: Variable | None = None
+
+
+def single_device_only(devices: Any, backend: str) -> ConfigurationError:
+    """Return the error for a request of several devices on a backend that uses one."""
+    return ConfigurationError(
+        f"devices={devices!r}: Treadle trains on several devices on JAX only, and this process "
+        f"runs on {backend}. Use treadle.setup(backend='jax', devices=…) before Keras is imported, "
+        "or one device"
+    )
 
 
 class Transformations(Protocol):
@@ -318,8 +327,26 @@ class Devices(Protocol):
         """
         ...
 
-    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return the strategy that distributes training over devices, or None."""
+    def distribute(self, devices: Any) -> None:
+        """Train on several devices: variables are created for them, and batches split.
+
+        Args:
+            devices: Their number, of at least 2, or a `keras.distribution` object.
+
+        Raises:
+            ConfigurationError: There are fewer devices, or the backend trains on one only.
+        """
+        ...
+
+    def refused_distribution(
+        self, variables: Sequence[Variable], built: bool
+    ) -> RefusedDistribution | None:
+        """Return why a loop cannot train as variables or settings are distributed, or None.
+
+        Args:
+            variables: The variables of a task, without the states of seed generators.
+            built: Whether all variables of a training step exist.
+        """
         ...
 
     def bfloat16_pays(self) -> bool:
@@ -351,7 +378,7 @@ def repeats_exactly() -> bool:
 
     On an accelerator, sums are added in a varying order unless algorithms are deterministic.
     """
-    return is_deterministic() or active().computes_on()["devices"] == "cpu"
+    return is_deterministic() or "cpu" in active().computes_on()["devices"]
 
 
 if keras.config.backend() == "jax":  # as soon as possible, since initial weights are compiled too

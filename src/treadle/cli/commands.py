@@ -18,6 +18,7 @@ from .parameters import (
     Compiler,
     DataDir,
     Deterministic,
+    Devices,
     Directory,
     Eager,
     Epochs,
@@ -103,6 +104,7 @@ def run(
     backend: Backend = None,
     precision: Precision = None,
     seed: Seed = None,
+    devices: Devices = None,
     window: WindowSize = None,
     eager: Eager = False,
     compiler: Compiler = "auto",
@@ -140,6 +142,7 @@ def run(
             backend=backend,
             precision=precision,
             seed=seed,
+            devices=devices,
             options=Options("eager" if eager else "auto", window, compiler=compiler),
             deterministic=deterministic,
             directory=directory,
@@ -160,6 +163,7 @@ def resume(
     epochs: EpochsInAll = None,
     steps: StepsInAll = None,
     until: UntilThen = None,
+    devices: Devices = None,
     no_compile_cache: NoCompileCache = False,
     data_dir: DataDir = None,
     task: TaskOfRun = None,
@@ -183,7 +187,8 @@ def resume(
             compile_cache.switch(on=False)
         lasts = {"epochs": epochs, "steps": steps, "until": until}
         with output.kept_free(json):
-            outcome = running.resume(directory, lasts, Given(data_dir, task, trust), quiet or json)
+            given = Given(data_dir, task, trust)
+            outcome = running.resume(directory, lasts, given, quiet or json, devices)
         _end(outcome, json)
 
 

@@ -18,6 +18,8 @@ from ..core.terminal import Waiting
 from ..errors import BackendError, DataError
 from ..run.setup import setup
 
+_VIRTUAL = "--xla_force_host_platform_device_count"
+
 # Log lines that TensorFlow's C++ code writes at each start, as the CPU instructions that it uses.
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
 
@@ -30,6 +32,7 @@ def prepare(
     precision: str | None,
     quiet: bool = False,
     deterministic: bool = False,
+    devices: int | None = None,
 ) -> None:
     """Choose the backend, import Keras, and set it up.
 
@@ -42,21 +45,34 @@ def prepare(
         precision: For `treadle.setup`.
         quiet: Do not show the progress line while Keras is imported, which takes seconds.
         deterministic: For `treadle.setup`.
+        devices: For `treadle.setup`; a CPU is divided into so many virtual devices of JAX.
 
     Raises:
         BackendError: If the backend is unknown, not installed, not supported by the task, or if
             Keras is already imported with another backend.
-        ConfigurationError: If the precision is unknown.
+        ConfigurationError: If the precision is unknown, or there are fewer devices.
         DataError: If the data folder does not exist.
     """
     if data_dir is not None:
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
     chosen = choose(backend, only)
     choose_backend(chosen)
+    if chosen == "jax" and devices is not None:
+        _divide_cpu(devices)
     importing = _importing(chosen, quiet or "keras" in sys.modules)
     with importing, _quiet_start(), _without_unused(chosen):
-        setup(seed=seed or 0, precision=precision, deterministic=deterministic)
+        setup(seed=seed or 0, precision=precision, deterministic=deterministic, devices=devices)
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
+
+
+def _divide_cpu(devices: int) -> None:
+    """Let JAX divide a CPU into virtual devices, unless the user has chosen their number.
+
+    JAX reads the variable when it starts. It uses the CPU only if there is no accelerator.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if devices > 1 and _VIRTUAL not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_VIRTUAL}={devices}".strip()
 
 
 def checked_folder(data_dir: Path) -> Path:

@@ -125,6 +125,17 @@ Seed = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Split each batch among N devices (JAX); results are those of one device, within "
+        "rounding. On a CPU, it is divided into N virtual devices, for a trial.",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]
 WindowSize = Annotated[
     int | None,
     typer.Option(

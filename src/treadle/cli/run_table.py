@@ -16,7 +16,9 @@ from .records import has_checkpoint, recorded_run
 
 DEEPEST = 4  # levels of folders in which runs are found; those of a search are two levels down
 STOPPED = ("KeyboardInterrupt", "Terminated")
-_NOT_SETTINGS = ("backend", "precision", "seed", "execution", "data_dir", "recipe", "task")
+_NOT_SETTINGS = (
+    *("backend", "precision", "seed", "devices", "execution", "data_dir", "recipe", "task"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

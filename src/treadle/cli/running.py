@@ -47,6 +47,7 @@ class Request:
     backend: str | None
     precision: str | None
     seed: int | None
+    devices: int | None
     options: Options
     directory: Path | None
     data_dir: Path | None
@@ -80,10 +81,11 @@ def train(request: Request) -> output.RunOutcome:
         request.precision,
         request.quiet,
         request.deterministic,
+        request.devices,
     )
     with (
         environment.showing("making the task", request.quiet),
-        overriding(request.seed, request.precision, request.backend),
+        overriding(request.seed, request.precision, request.backend, request.devices),
     ):
         made = make(request.recipe, request.settings)
     given = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
@@ -132,7 +134,11 @@ LASTS = (*ENDS, "until")
 
 
 def resume(
-    directory: Path, lasts: Mapping[str, Any], given: Given, quiet: bool
+    directory: Path,
+    lasts: Mapping[str, Any],
+    given: Given,
+    quiet: bool,
+    devices: int | None = None,
 ) -> output.RunOutcome:
     """Resume a run that was started by `treadle run`, with its recorded configuration.
 
@@ -141,6 +147,7 @@ def resume(
         lasts: New total duration by name (epochs, steps, until); None values keep the recorded one.
         given: Its task or data folder if they moved, and whether the recorded ones are trusted.
         quiet: Show no progress.
+        devices: The number of devices; None uses as many as the command that started the run.
 
     Raises:
         TreadleError: If the run was started without `treadle run`, its script is not trusted, or
@@ -172,6 +179,7 @@ def resume(
             backend=configuration["backend"],
             precision=configuration["precision"],
             seed=configuration["seed"],
+            devices=devices or configuration.get("devices"),
             options=_options(configuration),
             directory=directory,
             data_dir=trusting.data_dir_of(directory, configuration, given),
@@ -254,7 +262,9 @@ def replay(
         recorded.check_condition(parse(bisect))
     elif step is not None:
         recorded.check_step(step)
-    made = _made_again(directory, record["configuration"], given, quiet)
+    configuration = record["configuration"]
+    # On as many devices as the run: the same bits are expected.
+    made = _made_again(directory, configuration, given, quiet, configuration.get("devices"))
     data = made.datasets()
     with environment.showing("running the steps again", quiet):
         return treadle.doctor.replay(
@@ -269,7 +279,11 @@ def replay(
 
 
 def _made_again(
-    directory: Path, configuration: Mapping[str, Any], given: Given, quiet: bool
+    directory: Path,
+    configuration: Mapping[str, Any],
+    given: Given,
+    quiet: bool,
+    devices: int | None = None,
 ) -> "Made":
     """Make the task of a run with its recorded configuration; imports Keras."""
     recipe = trusting.recipe_of(directory, configuration, given)
@@ -283,8 +297,9 @@ def _made_again(
         ran["precision"],
         quiet,
         configuration.get("deterministic", False),
+        devices,
     )
-    with environment.showing("making the task", quiet), overriding(**ran):
+    with environment.showing("making the task", quiet), overriding(**ran, devices=devices):
         return make(recipe, with_current_names(configuration, recipe.module)["settings"])
 
 
@@ -373,6 +388,7 @@ def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]
         "backend": backend_name(),
         "precision": precision_name(),
         "execution": request.options.execution,
+        **({"devices": count} if (count := request.devices) is not None else {}),
         **({"compiler": compiler} if (compiler := request.options.compiler) != "auto" else {}),
         "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
         **({"weights_from": str(begun.absolute())} if (begun := request.weights_from) else {}),

@@ -138,6 +138,9 @@ ATTRIBUTES: dict[str, Attribute] = {
     "_initializer": Attribute(
         "Variable", "the value of a variable that is created inside a scope", _VARIABLE
     ),
+    "_layout": Attribute(
+        "Variable", "where the value lies on several devices, which Keras sets once", _VARIABLE
+    ),
     "_dtype": Attribute("Variable", "`dtype` depends on the autocast scope", _VARIABLE),
     "_loss_ids": Attribute(
         "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER

@@ -90,6 +90,14 @@ def precision_name() -> str:
     return keras.config.dtype_policy().name
 
 
+def device_count() -> int:
+    """Return the number of devices that a step runs on, which `setup(devices=…)` sets."""
+    import keras
+
+    distribution = keras.distribution.distribution()
+    return 1 if distribution is None else int(distribution.device_mesh.devices.size)
+
+
 def run_seed() -> int:
     """Return the seed of the run, which determines the order of the data: Keras' seed, else 0."""
     return global_random_seed() or 0

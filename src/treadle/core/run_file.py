@@ -14,6 +14,7 @@ MOST_BYTES = 64 << 20
 MOST_VALUES = 2_000_000
 MOST_STEPS = 10**12  # more than a process can train in a century, also of epochs
 MOST_SEED = (1 << 32) - 1  # NumPy accepts no larger seed
+MOST_DEVICES = 1 << 16  # a command divides a CPU into as many as a record demands
 FORMAT = 1
 # What a run needs to resume; checkpoints hold a copy. They are saved before the run ends, so how it
 # ended is left out.
@@ -48,6 +49,7 @@ class RunFile(TypedDict, total=False):
         backend: The name of the backend.
         precision: The name of the precision.
         seed: The seed.
+        devices: The devices that steps run on.
         options: The execution options.
         plan: How steps are executed.
         versions: The versions of packages.
@@ -68,6 +70,7 @@ class RunFile(TypedDict, total=False):
     backend: str
     precision: str
     seed: int
+    devices: str
     options: dict[str, Any]
     plan: str
     versions: dict[str, str]
@@ -121,6 +124,7 @@ _of_command = schema.record(
         "precision": _text,
         "execution": _text,
         "deterministic": schema.flag,
+        "devices": schema.whole(1, MOST_DEVICES),
         "compiler": _text,
         "data_dir": _optional(_path),
         "weights_from": _optional(_path),
@@ -153,6 +157,7 @@ _run = schema.record(
         "backend": _text,
         "precision": _text,
         "seed": schema.whole(0, MOST_SEED),
+        "devices": _text,
         "options": _options,
         "plan": _text,
         "versions": _texts,

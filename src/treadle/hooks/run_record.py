@@ -94,8 +94,10 @@ class RunRecord(Hook):
         if self.facts:
             self._compare(
                 f"{path} holds a run of another configuration",
-                with_current_names(self.facts["configuration"], type(task).__module__),
-                wanted,
+                _identifying(
+                    with_current_names(self.facts["configuration"], type(task).__module__)
+                ),
+                _identifying(wanted),
             )
         self.changed = changed_code(self.facts.get("code", {}), code)
         self.facts = {"format": 1, "code": code, **self.facts, "configuration": wanted}
@@ -194,11 +196,14 @@ class RunRecord(Hook):
                     f"another process continued the run in {self.path} after it was read here: run "
                     "the script again"
                 )
+        from ..backends.base import active  # late: it imports Keras
+
         # What is known before the first step is in the checkpoint of step 0, too.
         self.facts |= {
             "backend": backend_name(),
             "precision": precision_name(),
             "seed": run_seed(),
+            "devices": active().computes_on()["devices"],
             "options": asdict(loop.options),
             "versions": versions(),
         }
@@ -354,6 +359,11 @@ class RunRecord(Hook):
         with Folder.open(self.path) as folder:
             folder.write(RUN, [text.encode()], len(text))
             self._seen = folder.version(RUN)
+
+
+def _identifying(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the number of devices, on any of which a run may resume."""
+    return {name: value for name, value in configuration.items() if name != "devices"}
 
 
 def _opened(path: Path) -> Folder:

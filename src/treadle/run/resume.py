@@ -174,11 +174,17 @@ def circumstances() -> dict[str, Any]:
 def without_reason(plan: str) -> str:
     """Return a plan without the reason in parentheses, which does not affect values.
 
+    The number of devices, which the circumstances contain too, is also omitted.
+
     Example:
         >>> without_reason("windows of up to 8, graph (XLA convolves slower), data streamed")
         'windows of up to 8, graph, data streamed'
+        >>> without_reason("windows of up to 8, XLA, data on each of 4 devices")
+        'windows of up to 8, XLA, data on the device'
     """
-    return re.sub(r" \((?!single steps|windows|eager).*\)", "", plan)
+    plan = re.sub(r" \((?!single steps|windows|eager).*\)", "", plan)
+    plan = re.sub(r"on each of \d+ devices", "on the device", plan)
+    return re.sub(r",? (to|on) \d+ devices", "", plan)
 
 
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
@@ -194,7 +200,9 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
     found = differences({name: known.get(name) or now[name] for name in now}, now)
     if not found:
         return ""
+    moved = known.get("devices") not in (None, now["devices"])
+    same = ", and the batches are the same" if moved else ""
     return (
         f"this run resumes, but may not be bit-for-bit exact: {'; '.join(found)}. All values were "
-        "restored exactly from the checkpoint; later steps may round differently"
+        f"restored exactly from the checkpoint{same}; later steps may round differently"
     )

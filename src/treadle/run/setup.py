@@ -5,13 +5,16 @@ import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ..core import compile_cache as compiled_programs
 from ..core import determinism, keras_internals
 from ..core.backend_choice import choose_backend, choose_default_backend
-from ..core.options import precision_name, run_seed
+from ..core.options import device_count, precision_name, run_seed
 from ..errors import ConfigurationError, did_you_mean, whole_number
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend
 
 PRECISIONS = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
@@ -39,7 +42,9 @@ def setup(
             with loss scaling; see `LossScale`).
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
             `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
-        devices: A `keras.distribution` object, set for all layers created afterwards.
+        devices: The number of devices to train on, or a `keras.distribution` object; several on
+            JAX only. A number splits each batch among the first so many devices
+            (`keras.distribution.DataParallel`). Results are those of one device, within rounding.
         compile_cache: False to compile every program again, instead of keeping compiled programs
             in the user's cache directory for later processes (JAX only). Default: True, unless the
             environment variable `TREADLE_COMPILE_CACHE` is `off`.
@@ -49,7 +54,8 @@ def setup(
 
     Raises:
         BackendError: The backend is unknown, not installed, or Keras already runs on another one.
-        ConfigurationError: Layers exist already and would not be affected, or a value is unknown.
+        ConfigurationError: Layers exist already and would not be affected, a value is unknown, or
+            there are fewer devices.
 
     Example:
         >>> import treadle
@@ -84,6 +90,8 @@ def setup(
     import keras
 
     built = _existing_layer()
+    if devices is not None:
+        devices = _checked_devices(_overriding.get("devices", devices))
     for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
         if value is not None and built:
             raise ConfigurationError(
@@ -96,21 +104,31 @@ def setup(
     if precision is not None:
         _check_precision(precision)
         keras.config.set_dtype_policy(precision)
-    if devices is not None:
-        keras.distribution.set_distribution(devices)
+    if devices == 1:
+        keras.distribution.set_distribution(None)
+    elif devices is not None:
+        _backend().distribute(devices)
     if deterministic:
-        from ..backends.base import active  # late: it imports Keras
-
-        active().use_deterministic_algorithms(late)
+        _backend().use_deterministic_algorithms(late)
         determinism.switched_on()
 
 
+def _backend() -> "Backend":
+    from ..backends.base import active  # late: it imports Keras
+
+    return active()
+
+
 _overriding: dict[str, Any] = {}
+_CURRENT = {"seed": run_seed, "precision": precision_name, "devices": device_count}
 
 
 @contextmanager
 def overriding(
-    seed: int | None = None, precision: str | None = None, backend: str | None = None
+    seed: int | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    devices: int | None = None,
 ) -> Generator[None]:
     """Override the arguments of `setup`, as a context manager.
 
@@ -126,19 +144,38 @@ def overriding(
         >>> run_seed()
         3
     """
-    given = {"seed": seed, "precision": precision, "backend": backend}
+    given = {"seed": seed, "precision": precision, "backend": backend, "devices": devices}
     _overriding.update({name: value for name, value in given.items() if value is not None})
     try:
         yield
     finally:
         _overriding.clear()
-    for name, found in (("seed", run_seed()), ("precision", precision_name())):
-        if given[name] not in (None, found):
+    for name, current in _CURRENT.items():
+        if given[name] is not None and given[name] != (found := current()):
             raise ConfigurationError(
                 f"--{name} {given[name]} has no effect, since the file itself sets the {name} "
                 f"{found} with Keras' own function: write treadle.setup({name}={found!r}) there, "
                 "which the command line can override"
             )
+
+
+def _checked_devices(devices: Any) -> Any:
+    """Return a number of devices, or a distribution, after checking its type.
+
+    Raises:
+        ConfigurationError: It is neither, or the number is less than 1.
+    """
+    import keras
+
+    kinds = keras.distribution.DataParallel, keras.distribution.ModelParallel
+    if isinstance(devices, kinds):
+        return devices
+    if isinstance(devices, bool) or not isinstance(devices, SupportsIndex):
+        raise ConfigurationError(
+            "devices is the number of devices to train on, or a keras.distribution.DataParallel or "
+            f"ModelParallel, not {devices!r}"
+        )
+    return whole_number("devices", devices, ConfigurationError)
 
 
 def _check_precision(precision: str) -> None:

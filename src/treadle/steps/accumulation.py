@@ -132,7 +132,7 @@ class Accumulator:
                 _zeros((), "int32", "filled"),
                 _zeros((), "float32", "weight"),
             )
-        self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum") for g in grads]
+        self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum", _layout_for(g)) for g in grads]
 
 
 def _wide(tensor: Tensor) -> str:
@@ -141,7 +141,31 @@ def _wide(tensor: Tensor) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def _zeros(shape: tuple[int, ...], dtype: str, name: str) -> Variable:
+def _layout_for(gradient: Tensor) -> Any:
+    """Return the layout on several devices of the variables that a gradient can belong to.
+
+    Returns:
+        The layout of the trainable variables of its shape; None, which is Keras' default, if they
+        have different ones.
+    """
+    shape = tuple(gradient.shape)
+    built = (v for layer in context().layers for v in layer.trainable_variables)  # in this run
+    layouts = [
+        variable._layout
+        for variable in (*context().variables.values(), *built)
+        if variable.trainable and tuple(variable.shape) == shape and hasattr(variable, "_layout")
+    ]
+    axes = {None if layout is None else layout.axes for layout in layouts}
+    return layouts[0] if len(axes) == 1 else None
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, name: str, layout: Any = None) -> Variable:
     return keras.Variable(
-        "zeros", shape=shape, dtype=dtype, trainable=False, autocast=False, name=name
+        "zeros",
+        shape=shape,
+        dtype=dtype,
+        trainable=False,
+        autocast=False,
+        name=name,
+        layout=layout,
     )

@@ -54,7 +54,7 @@ def build(
     for run in range(MAX_BUILD_RUNS):
         state = State.discover(task)
         if run == 0:
-            _reject_distribution(state)
+            _reject_distribution(state, built=False)
         drawn = _random_states(task)
         found = Build(settled=settled)
         try:
@@ -73,6 +73,8 @@ def build(
         if build_optimizers(task, applied, name) or _differ(state, after):
             continue
         _check_gradients(after, found, name)
+        if found.applied:
+            _reject_distribution(after, built=True)
         if check:
             _check_variables(after, found, name)
             _check_random(drawn, _random_states(task), name)
@@ -107,19 +109,18 @@ def _run_abstractly(
     found.read, found.written = dict(scope.foreign), dict(scope.assigned)
 
 
-def _reject_distribution(state: State) -> None:
-    """Reject variables, or a context, that distribute training over several devices.
+def _reject_distribution(state: State, built: bool) -> None:
+    """Reject variables, or a context, that are distributed over devices as no loop can train.
 
     Raises:
-        ConfigurationError: The backend found a distribution.
+        ConfigurationError: The backend found such a distribution.
     """
-    found = active().distribution(list(state.variables.values()))
+    seeds = {id(v) for v in state.seeds}  # Keras may have created its own at any time
+    variables = [v for v in state.variables.values() if id(v) not in seeds]
+    found = active().refused_distribution(variables, built)
     if found is not None:
-        of = found.variable
-        what = "training runs" if of is None else f"{state.path_of(of)} was created"
-        raise ConfigurationError(
-            f"{what} under {found.strategy}, but a loop trains on one device: {found.remedy}"
-        )
+        what = "training" if found.variable is None else state.path_of(found.variable)
+        raise ConfigurationError(f"{what} {found.fault}: {found.remedy}")
 
 
 def _differ(before: State, after: State) -> bool:

@@ -8,7 +8,7 @@ from ..backends.base import Outputs, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.ranges import raise_stored
 from ..backends.window import Following, Window, form_of
-from ..core.options import COMPILERS, Options
+from ..core.options import COMPILERS, Options, device_count
 from ..errors import StepError
 from .batch_forms import text_of
 from .constants import change_text, refuse_moving
@@ -187,9 +187,13 @@ class CompiledStep:
         """Describe in one line how the step is executed and where the data is stored."""
         if self.plan is None:
             return ""
-        text = str(self.plan)
-        if self.plan.compiler:
+        text, count = str(self.plan), device_count()
+        if self.plan.compiler and count == 1:
             text += f", data {'on the device' if self._on_device else 'streamed'}"
+        elif self.plan.compiler:
+            text += f", data {'on each of' if self._on_device else 'streamed to'} {count} devices"
+        elif count > 1:
+            text += f", on {count} devices"
         return text if repeats_exactly() else f"{text}, repeats up to the order of sums"
 
     def placed(self, window: Window) -> Window:

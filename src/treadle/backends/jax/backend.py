@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.core import Tracer
 
@@ -20,13 +19,15 @@ from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from ...errors import ConfigurationError
 from .. import hints
-from ..base import Caller, Distribution, Executor
+from ..base import Caller, Executor, RefusedDistribution
 from ..eager import EagerExecutor
 from ..program import Program
 from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable
+from . import layouts
 from .calls import JitCaller
+from .layouts import active_layouts, adopt, layout_of
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
 from .ranges import computed
 from .trace import tracing
@@ -234,8 +235,11 @@ class JaxBackend:
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the jitted loop, or the eager one."""
         if options.execution == "eager":
-            device = jax.default_backend()
-            return EagerExecutor(program, _eager_step, self.to_device, np.asarray, device)
+            device, several = jax.default_backend(), active_layouts()
+            if several is not None:
+                adopt(program.seeds)
+            put = self.to_device if several is None else several.put
+            return EagerExecutor(program, _eager_step, put, np.asarray, device)
         return JaxExecutor(program)
 
     def caller(
@@ -266,21 +270,19 @@ class JaxBackend:
         """Return False: on CPUs bfloat16 has 0.6 (matmul) to 0.9 (conv) times float32's speed."""
         return False
 
-    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return Keras' distribution if it has more than one device, else None."""
-        active = keras.distribution.distribution()
-        if active is None or len(active.device_mesh.devices.flatten()) == 1:
-            return None
-        remedy = "call keras.distribution.set_distribution(None) before the task is created"
-        return Distribution(f"keras.distribution.{type(active).__name__}", remedy)
+    def distribute(self, devices: Any) -> None:
+        """Set Keras' distribution: `DataParallel` over the first devices, or a given one."""
+        layouts.distribute(devices)
+
+    def refused_distribution(
+        self, variables: Sequence[Variable], built: bool
+    ) -> RefusedDistribution | None:
+        """Refuse several processes, and variables whose layout is not that of the distribution."""
+        return layouts.refused(variables, built)
 
     def computes_on(self) -> dict[str, Any]:
         """Return the devices and the number of threads."""
-        found = jax.devices()
-        return {
-            "devices": "cpu" if jax.default_backend() == "cpu" else f"{len(found)} × {found[0]}",
-            "threads": cores(),
-        }
+        return {"devices": layouts.described(), "threads": cores()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:
         """Check that XLA reads the flag for deterministic operators: it does so only once."""
@@ -308,8 +310,12 @@ class JaxBackend:
         return np.asarray(variable._value)
 
     def write(self, variable: Variable, value: Any) -> None:
-        """Set a variable."""
-        variable._direct_assign(jnp.asarray(value, dtype=variable._dtype))
+        """Set a variable, which keeps its layout; on several devices, each is sent its part."""
+        if layout_of(variable) is not None and not isinstance(value, jax.Array):
+            value = np.asarray(value, dtype=jnp.dtype(variable._dtype))
+        else:
+            value = jnp.asarray(value, dtype=variable._dtype)
+        variable._direct_assign(value)
 
     def keep(self, variable: Variable) -> Any:
         """Return the value itself, as JAX arrays are immutable."""

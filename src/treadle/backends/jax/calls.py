@@ -14,6 +14,7 @@ from ..scope import Scope
 from ..step_context import running
 from ..types import Variable
 from ..window import Window, capacity, padded
+from .layouts import active_layouts, adopt
 from .patches import keras_random
 from .windows import batch_at, convolves, device_batch, on_device, standard
 
@@ -34,6 +35,9 @@ class JitCaller:
 
     def __init__(self, program: Program, reads: Sequence[Variable] | None = None) -> None:
         variables = program.variables if reads is None else reads
+        self._layouts = active_layouts()
+        if self._layouts is not None:
+            adopt(program.seeds)
 
         @jax.jit
         def pure(state: Any, inputs: Any, stream: Any) -> Any:
@@ -51,6 +55,8 @@ class JitCaller:
         """Start a call, and return a function that waits for its outputs."""
         # Lists of arrays and single outputs are the usual ones, and `jax.tree.map` takes 10 µs.
         arrays = [standard(x) if type(x) is np.ndarray else device_batch(x) for x in inputs]
+        if self._layouts is not None:
+            arrays = self._layouts.put(arrays)
         outputs = self._pure(self._state(), arrays, np.int32(stream))
         if isinstance(outputs, jax.Array):
             return partial(np.asarray, outputs)
@@ -63,7 +69,10 @@ class JitCaller:
         if not self._joins or window.rows is None:
             return start_each(self.start, window)
         count, indices = window.count, window.rows.indices.astype(np.int32)
-        rows, held = padded(indices, capacity(count, MOST_BATCHES, ())), on_device(window.rows)
+        rows = padded(indices, capacity(count, MOST_BATCHES, ()))
+        if self._layouts is not None:
+            rows = self._layouts.put(rows, axis=1)
+        held = on_device(window.rows, self._layouts)
         outputs = self._joined(self._state(), held, rows, np.int32(count))
 
         def fetch() -> list[Any]:

@@ -19,6 +19,7 @@ from ..scope import Scope
 from ..types import Tensor, Variable
 from ..window import Following, Rows, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
+from .layouts import Layouts, active_layouts, adopt, layout_of
 from .patches import jaxpr_as_fun, keras_random
 
 # A state of more bytes is in memory only once. One of fewer bytes is kept until a window has ended,
@@ -38,10 +39,18 @@ class JaxExecutor:
 
     A state of many bytes is donated: the step overwrites it, so that memory holds it once. Then a
     window that fails leaves no state, and no steps run ahead.
+
+    On several devices, all programs start from the calling thread: the devices would wait for one
+    another forever if two threads started programs on them in different orders. So no steps run
+    ahead or in the background thread.
     """
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._layouts = active_layouts()
+        self._copied = _copied if self._layouts is None else _copied_apart
+        if self._layouts is not None:
+            adopt(program.seeds)
         self.plan = Plan(XLA, fused=True, largest=1)
         self._donates = _nbytes(program.variables) > MOST_BYTES_TWICE
         self.whole = not self._donates
@@ -69,12 +78,19 @@ class JaxExecutor:
         if key in self._compiled:
             return False
         step = self._step(window)
-        function = (_fused if self.plan.fused else _single)(step, window.rows is not None)
+        function = (_fused if self.plan.fused else _single)(
+            step, window.rows is not None, self._layouts
+        )
         # Compiled here and not at the first call, so that the compile time can be reported.
-        specs = _specs((*step.split(self._deferred.state()), inputs))
+        arguments = (*step.split(self._deferred.state()), inputs)
         numbers = [jax.ShapeDtypeStruct((), np.int32)] * (2 if self.plan.fused else 1)
         donated = () if self.plan.fused and not self._donates else (0,)
-        jitted = jax.jit(function, donate_argnums=donated)
+        if self._layouts is None:
+            specs, results = _specs(arguments), None
+        else:
+            layouts = *step.split(step.layouts), self._layouts.of_inputs(inputs, self.plan.fused)
+            specs, results = _specs(arguments, layouts), (layouts[0], self._layouts.replicated)
+        jitted = jax.jit(function, donate_argnums=donated, out_shardings=results)
         self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
         return True
 
@@ -93,6 +109,7 @@ class JaxExecutor:
             return Done(lambda: results, seconds)
         self._compile(window)
         run = self._call(window, first_step, self._deferred.state())
+        background = background and self._layouts is None
         if self._donates:
             return start(lambda: self._assigned(run(window.count), window), background=background)
 
@@ -116,6 +133,8 @@ class JaxExecutor:
     def _run_ahead(self, count: int, following: Following | None) -> None:
         """Start the next steps, which run while the loop takes those that have run."""
         if following is None or not self.plan.fused or self.plan.largest == 1:
+            return
+        if self._layouts is not None:
             return
         if self._traced is None or self._traced.calls_python:
             return
@@ -146,7 +165,7 @@ class JaxExecutor:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
             # convolutional step. The variables' own values are copied once, so that they stay.
             changed, fixed = step.split(state)
-            new, rows = _unshared(changed) if self._donates else _copied(changed), list[Any]()
+            new, rows = _unshared(changed) if self._donates else self._copied(changed), list[Any]()
             for i in range(count):
                 given = self._inputs(window, i) if i else inputs
                 new, out = function(new, fixed, given, np.int32(first_step + i))
@@ -175,11 +194,13 @@ class JaxExecutor:
         if not self.plan.fused:
             if window.rows is None:
                 return device_batch(window.batch(batch)), None
-            return on_device(window.rows), window.rows.indices[batch].astype(np.int32)
+            return on_device(window.rows, self._layouts), window.rows.indices[batch].astype(
+                np.int32
+            )
         if window.rows is not None:
             rows = window.rows.indices.astype(np.int32)
             length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
-            return on_device(window.rows), padded(rows, length)
+            return on_device(window.rows, self._layouts), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
         return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
 
@@ -198,6 +219,7 @@ class _PureStep:
 
     def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
         self.names: list[str] = []
+        self.layouts = [layout_of(variable) for variable in program.variables]
 
         def pure(state: Sequence[Tensor], batch: Any, number: Any) -> Any:
             with keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
@@ -246,7 +268,7 @@ class _PureStep:
         return [{name: values[name] for name in self.names}, *others]
 
 
-def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
+def _fused(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable[..., Any]:
     """Return a function that runs a step over the first `count` batches."""
 
     def window(changed: Any, fixed: Any, inputs: Any, count: Any, first_step: Any) -> Any:
@@ -256,7 +278,11 @@ def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
 
         def body(i: Any, carry: Any) -> Any:
             changed, buffers = carry
-            changed, out = step(changed, fixed, batch_at(held, rows, i), first_step + i)
+            batch = batch_at(held, rows, i)
+            if layouts is not None:  # otherwise the compiler would choose them
+                batch = layouts.split(batch)
+                changed = jax.lax.with_sharding_constraint(changed, step.split(step.layouts)[0])
+            changed, out = step(changed, fixed, batch, first_step + i)
             buffers = jax.tree.map(
                 lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
             )
@@ -267,12 +293,13 @@ def _fused(step: _PureStep, resident: bool) -> Callable[..., Any]:
     return window
 
 
-def _single(step: _PureStep, resident: bool) -> Callable[..., Any]:
+def _single(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable[..., Any]:
     """Return a function that runs a step on one batch."""
 
     def single(changed: Any, fixed: Any, inputs: Any, number: Any) -> Any:
         held, rows = inputs
-        return step(changed, fixed, _gathered(held, rows) if resident else held, number)
+        batch = _gathered(held, rows) if resident else held
+        return step(changed, fixed, batch if layouts is None else layouts.split(batch), number)
 
     return single
 
@@ -330,11 +357,18 @@ def _copied(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
 
 
-def on_device(rows: Rows) -> Any:
-    """Return a data set on the device, which is copied there once."""
-    if rows.owner not in _placed:
-        _placed[rows.owner] = jax.tree.map(jnp.asarray, rows.arrays)
-    return _placed[rows.owner]
+def _copied_apart(state: Sequence[Any]) -> list[Any]:
+    """Return copies with the layouts of the arrays, which a program for all could change."""
+    return [jnp.copy(x) for x in state]
+
+
+def on_device(rows: Rows, layouts: Layouts | None) -> Any:
+    """Return a data set on the device, or on each of several; it is copied there once."""
+    placed = _placed if layouts is None else layouts.placed
+    if rows.owner not in placed:
+        put = jnp.asarray if layouts is None else layouts.replicate
+        placed[rows.owner] = jax.tree.map(put, rows.arrays)
+    return placed[rows.owner]
 
 
 def device_batch(batch: Any) -> Any:
@@ -352,8 +386,12 @@ def _arrays(result: StepResult) -> Any:
     return jax.tree.map(jnp.asarray, (result.values, result.weights, result.broken))
 
 
-def _specs(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+def _specs(tree: Any, layouts: Any = None) -> Any:
+    if layouts is None:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+    return jax.tree.map(
+        lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), tree, layouts
+    )
 
 
 def convolves(jaxpr: Any) -> bool:

@@ -14,7 +14,7 @@ from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...errors import StepError
 from .. import hints
-from ..base import Caller, Distribution, Executor
+from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
@@ -203,16 +203,24 @@ class TensorFlowBackend:
         """Return True on a CPU, where bfloat16 was measured to be 1.5 times as fast as float32."""
         return not tf.config.list_physical_devices("GPU")
 
-    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
-        """Return the active strategy, or one that a variable was created under, or None."""
+    def distribute(self, devices: Any) -> None:
+        """Raise an error: a loop trains on one device."""
+        raise single_device_only(devices, self.name)
+
+    def refused_distribution(
+        self, variables: Sequence[Variable], built: bool
+    ) -> RefusedDistribution | None:
+        """Refuse an active strategy, or one that a variable was created under."""
         remedy = "create the task, and train, outside of strategy.scope()"
         if tf.distribute.has_strategy():
-            return Distribution(f"tf.distribute.{_kind(tf.distribute.get_strategy())}", remedy)
+            kind = _kind(tf.distribute.get_strategy())
+            return RefusedDistribution(f"runs under tf.distribute.{kind}, {_ONE}", remedy)
         for variable in variables:
             value = getattr(variable, "value", variable)
             if isinstance(value, tf.distribute.DistributedValues):
-                kind = getattr(value, "distribute_strategy", None)
-                return Distribution(f"tf.distribute.{_kind(kind)}", remedy, variable)
+                kind = _kind(getattr(value, "distribute_strategy", None))
+                fault = f"was created under tf.distribute.{kind}, {_ONE}"
+                return RefusedDistribution(fault, remedy, variable)
         return None
 
     def computes_on(self) -> dict[str, Any]:
@@ -270,6 +278,9 @@ class TensorFlowBackend:
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a tensor; float64 becomes Keras' float type."""
         return tensors(array)
+
+
+_ONE = "but a loop trains on one device"
 
 
 def _kind(strategy: Any) -> str:

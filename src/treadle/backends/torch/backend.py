@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from .. import hints
-from ..base import Caller, Distribution, Executor
+from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
@@ -168,7 +168,13 @@ class TorchBackend:
         """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
         return not torch.cuda.is_available()
 
-    def distribution(self, variables: Sequence[Variable]) -> Distribution | None:
+    def distribute(self, devices: Any) -> None:
+        """Raise an error: a loop trains on one device."""
+        raise single_device_only(devices, self.name)
+
+    def refused_distribution(
+        self, variables: Sequence[Variable], built: bool
+    ) -> RefusedDistribution | None:
         """Return None: Keras does not distribute variables on PyTorch."""
         return None
 

@@ -1,0 +1,183 @@
+"""Layouts of arrays on several devices, as a `keras.distribution` determines them.
+
+JAX compiles one program for all devices from the layouts of its arguments (GSPMD). The program
+computes what one device would compute with the global batch: a mean over the batch is the mean over
+all devices. So a step needs no changes, and no operation that communicates.
+
+A batch is split among the devices along the mesh's batch axis if its examples can be divided
+evenly, and otherwise every device holds all of it, which is exact too. Variables have Keras'
+layouts: each device holds all of them (`DataParallel`), or parts (`ModelParallel`).
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ...errors import ConfigurationError
+from ..base import RefusedDistribution
+from ..types import Tensor, Variable
+
+VIRTUAL_DEVICES: Final = "--xla_force_host_platform_device_count"
+_SET: Final = (
+    "call treadle.setup(devices=…), or keras.distribution.set_distribution(…), before the task is "
+    "created"
+)
+_LISTED: Final = 20  # variables in a message
+
+
+class Layouts:
+    """The layouts of batches, data sets, results and variables on the devices of a mesh.
+
+    Attributes:
+        mesh: The devices.
+        replicated: The layout of an array that every device holds completely.
+        placed: Data sets on the devices, by owner; each is copied there once.
+
+    Args:
+        mesh: The devices.
+        axis: The axis of the mesh along which batches are split; None if they are not split.
+    """
+
+    def __init__(self, mesh: Mesh, axis: str | None) -> None:
+        self.mesh, self._axis = mesh, axis
+        self._parts = mesh.shape[axis] if axis is not None else 1
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self.placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def of_batch(self, x: Any, axis: int = 0) -> NamedSharding:
+        """Return the layout of an array whose examples lie along one of its axes."""
+        shape = np.shape(x)
+        if self._axis is None or len(shape) <= axis or not shape[axis] or shape[axis] % self._parts:
+            return self.replicated
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self._axis))
+
+    def of_inputs(self, inputs: tuple[Any, Any], axis: int) -> tuple[Any, Any]:
+        """Return the layouts of the inputs of a window: arrays, and row indices or None.
+
+        Args:
+            inputs: Batches and None, or a data set and the indices of its rows.
+            axis: The axis of examples in batches and in indices.
+        """
+        held, rows = inputs
+        if rows is not None:
+            return jax.tree.map(lambda _: self.replicated, held), self.of_batch(rows, axis)
+        return jax.tree.map(lambda x: self.of_batch(x, axis), held), None
+
+    def put(self, tree: Any, axis: int = 0) -> Any:
+        """Copy batches, whose examples lie along an axis, to the devices."""
+        return jax.tree.map(lambda x: jax.device_put(x, self.of_batch(x, axis)), tree)
+
+    def replicate(self, x: Any) -> Tensor:
+        """Copy an array to every device."""
+        return jax.device_put(x, self.replicated)
+
+    def split(self, batch: Any) -> Any:
+        """Split a batch among the devices inside a trace."""
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, self.of_batch(x)), batch)
+
+
+@cache
+def _layouts(mesh: Mesh, axis: str | None) -> Layouts:
+    """Return the layouts on a mesh; the same object for all programs, which share data sets."""
+    return Layouts(mesh, axis)
+
+
+def active_layouts() -> Layouts | None:
+    """Return the layouts of Keras' distribution; None if it has one device, or there is none."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.device_mesh.devices.size == 1:
+        return None
+    return _layouts(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
+
+
+def layout_of(variable: Variable) -> NamedSharding | None:
+    """Return the layout with which a variable was created; None without a distribution."""
+    layout = variable._layout
+    return getattr(layout, "backend_layout", layout)
+
+
+def distribute(devices: Any) -> None:
+    """Set Keras' distribution: `DataParallel` over the first devices, or a given distribution.
+
+    Raises:
+        ConfigurationError: There are fewer devices.
+    """
+    if isinstance(devices, int):
+        found = keras.distribution.list_devices()
+        if devices > len(found):
+            virtual = (
+                "; for a trial on a CPU, start the process with the environment variable "
+                f"XLA_FLAGS={VIRTUAL_DEVICES}={devices}, which divides it into virtual devices"
+                if jax.default_backend() == "cpu"
+                else ""
+            )
+            raise ConfigurationError(
+                f"devices={devices}, but JAX has {len(found)}, {found[0]}"
+                f"{f' to {found[-1]}' if len(found) > 1 else ''}: ask for at most {len(found)}"
+                f"{virtual}"
+            )
+        devices = keras.distribution.DataParallel(devices=found[:devices])
+    keras.distribution.set_distribution(devices)
+
+
+def described() -> str:
+    """Describe the devices that steps run on; the bits of results depend on all of it."""
+    found, layouts = jax.devices()[0], active_layouts()
+    kind = "cpu" if found.platform == "cpu" else str(found)
+    if layouts is None:
+        return kind if kind == "cpu" else f"1 × {kind}"
+    sizes = layouts.mesh.shape
+    axes = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    return f"{layouts.mesh.size} × {kind}{f' ({axes})' if len(sizes) > 1 else ''}"
+
+
+def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution | None:
+    """Return why a loop cannot train with variables, or None; see `base.Devices`."""
+    if jax.process_count() > 1:
+        fault = f"runs in {jax.process_count()} processes of JAX, but a loop trains in one"
+        return RefusedDistribution(fault, "start one process, which may use several devices")
+    layouts = active_layouts()
+    for variable in variables:
+        layout = layout_of(variable)
+        mesh = getattr(layout, "mesh", None)
+        if layouts is None and mesh is not None and mesh.size > 1:
+            fault = f"was created for {mesh.size} devices by a keras.distribution that is not set"
+            return RefusedDistribution(fault, f"{_SET}, and keep it set", variable)
+        if layouts is not None and mesh != layouts.mesh:
+            now = f"the keras.distribution over {layouts.mesh.size} devices"
+            fault = (
+                f"was created before {now} was set, so it is on one device"
+                if mesh is None
+                else f"was created under another distribution than {now} that is set"
+            )
+            return RefusedDistribution(fault, _SET, variable)
+    model = isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
+    if built and layouts is not None and model and not any(map(_is_split, variables)):
+        paths = [v.path for v in variables if v.trainable]
+        more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
+        return RefusedDistribution(
+            "runs under a keras.distribution.ModelParallel that splits no variable",
+            "write keys of its LayoutMap as regular expressions that match the whole path of a "
+            f"variable. The paths are {', '.join(paths[:_LISTED])}{more}",
+        )
+    return None
+
+
+def _is_split(variable: Variable) -> bool:
+    layout = layout_of(variable)
+    return layout is not None and any(axis is not None for axis in layout.spec)
+
+
+def adopt(variables: Iterable[Variable]) -> None:
+    """Give variables that were created before the distribution a layout on its devices."""
+    distribution = keras.distribution.distribution()
+    for variable in variables:
+        if variable._layout is None:
+            variable._layout = distribution.get_variable_layout(variable)
+            variable._direct_assign(variable._value)
