@@ -1,18 +1,20 @@
 """What a checkpoint stores of the loop: values that a file may not have are rejected."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import treadle
+from treadle.checkpoint import Checkpoint, Checkpoints
 from treadle.core.folder import Folder
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
 from treadle.hooks.images import LONGEST, remove
 from treadle.run.dispatch import HookDispatcher
 from treadle.run.saved_state import LoopState
-from treadle.steps.batch_forms import described, zeros
+from treadle.steps.batch_forms import described
 
 STATE = LoopState(
     call=0,
@@ -25,6 +27,20 @@ STATE = LoopState(
     validation=None,
     means={},
 )
+PATH = Path("runs/1/checkpoints/step-000000000004")
+DAMAGED = f"{PATH / 'manifest.json'} is damaged, or of another version: "
+ADVICE = ". Move the folder of this checkpoint away to use the one before"
+
+
+def saved(loop=None, hooks=None):
+    return Checkpoint(Progress(step=4), {}, loop=loop or {}, hooks=hooks or {}, path=PATH)
+
+
+def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(saved())
+    found = checkpoints.latest()
+    assert found is not None and found.path == tmp_path / "step-000000000004"
 
 
 @pytest.mark.parametrize(
@@ -34,29 +50,38 @@ STATE = LoopState(
         ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Move"),
         ({"looked": []}, "loop.looked is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
+        ({"forms": {"train_step": 3}}, f"loop.forms.train_step is 3; expected a list{ADVICE}"),
+        ({"forms": {"train_step": [["set"]]}}, "loop.forms.train_step[0]: a list is not the form"),
     ],
 )
 def test_a_damaged_state_names_what_is_wrong(changes, why):
-    text = f"manifest.json of a checkpoint is damaged, or of another version: {why}"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(text)}"):
-        LoopState.decode({**STATE.encode(), **changes})
+    with pytest.raises(CheckpointError, match=f"^{re.escape(DAMAGED + why)}"):
+        LoopState.decode(saved({**STATE.encode(), **changes}))
 
 
 def test_unknown_values_are_ignored():
-    saved = STATE.encode()
-    saved["begun"]["added"] = 1
-    assert LoopState.decode(saved) == STATE
+    loop = STATE.encode()
+    loop["begun"]["added"] = 1
+    assert LoopState.decode(saved(loop)) == STATE
 
 
-@pytest.mark.parametrize("form", [["array", "<f4", [2, -1]], ["array", [[]], [2]], ["set", []], 3])
-def test_a_damaged_form_of_a_batch_is_named(form):
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        (["array", "<f4", [2, -1]], "a list is not the form of a batch"),
+        (["array", [[]], [2]], "a list is not the form of a batch"),
+        (["array", "|O", [2]], "'|O' is not a numeric dtype"),
+        (["array", "<f8", [10**15]], "an array of shape [1000000000000000] is too large"),
+        (["set", []], "a list is not the form of a batch"),
+        (["dict", [[["a"], ["none"]]]], "unhashable type: 'list'"),
+        (3, "3 is not the form of a batch"),
+    ],
+)
+def test_a_damaged_form_of_a_batch_is_named(form, why):
+    forms = {"eval_step": [None, ["tuple", [described(np.zeros(2)), form]]]}
     with pytest.raises(CheckpointError) as caught:
-        zeros(["tuple", [described(np.zeros(2)), form]])
-    assert str(caught.value) == (
-        "manifest.json of a checkpoint is damaged, or of another version: forms is "
-        f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Move the folder of this "
-        "checkpoint away to use the one before"
-    )
+        LoopState.decode(saved({**STATE.encode(), "forms": forms}))
+    assert str(caught.value) == f"{DAMAGED}loop.forms.eval_step[1]: {why}{ADVICE}"
 
 
 class Foreign(treadle.Hook):
@@ -65,16 +90,15 @@ class Foreign(treadle.Hook):
 
 
 def test_a_damaged_state_of_a_hook_is_named():
-    saved = {"Checkpoint": {"meant": True}, "Foreign": {"a": 1}}
+    found = saved(hooks={"Checkpoint": {"meant": True}, "Foreign": {"a": 1}})
     with pytest.raises(CheckpointError) as caught:
-        HookDispatcher([treadle.hooks.Checkpoint()]).restore(saved)
+        HookDispatcher([treadle.hooks.Checkpoint()]).restore(found)
     assert str(caught.value) == (
-        "manifest.json of a checkpoint is damaged, or of another version: the state of the hook "
-        "Checkpoint cannot be restored (TypeError: 'bool' object is not iterable). Move the folder "
-        "of this checkpoint away to use the one before"
+        f"{DAMAGED}the state of the hook Checkpoint cannot be restored (TypeError: 'bool' object "
+        f"is not iterable){ADVICE}"
     )
     with pytest.raises(TypeError, match="its own"):
-        HookDispatcher([Foreign()]).restore(saved)
+        HookDispatcher([Foreign()]).restore(found)
 
 
 def test_the_images_of_a_huge_log_are_removed_up_to_its_damage(tmp_path):

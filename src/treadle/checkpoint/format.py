@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.folder import Folder, partial
@@ -54,6 +55,7 @@ class Checkpoint:
         source: The position of the source, if `progress` does not determine it.
         hooks: The state of each hook, as returned by `state()`.
         about: The description of the run and its environment; and `score`, which ranks checkpoints.
+        path: The folder that it was read from.
 
     Example:
         >>> import numpy as np
@@ -67,6 +69,14 @@ class Checkpoint:
     source: Mapping[str, Any] | None = None
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    path: Path = field(default_factory=Path)
+
+    def damaged(self, why: str) -> CheckpointError:
+        """Return the error that a value in the manifest cannot be used."""
+        return CheckpointError(
+            f"{self.path / MANIFEST} is damaged, or of another version: {why}. Move the folder of "
+            "this checkpoint away to use the one before"
+        )
 
 
 class Name(NamedTuple):

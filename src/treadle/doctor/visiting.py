@@ -184,7 +184,7 @@ class Visit:
         objects = [hook for hook in kept if isinstance(hook, Hook)]
         scheduled = [hook for hook in kept if isinstance(hook, Scheduled)]
         begun = _begun(found)
-        self._next_call = LoopState.decode(begun.loop).call
+        self._next_call = LoopState.decode(begun).call
         self._feed = _RecordingFeed()
         start = StartPoint(begun, run / LOG, constants, excluded)
         services = Services(
@@ -316,7 +316,7 @@ class _AfterWindows(Hook):
 
 def _begun(found: Checkpoint) -> Checkpoint:
     """Return a checkpoint to resume from; if its call had finished, the next call begins."""
-    saved = LoopState.decode(found.loop)
+    saved = LoopState.decode(found)
     if saved.reason is None:
         return found
     following = replace(saved, call=saved.call + 1, begun=found.progress, reason=None)

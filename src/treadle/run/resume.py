@@ -39,7 +39,7 @@ class Resuming:
         self.call, self.begun = call, Progress()
         self._pending: dict[str, Any] = {}
         self._saved = found  # unchanged, for `use_last_checkpoint`
-        self._loop_state = LoopState.decode(found.loop) if found is not None else None
+        self._loop_state = LoopState.decode(found) if found is not None else None
 
     @property
     def saved(self) -> LoopState | None:

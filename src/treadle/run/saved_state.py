@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..checkpoint import Checkpoint
 from ..core import schema
 from ..core.progress import Progress
 from ..core.run_file import PROGRESS
-from ..errors import CheckpointError
+from ..steps.batch_forms import zeros
 
 # Keys in checkpoints that differ from the names of the fields. They do not change, so that
 # existing checkpoints can be read.
@@ -16,6 +17,16 @@ KEYS = {
     "last_recorded_step": "recorded",
     "function_calls": "calls",
 }
+
+
+def _form(value: Any, name: str) -> None:
+    """Check that a value is the form of a batch."""
+    try:
+        zeros(value)
+    except (TypeError, ValueError) as error:  # TypeError: a list as the key of a dict
+        raise ValueError(f"{name}: {error}") from error
+
+
 _named, _count = schema.mapping(schema.anything), schema.whole()
 _loop = schema.record(
     {
@@ -28,7 +39,7 @@ _loop = schema.record(
         "calls": _count,
         "means": _named,
         "constants": _named,
-        "forms": _named,
+        "forms": schema.mapping(schema.listed(schema.optional(_form))),
         "weights": schema.optional(_named),
         "averages": schema.mapping(_count),
     },
@@ -86,7 +97,7 @@ class LoopState:
         }
 
     @classmethod
-    def decode(cls, saved: Mapping[str, Any]) -> "LoopState":
+    def decode(cls, found: Checkpoint) -> "LoopState":
         """Return the state that a checkpoint stores.
 
         Example:
@@ -94,19 +105,19 @@ class LoopState:
             >>> state = LoopState(call=0, begun=start, reason=None, random={}, means={},
             ...     trigger_check=Progress(step=4), last_recorded_step=0, function_calls=0,
             ...     validation=None)
-            >>> state.encode()["looked"]["step"], LoopState.decode(state.encode()) == state
-            (4, True)
+            >>> state.encode()["looked"]["step"]
+            4
+            >>> LoopState.decode(Checkpoint(start, {}, loop=state.encode())) == state
+            True
 
         Raises:
             CheckpointError: If a value is missing, or has another type.
         """
+        saved = found.loop
         try:
             _loop(saved, "loop")
         except ValueError as error:
-            raise CheckpointError(
-                f"manifest.json of a checkpoint is damaged, or of another version: {error}. Move "
-                "the folder of this checkpoint away to use the one before"
-            ) from error
+            raise found.damaged(str(error)) from error
         keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
         values = {name: saved[key] for name, key in keys.items() if key in saved}
         for name in ("begun", "trigger_check"):

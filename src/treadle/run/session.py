@@ -98,7 +98,7 @@ class Session:
         if record is not None:
             self._excluded = record.passed_over()
         if start is not None:
-            call = LoopState.decode(start.checkpoint.loop).call
+            call = LoopState.decode(start.checkpoint).call
             self.resuming = Resuming(start.checkpoint, call - 1)
             self._restoring.rolled_back = True  # an earlier replay may have changed the task
             self._restore_progress()
@@ -147,7 +147,7 @@ class Session:
         self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
         self.history = self._recorded_history(found)
-        self.services.hooks.restore(found.hooks)
+        self.services.hooks.restore(found)
 
     def _recorded_history(self, at: Checkpoint | None = None) -> History:
         """Return the history of the run from its log, up to a checkpoint or to its end."""
