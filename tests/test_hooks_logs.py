@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -243,6 +244,94 @@ def test_csv_removes_damaged_rows_of_later_epochs(tmp_path):
     hook.restore({"rows": 1})
     hook.start(Loop(tmp_path, step=10))
     assert path.read_text() == "epoch,step,seconds,loss\n2,10,2.5,2.0\n"
+
+
+def saved_table(directory, later_column=False):
+    """A table of three epochs, and the state of the hook after the second."""
+    loop, hook = Loop(directory), hooks.CSV()
+    hook.start(loop)
+    loop.record(hook, "epoch", step=10, loss=1 / 3, note="a, b")
+    loop.record(hook, "epoch", step=20, loss=0.5, note="")
+    state = hook.state()
+    loop.record(hook, "epoch", step=30, loss=0.25, **({"val_loss": 1.0} if later_column else {}))
+    return directory / "epochs.csv", state
+
+
+@pytest.mark.parametrize("later_column", [False, True])
+@pytest.mark.parametrize("tail", ["", "5,40", "5,4x,1.0\n"])
+def test_csv_cuts_only_what_follows_the_checkpoint(tmp_path, later_column, tail):
+    path, state = saved_table(tmp_path, later_column)
+    kept = path.read_text().splitlines(keepends=True)[:3]
+    path.write_text(path.read_text().replace("0.25", "9.9") + tail)
+    hook = hooks.CSV()
+    hook.restore(state)
+    hook.start(Loop(tmp_path, step=20))
+    assert path.read_text() == "".join(kept)
+    assert hook.state()["checksums"].tolist() == state["checksums"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "later_column"),
+    [
+        ("0.3333333333333333", "0.3333333333333334", 2, False),
+        ("0.3333333333333333", "0.3333333333333334", 2, True),
+        ('"a, b"', "", 2, False),
+        ("3,20,5.0,0.5,", "3,20,5.0,,0.5", 3, False),
+        ("3,20,5.0,0.5,", "3,20,5.0,0.5,x", 3, False),
+        ("epoch,step,seconds,loss", "epoch,step,seconds,lost", 2, False),
+        ("3,20,5.0", "2,10,2.5", 3, False),
+    ],
+)
+def test_csv_names_a_changed_row(tmp_path, old, new, line, later_column):
+    path, state = saved_table(tmp_path, later_column)
+    content = path.read_text().replace(old, new)
+    assert content != path.read_text()
+    path.write_text(content)
+    hook = hooks.CSV()
+    hook.restore(state)
+    with pytest.raises(DataError) as caught:
+        hook.start(Loop(tmp_path, step=20))
+    wanted = state["checksums"][line - 2]
+    assert re.fullmatch(
+        re.escape(
+            f"line {line} of {path}, or the name of a column, was changed after the checkpoint: "
+            "the row has the checksum "
+        )
+        + "[0-9a-f]{8}, "
+        + re.escape(
+            f"and the run wrote one with {wanted:08x}. Restore a copy of the file, or move it "
+            "away: the run then resumes, and writes the later epochs into a new one"
+        ),
+        str(caught.value),
+    )
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_csv_names_missing_rows(tmp_path, rows):
+    path, state = saved_table(tmp_path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[: rows and rows + 1]))
+    hook = hooks.CSV()
+    hook.restore(state)
+    with pytest.raises(DataError) as caught:
+        hook.start(Loop(tmp_path, step=20))
+    assert str(caught.value).startswith(
+        f"{path} is damaged: it has {rows} rows, and at the checkpoint it had 2. Restore a copy"
+    )
+
+
+def test_csv_resumes_from_a_state_without_checksums(tmp_path):
+    path, _ = saved_table(tmp_path)
+    hook = hooks.CSV()
+    hook.restore({"rows": 2})
+    hook.start(Loop(tmp_path, step=20))
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("state", [{"rows": "2"}, {"rows": 2, "checksums": ["x"]}])
+def test_csv_refuses_a_damaged_state(state):
+    with pytest.raises(TypeError):
+        hooks.CSV().restore(state)
 
 
 def test_csv_needs_a_place():

@@ -12,9 +12,11 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import isfinite, isnan
+from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +35,10 @@ from .values import Plain, plain
 Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")
 MOST_BYTES = 64 << 20  # of a table of epochs
+ADVICE = (
+    ". Restore a copy of the file, or move it away: the run then resumes, and writes the later "
+    "epochs into a new one"
+)
 
 
 class JSONLines(Hook):
@@ -140,32 +146,36 @@ class CSV(Hook):
         self._path: Path | None = None
         self._unsynced = False
         self._kept: int | None = None
+        self._expected: Sequence[int] = ()  # the checksums of the rows in the checkpoint
+        self._checksums: list[int] = []
         self._rows: list[dict[str, str]] = []
         self._columns: list[str] = []
 
     def start(self, loop: LoopView) -> None:
         """Read the rows of earlier epochs from the file."""
         self._path = _resolved(self._given, loop, "epochs.csv", self)
-        self._rows, self._columns = [], []
+        self._rows, self._columns, self._checksums = [], [], []
         kept, self._kept = self._kept, None
+        expected, self._expected = self._expected, ()
         with Folder.open(self._path.parent, create=True) as folder:
             if folder.kind(self._path.name) is not None:
-                self._read(folder, self._path.name, loop.progress.step, kept)
+                self._read(folder, self._path.name, loop.progress.step, kept, expected)
             elif kept:
                 lost = f"{self._path} is missing, so the rows of earlier epochs are lost"
                 loop.log({"warning": f"{lost}. The weights are not affected"})
 
     def state(self) -> dict[str, Any]:
-        """Flush the file to disk and return the number of rows."""
+        """Flush the file to disk and return the number of rows, and the checksum of each."""
         if self._path is not None and self._unsynced:
             with Folder.open(self._path.parent) as folder:
                 folder.flush_file(self._path.name)
             self._unsynced = False
-        return {"rows": len(self._rows)}
+        return {"rows": len(self._rows), "checksums": np.array(self._checksums, np.uint32)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep the saved number of rows when the run resumes."""
-        self._kept = state.get("rows")
+        """Keep the saved number of rows when the run resumes, and compare them."""
+        self._kept = None if state.get("rows") is None else index(state["rows"])
+        self._expected = [index(x) for x in state.get("checksums", ())]  # missing in older formats
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write the row of an epoch."""
@@ -175,6 +185,7 @@ class CSV(Hook):
         head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
         row = {name: str(value) for name, value in (head | _plain_values(record.values)).items()}
         self._rows.append(row)
+        self._checksums.append(_checksum(row))
         new = [name for name in row if name not in self._columns]
         self._columns += new
         with Folder.open(self._path.parent) as folder:
@@ -191,7 +202,9 @@ class CSV(Hook):
             self.state()
         self._path = None
 
-    def _read(self, folder: Folder, name: str, step: int, kept: int | None) -> None:
+    def _read(
+        self, folder: Folder, name: str, step: int, kept: int | None, expected: Sequence[int]
+    ) -> None:
         path, content = folder.path / name, folder.read(name, MOST_BYTES)
         end = content.rfind(b"\n") + 1  # a killed process may leave an incomplete row
         try:
@@ -218,7 +231,9 @@ class CSV(Hook):
                 raise _not_a_row(
                     path, number, f"it has more values than the {len(columns)} columns"
                 )
+        _compare(path, rows[:kept], expected)
         self._rows = [row for row in rows[:kept] if int(row["step"]) <= step]
+        self._checksums = [_checksum(row) for row in self._rows]
         if not self._rows:
             folder.remove_file(name)
             return
@@ -231,11 +246,34 @@ class CSV(Hook):
         folder.write(name, [_csv([header, *self._rows], self._columns)])
 
 
+def _checksum(row: Mapping[str, str]) -> int:
+    """Return the CRC-32 of a row. Empty cells do not count: a later epoch may add columns."""
+    return zlib.crc32(json.dumps([cell for cell in row.items() if cell[1]]).encode())
+
+
+def _compare(path: Path, rows: Sequence[Mapping[str, str]], expected: Sequence[int]) -> None:
+    """Compare rows with the checksums in a checkpoint.
+
+    Raises:
+        DataError: If a row is missing or differs.
+    """
+    for number, (row, checksum) in enumerate(zip(rows, expected, strict=False), 2):
+        found = _checksum(row)
+        if found != checksum:
+            raise DataError(
+                f"line {number} of {path}, or the name of a column, was changed after the "
+                f"checkpoint: the row has the checksum {found:08x}, and the run wrote one with "
+                f"{checksum:08x}{ADVICE}"
+            )
+    if len(rows) < len(expected):
+        raise DataError(
+            f"{path} is damaged: it has {len(rows):,} rows, and at the checkpoint it had "
+            f"{len(expected):,}{ADVICE}"
+        )
+
+
 def _not_a_row(path: Path, number: int, why: str) -> DataError:
-    return DataError(
-        f"line {number} of {path} is not a row of an epoch: {why}. Restore a copy of the file, or "
-        "move it away: the run then resumes, and writes the later epochs into a new one"
-    )
+    return DataError(f"line {number} of {path} is not a row of an epoch: {why}{ADVICE}")
 
 
 def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
