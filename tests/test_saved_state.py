@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
 from treadle.hooks.images import LONGEST, remove
 from treadle.run.dispatch import HookDispatcher
+from treadle.run.resume import Resuming
 from treadle.run.saved_state import LoopState
 from treadle.steps.batch_forms import described
 
@@ -24,8 +26,8 @@ STATE = LoopState(
     trigger_check=Progress(step=4),
     last_recorded_step=0,
     function_calls=0,
-    validation=None,
-    means={},
+    validation=[-1, {}],
+    means={"epoch": {"loss": [1.5, 2]}, "look": {}},
 )
 PATH = Path("runs/1/checkpoints/step-000000000004")
 DAMAGED = f"{PATH / 'manifest.json'} is damaged, or of another version: "
@@ -50,6 +52,22 @@ def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
         ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Move"),
         ({"looked": []}, "loop.looked is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
+        ({"means": {"epoch": {}}}, f"loop.means.look is missing{ADVICE}"),
+        (
+            {"means": {"epoch": {"loss": [1.0]}, "look": {}}},
+            f"loop.means.epoch.loss is a list; expected a sum and a weight{ADVICE}",
+        ),
+        (
+            {"means": {"epoch": {}, "look": {"loss": ["1", 2]}}},
+            f"loop.means.look.loss is a list; expected a sum and a weight{ADVICE}",
+        ),
+        ({"validation": 3}, f"loop.validation is 3; expected a step and its results{ADVICE}"),
+        (
+            {"validation": [3, {"val_loss": "x"}]},
+            "loop.validation[1].val_loss is 'x'; expected a nu",
+        ),
+        ({"weights": {"steps": 3}}, f"loop.weights.checksums is missing{ADVICE}"),
+        ({"recompile": 3}, f"loop.recompile is 3; expected a list{ADVICE}"),
         ({"forms": {"train_step": 3}}, f"loop.forms.train_step is 3; expected a list{ADVICE}"),
         ({"forms": {"train_step": [["set"]]}}, "loop.forms.train_step[0]: a list is not the form"),
     ],
@@ -99,6 +117,23 @@ def test_a_damaged_state_of_a_hook_is_named():
     )
     with pytest.raises(TypeError, match="its own"):
         HookDispatcher([Foreign()]).restore(found)
+
+
+@pytest.mark.parametrize("states", [{}, {"python": {"version": 3, "words": "x", "gauss": None}}])
+def test_damaged_random_states_are_named(states):
+    found = saved({**STATE.encode(), "random": states})
+    with pytest.raises(CheckpointError) as caught:
+        Resuming(found).restore_variables(SimpleNamespace(assign=lambda *_: None), {})
+    why = (
+        "AttributeError: 'str' object has no attribute 'tolist'" if states else "KeyError: 'python'"
+    )
+    assert str(caught.value) == f"{DAMAGED}loop.random cannot be restored ({why}){ADVICE}"
+
+
+def test_a_long_reason_is_cut():
+    with pytest.raises(CheckpointError) as caught, saved().reading("it"):
+        raise ValueError("x" * 10_000)
+    assert len(str(caught.value)) < 500
 
 
 def test_the_images_of_a_huge_log_are_removed_up_to_its_damage(tmp_path):

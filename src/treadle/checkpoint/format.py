@@ -16,8 +16,8 @@ previous one of its step is not kept, so that interruptions do not change the na
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +77,15 @@ class Checkpoint:
             f"{self.path / MANIFEST} is damaged, or of another version: {why}. Move the folder of "
             "this checkpoint away to use the one before"
         )
+
+    @contextmanager
+    def reading(self, what: str) -> Generator[None]:
+        """Convert the errors of reading a value of the manifest to one that names the file."""
+        try:
+            yield
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"[:200]  # it may quote the file
+            raise self.damaged(f"{what} cannot be restored ({why})") from error
 
 
 class Name(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,9 @@ class HookDispatcher:
             state = found.hooks.get(name)
             if not state:
                 continue
-            try:
+            is_own = type(hook).__module__.startswith(f"{_OWN}.")
+            with found.reading(f"the state of the hook {name}") if is_own else nullcontext():
                 hook.restore(state)
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
-                if not type(hook).__module__.startswith(f"{_OWN}."):
-                    raise
-                why = f"{type(error).__name__}: {error}"
-                raise found.damaged(
-                    f"the state of the hook {name} cannot be restored ({why})"
-                ) from error
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
         counts: Counter[str] = Counter()

@@ -147,7 +147,8 @@ class Resuming:
                 raise
             self._pending = {}
             assert self._loop_state is not None
-            set_random_states(self._loop_state.random)
+            with found.reading("loop.random"):
+                set_random_states(self._loop_state.random)
         return found
 
 

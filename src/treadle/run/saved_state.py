@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from ..checkpoint import Checkpoint
 from ..core import schema
@@ -19,6 +19,32 @@ KEYS = {
 }
 
 
+def _sum(value: Any, name: str) -> None:
+    """Check that a value is a sum and a weight."""
+    parts = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
+    if len(parts) != 2 or not all(type(part) in (int, float) for part in parts):
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a sum and a weight")
+
+
+def _validation(value: Any, name: str) -> None:
+    """Check that a value is a step and the results of its validation."""
+    if not isinstance(value, list | tuple) or len(cast("Sequence[Any]", value)) != 2:
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a step and its results")
+    step, results = cast("Sequence[Any]", value)
+    schema.whole(-1)(step, f"{name}[0]")  # -1 before the first validation
+    schema.mapping(_number)(results, f"{name}[1]")
+
+
+def _number(value: Any, name: str) -> None:
+    if type(value) not in (bool, int, float):
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a number")
+
+
+def _texts(value: Any, name: str) -> None:
+    """Check that a value is a list of texts, or a tuple, as which this process keeps it."""
+    schema.listed(schema.text)(list(value) if isinstance(value, tuple) else value, name)  # type: ignore[reportUnknownArgumentType]
+
+
 def _form(value: Any, name: str) -> None:
     """Check that a value is the form of a batch."""
     try:
@@ -28,6 +54,7 @@ def _form(value: Any, name: str) -> None:
 
 
 _named, _count = schema.mapping(schema.anything), schema.whole()
+_sums = schema.mapping(_sum)
 _loop = schema.record(
     {
         "call": schema.whole(-1),
@@ -37,10 +64,17 @@ _loop = schema.record(
         "looked": PROGRESS,
         "recorded": _count,
         "calls": _count,
-        "means": _named,
+        "validation": schema.optional(_validation),
+        "means": schema.record(
+            {"epoch": _sums, "look": _sums, "metrics": schema.listed(schema.text)},
+            required=("epoch", "look"),
+        ),
         "constants": _named,
+        "recompile": _texts,
         "forms": schema.mapping(schema.listed(schema.optional(_form))),
-        "weights": schema.optional(_named),
+        "weights": schema.optional(
+            schema.record({"checksums": _named, "steps": _count}, required=("checksums", "steps"))
+        ),
         "averages": schema.mapping(_count),
     },
     required=(
@@ -122,5 +156,5 @@ class LoopState:
         values = {name: saved[key] for name, key in keys.items() if key in saved}
         for name in ("begun", "trigger_check"):
             values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
-        values["recompile"] = tuple(map(str, values.get("recompile") or ()))
+        values["recompile"] = tuple(values.get("recompile", ()))
         return cls(**values)
