@@ -328,10 +328,13 @@ def test_csv_resumes_from_a_state_without_checksums(tmp_path):
     assert len(path.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("state", [{"rows": "2"}, {"rows": 2, "checksums": ["x"]}])
-def test_csv_refuses_a_damaged_state(state):
+@pytest.mark.parametrize("value", ["2", -1, [2], 2.5])
+def test_logs_refuse_a_damaged_state(value):
+    for hook, name in ((hooks.JSONLines(), "size"), (hooks.CSV(), "rows")):
+        with pytest.raises(ValueError, match=f"{name} is .*; expected a whole number from 0 to"):
+            hook.restore({name: value})
     with pytest.raises(TypeError):
-        hooks.CSV().restore(state)
+        hooks.CSV().restore({"rows": 2, "checksums": ["x"]})
 
 
 def test_csv_needs_a_place():

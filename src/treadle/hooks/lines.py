@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..core import schema
 from ..core.directory import LOG
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
@@ -88,7 +89,7 @@ class JSONLines(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved size when the run resumes."""
-        self._size = state.get("size")
+        self._size = _count(state, "size")
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write the steps of a window."""
@@ -174,7 +175,7 @@ class CSV(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keep the saved number of rows when the run resumes, and compare them."""
-        self._kept = None if state.get("rows") is None else index(state["rows"])
+        self._kept = _count(state, "rows")
         self._expected = [index(x) for x in state.get("checksums", ())]  # missing in older formats
 
     def record(self, loop: LoopView, record: Record) -> None:
@@ -244,6 +245,16 @@ class CSV(Hook):
     def _rewrite(self, folder: Folder, name: str) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
         folder.write(name, [_csv([header, *self._rows], self._columns)])
+
+
+def _count(state: Mapping[str, Any], name: str) -> int | None:
+    """Return a number in the state of a hook; None if it is missing, as in older formats.
+
+    Raises:
+        ValueError: If it is not a whole number of at least 0.
+    """
+    schema.optional(schema.whole())(state.get(name), name)
+    return state.get(name)
 
 
 def _checksum(row: Mapping[str, str]) -> int:
