@@ -253,6 +253,16 @@ class Session:
     # The call
 
     @contextmanager
+    def checking_arguments(self) -> Generator[None]:
+        """Remove the run directory again if a call of a new run is rejected."""
+        try:
+            yield
+        except BaseException:
+            if not self.started:
+                self._leave_directory()
+            raise
+
+    @contextmanager
     def calling(
         self,
         kind: Kind,
@@ -494,8 +504,8 @@ class Session:
         if not self.started:
             if final and error is None:
                 self._end_completed_run()
-            if error is not None and self.services.record is not None:
-                self.services.record.leave()
+            if error is not None:
+                self._leave_directory()
             return
         try:
             if error is None:
@@ -511,6 +521,11 @@ class Session:
                 self.services.hooks.end(self._loop, error)
             finally:
                 self.swapped_optimizers = None
+
+    def _leave_directory(self) -> None:
+        """Remove the run directory if this process created it and it is empty."""
+        if self.services.record is not None:
+            self.services.record.leave()
 
     def _end_completed_run(self) -> None:
         """Use averaged weights if an earlier process completed all epochs, but not their end."""
