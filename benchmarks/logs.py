@@ -7,9 +7,11 @@ opening the directory of a run of 1,000 steps takes is subtracted: what is left 
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from typing import Any
 from . import in_process, parser_of
 from .page import BACKENDS
 
+Opener = Callable[[Path, int, Callable[[], None]], None]
 FEW, MORE = 1000, 10  # the steps of the short run, and those that a resumed run still trains
 
 
@@ -50,16 +53,20 @@ def main(arguments: list[str]) -> None:
             memory: list[float] = []
             for _ in range(chosen.rounds):
                 short, long = (
-                    in_process("logs", chosen.backend, *_options(how, place, steps))
-                    for steps, place in places.items()
+                    _opened(how, place, steps, chosen.backend) for steps, place in places.items()
                 )
                 seconds.append(long[0] - short[0])
                 memory.append(long[1] - short[1])
             print(f"| {how} | {_spread(seconds, 2)} | {_spread(memory, 0)} |", flush=True)
 
 
-def _options(how: str, place: Path, steps: int) -> list[str]:
-    return ["--how", how, "--directory", str(place), "--steps", str(steps)]
+def _opened(how: str, place: Path, steps: int, backend: str) -> list[float]:
+    """Open a copy of a directory in a process; return its processor seconds and MiB."""
+    copy = shutil.copytree(place, place.with_name("copy"))
+    options = ["--how", how, "--directory", str(copy), "--steps", str(steps)]
+    found = in_process("logs", backend, *options)
+    shutil.rmtree(copy)
+    return found
 
 
 def _spread(found: list[float], digits: int) -> str:
@@ -80,15 +87,19 @@ def _trained_and_killed(place: Path, steps: int, backend: str) -> None:
         sys.exit(f"the run was to be killed after step {steps}, and ended with {done.returncode}")
 
 
-def _measured(opener: Callable[[Path, int], Any], place: Path, steps: int) -> tuple[float, float]:
+def _measured(opener: Opener, place: Path, steps: int) -> list[float]:
     """Return the processor seconds and the MiB by which the memory grew at its peak."""
-    import keras
-
-    del keras
+    for module in ("keras", "treadle.cli", "treadle.doctor", "treadle.loop"):
+        importlib.import_module(module)
+    found: list[float] = []
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before, started = _memory("VmRSS"), time.process_time()
-    opener(place, steps)
-    return time.process_time() - started, _memory("VmHWM") - before
+
+    def opened() -> None:
+        found.extend((time.process_time() - started, _memory("VmHWM") - before))
+
+    opener(place, steps, opened)
+    return found
 
 
 def _memory(name: str) -> float:
@@ -97,8 +108,17 @@ def _memory(name: str) -> float:
     return int(found[1]) / 1024
 
 
-def train(place: Path, steps: int, dies: bool = False) -> None:
-    """Train a line for a few steps more than `steps`, or die there."""
+def train(
+    place: Path, steps: int, dies: bool = False, begun: Callable[[], None] = lambda: None
+) -> None:
+    """Train a line for a few steps more than `steps`, or die there.
+
+    Args:
+        place: The run directory.
+        steps: How many steps, up to the checkpoint.
+        dies: End the process in the next step.
+        begun: Called in the next step.
+    """
     import keras
     import numpy as np
 
@@ -115,33 +135,27 @@ def train(place: Path, steps: int, dies: bool = False) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     task = treadle.Supervised(model, "mse", keras.optimizers.SGD(1e-6))
     hooks: list[Any] = [treadle.hooks.Checkpoint(every=f"{steps} steps")]
-    hooks += [treadle.at(f"{steps + 1} steps", die)] if dies else []
+    hooks += [treadle.at(f"{steps + 1} steps", die if dies else lambda loop: begun())]
     with treadle.Loop(task, place, hooks=hooks, console=False) as loop:
         loop.fit(train, steps=steps + MORE)
 
 
-def _resume(place: Path, steps: int) -> None:
-    """Resume a copy without links, so that each round finds the same files."""
-    import shutil
-
-    with TemporaryDirectory(dir=place.parent) as folder:
-        train(Path(shutil.copytree(place, Path(folder) / "run")), steps)
+def _resume(place: Path, steps: int, opened: Callable[[], None]) -> None:
+    train(place, steps, begun=opened)
 
 
-def _replay(place: Path, steps: int) -> None:
+def _replay(place: Path, steps: int, opened: Callable[[], None]) -> None:
     from treadle.doctor.recorded import Recorded
 
     assert Recorded(place).log.last_step >= steps
+    opened()
 
 
-def _runs(place: Path, steps: int) -> None:
+def _runs(place: Path, steps: int, opened: Callable[[], None]) -> None:
     from treadle.hooks.log_tail import records
 
     records(place / "log.jsonl")
+    opened()
 
 
-OPENERS: dict[str, Callable[[Path, int], Any]] = {
-    "resume": _resume,
-    "replay": _replay,
-    "runs": _runs,
-}
+OPENERS: dict[str, Opener] = {"resume": _resume, "replay": _replay, "runs": _runs}

@@ -119,6 +119,38 @@ def test_a_damaged_state_of_a_hook_is_named():
         HookDispatcher([Foreign()]).restore(found)
 
 
+BEST = {"best": 0.5, "best_step": 3, "last_step": 4, "waited": 1}
+
+
+@pytest.mark.parametrize(
+    ("hook", "state", "why"),
+    [
+        (treadle.hooks.Checkpoint(), {"measured": ["4", 0.5], "meant": []}, "measured[0] is '4'"),
+        (treadle.hooks.Checkpoint(), {"measured": [4, "x"], "meant": []}, "measured[1] is 'x'"),
+        (treadle.hooks.Checkpoint(), {"measured": [4], "meant": []}, "not enough values to unpack"),
+        (treadle.hooks.NonFinite(), {"warned": [], "meant": [], "skipped": "3"}, "skipped is '3'"),
+        (treadle.hooks.EarlyStopping("loss"), {**BEST, "best": "x"}, "best is 'x'; expected a num"),
+        (
+            treadle.hooks.EarlyStopping("loss"),
+            {**BEST, "waited": -1},
+            "waited is -1; expected a wh",
+        ),
+        (
+            treadle.hooks.ReduceOnPlateau("loss"),
+            {**BEST, "cooling": None},
+            "cooling is None; expec",
+        ),
+    ],
+)
+def test_a_wrong_value_in_the_state_of_a_hook_is_named(hook, state, why):
+    """Not only when the hook uses it, in the middle of training."""
+    name = type(hook).__name__
+    with pytest.raises(CheckpointError) as caught:
+        HookDispatcher([hook]).restore(saved(hooks={name: state}))
+    text = f"{DAMAGED}the state of the hook {name} cannot be restored (ValueError: {why}"
+    assert str(caught.value).startswith(text), caught.value
+
+
 @pytest.mark.parametrize("states", [{}, {"python": {"version": 3, "words": "x", "gauss": None}}])
 def test_damaged_random_states_are_named(states):
     found = saved({**STATE.encode(), "random": states})

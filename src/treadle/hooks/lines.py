@@ -30,6 +30,7 @@ from ..core.logs import Array, Record, StepLogs
 from ..core.schema import shown
 from ..errors import ConfigurationError, DataError, DirectoryError
 from .images import paths
+from .log_file import BLOCK
 from .log_file import read_log as read_log
 from .values import Plain, plain
 
@@ -258,8 +259,13 @@ def _count(state: Mapping[str, Any], name: str) -> int | None:
 
 
 def _checksum(row: Mapping[str, str]) -> int:
-    """Return the CRC-32 of a row. Empty cells do not count: a later epoch may add columns."""
-    return zlib.crc32(json.dumps([cell for cell in row.items() if cell[1]]).encode())
+    """Return the CRC-32 of a row.
+
+    Empty cells do not count: a later epoch may add columns. Nor do seconds: checkpoints of equal
+    runs are equal.
+    """
+    cells = [cell for cell in row.items() if cell[1] and cell[0] != "seconds"]
+    return zlib.crc32(json.dumps(cells).encode())
 
 
 def _compare(path: Path, rows: Sequence[Mapping[str, str]], expected: Sequence[int]) -> None:
@@ -303,22 +309,36 @@ def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> H
     Returns:
         The SHA-256 of what is left, to be updated with what is written.
     """
+    found, data = hashlib.sha256(), b""
     with folder.opened(Path(log.name).name) as (file, length):
-        content = file.read() if size is None else file.read(size)
-    end = len(content)
-    # Steps increase, so searching from the end can stop at the first line to keep.
-    while end > 0:
-        begin = content.rfind(b"\n", 0, end - 1) + 1
-        parsed = _parsed(content[begin:end])
-        if parsed is not None and parsed.get("step", 0) <= step:
-            break
-        end = begin
+        end = _end_of_step(file, length if size is None else min(size, length), step)
+        file.seek(0)
+        while file.tell() < end and (data := file.read(min(BLOCK, end - file.tell()))):
+            found.update(data)
     if end < length:
         folder.truncate(log, end)
-    if end > 0 and content[end - 1 : end] != b"\n":
+    if data and not data.endswith(b"\n"):
         folder.append(log, b"\n")
-        return hashlib.sha256(content[:end] + b"\n")
-    return hashlib.sha256(memoryview(content)[:end])
+        found.update(b"\n")
+    return found
+
+
+def _end_of_step(file: BinaryIO, end: int, step: int) -> int:
+    """Return the end of the last line of a step up to `step`, searching from `end` backwards."""
+    data, begin = b"", end  # the bytes from `begin` to `end`; steps increase towards the end
+    while end > 0:
+        newline = data.rfind(b"\n", 0, max(0, end - begin - 1))
+        if newline < 0 and begin > 0:
+            size = min(BLOCK, begin)
+            begin -= size
+            file.seek(begin)
+            data = file.read(size) + data[: end - begin - size]
+            continue
+        parsed = _parsed(data[newline + 1 : end - begin])
+        if parsed is not None and parsed.get("step", 0) <= step:
+            break
+        end = begin + newline + 1
+    return end
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:

@@ -32,12 +32,7 @@ def _validation(value: Any, name: str) -> None:
         raise ValueError(f"{name} is {schema.shown(value)}; expected a step and its results")
     step, results = cast("Sequence[Any]", value)
     schema.whole(-1)(step, f"{name}[0]")  # -1 before the first validation
-    schema.mapping(_number)(results, f"{name}[1]")
-
-
-def _number(value: Any, name: str) -> None:
-    if type(value) not in (bool, int, float):
-        raise ValueError(f"{name} is {schema.shown(value)}; expected a number")
+    schema.mapping(schema.number)(results, f"{name}[1]")
 
 
 def _texts(value: Any, name: str) -> None:
