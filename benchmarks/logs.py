@@ -92,7 +92,7 @@ def _measured(opener: Opener, place: Path, steps: int) -> list[float]:
     for module in ("keras", "treadle.cli", "treadle.doctor", "treadle.loop"):
         importlib.import_module(module)
     found: list[float] = []
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, started = _memory("VmRSS"), time.process_time()
 
     def opened() -> None:
