@@ -20,6 +20,7 @@ NAMES = (
     "memory",
     "streams",
     "inductor",
+    "logs",
 )
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """`JSONLines` and `CSV`: the files that log values, also those of a resumed run."""
 
 import csv
+import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -243,6 +245,108 @@ def test_csv_removes_damaged_rows_of_later_epochs(tmp_path):
     hook.restore({"rows": 1})
     hook.start(Loop(tmp_path, step=10))
     assert path.read_text() == "epoch,step,seconds,loss\n2,10,2.5,2.0\n"
+
+
+def saved_table(directory, later_column=False):
+    """A table of three epochs, and the state of the hook after the second."""
+    loop, hook = Loop(directory), hooks.CSV()
+    hook.start(loop)
+    loop.record(hook, "epoch", step=10, loss=1 / 3, note="a, b")
+    loop.record(hook, "epoch", step=20, loss=0.5, note="")
+    state = hook.state()
+    loop.record(hook, "epoch", step=30, loss=0.25, **({"val_loss": 1.0} if later_column else {}))
+    return directory / "epochs.csv", state
+
+
+@pytest.mark.parametrize("later_column", [False, True])
+@pytest.mark.parametrize("tail", ["", "5,40", "5,4x,1.0\n"])
+def test_csv_cuts_only_what_follows_the_checkpoint(tmp_path, later_column, tail):
+    path, state = saved_table(tmp_path, later_column)
+    kept = path.read_text().splitlines(keepends=True)[:3]
+    path.write_text(path.read_text().replace("0.25", "9.9") + tail)
+    hook = hooks.CSV()
+    hook.restore(state)
+    hook.start(Loop(tmp_path, step=20))
+    assert path.read_text() == "".join(kept)
+    assert hook.state()["checksums"].tolist() == state["checksums"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "later_column"),
+    [
+        ("0.3333333333333333", "0.3333333333333334", 2, False),
+        ("0.3333333333333333", "0.3333333333333334", 2, True),
+        ('"a, b"', "", 2, False),
+        ("3,20,5.0,0.5,", "3,20,5.0,,0.5", 3, False),
+        ("3,20,5.0,0.5,", "3,20,5.0,0.5,x", 3, False),
+        ("epoch,step,seconds,loss", "epoch,step,seconds,lost", 2, False),
+        ("3,20,5.0", "2,20,5.0", 3, False),
+    ],
+)
+def test_csv_names_a_changed_row(tmp_path, old, new, line, later_column):
+    path, state = saved_table(tmp_path, later_column)
+    content = path.read_text().replace(old, new)
+    assert content != path.read_text()
+    path.write_text(content)
+    hook = hooks.CSV()
+    hook.restore(state)
+    with pytest.raises(DataError) as caught:
+        hook.start(Loop(tmp_path, step=20))
+    wanted = state["checksums"][line - 2]
+    assert re.fullmatch(
+        re.escape(
+            f"line {line} of {path}, or the name of a column, was changed after the checkpoint: "
+            "the row has the checksum "
+        )
+        + "[0-9a-f]{8}, "
+        + re.escape(
+            f"and the run wrote one with {wanted:08x}. Restore a copy of the file, or move it "
+            "away: the run then resumes, and writes the later epochs into a new one"
+        ),
+        str(caught.value),
+    )
+    assert path.read_text() == content
+
+
+def test_the_state_of_a_table_does_not_depend_on_times(tmp_path):
+    states = []
+    for number, seconds in enumerate((1.0, 2.0)):
+        loop, hook = Loop(tmp_path / str(number)), hooks.CSV()
+        hook.start(loop)
+        progress = dataclasses.replace(loop.progress, step=10, seconds=seconds)
+        hook.record(loop, Record("epoch", progress, {"loss": 0.5}))
+        states.append(hook.state()["checksums"].tolist())
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_csv_names_missing_rows(tmp_path, rows):
+    path, state = saved_table(tmp_path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[: rows and rows + 1]))
+    hook = hooks.CSV()
+    hook.restore(state)
+    with pytest.raises(DataError) as caught:
+        hook.start(Loop(tmp_path, step=20))
+    assert str(caught.value).startswith(
+        f"{path} is damaged: it has {rows} rows, and at the checkpoint it had 2. Restore a copy"
+    )
+
+
+def test_csv_resumes_from_a_state_without_checksums(tmp_path):
+    path, _ = saved_table(tmp_path)
+    hook = hooks.CSV()
+    hook.restore({"rows": 2})
+    hook.start(Loop(tmp_path, step=20))
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("value", ["2", -1, [2], 2.5])
+def test_logs_refuse_a_damaged_state(value):
+    for hook, name in ((hooks.JSONLines(), "size"), (hooks.CSV(), "rows")):
+        with pytest.raises(ValueError, match=f"{name} is .*; expected a whole number from 0 to"):
+            hook.restore({name: value})
+    with pytest.raises(TypeError):
+        hooks.CSV().restore({"rows": 2, "checksums": ["x"]})
 
 
 def test_csv_needs_a_place():

@@ -161,6 +161,23 @@ def test_a_line_is_not_read_under_other_names(tmp_path):
     assert fault(path).startswith(f"line 2 of {path} is not a line of a log")
 
 
+def test_an_invalid_name_in_the_first_line_is_named(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1, "a\\q": 0.5}\n' + lines_of({"step": 2, "a": 0.5}))
+    assert fault(path) == (
+        f"line 1 of {path} is not a line of a log: it is not JSON: Invalid \\escape in line 1, "
+        "column 15"
+    )
+
+
+@pytest.mark.parametrize("byte", [b"\x80", b"\x81", b"\xff"])
+def test_bytes_that_stand_for_names_are_refused(tmp_path, byte):
+    path = tmp_path / "log.jsonl"
+    lines = lines_of(*numbered(4, a=0.5, b=1.5)).replace(b', "b": ', byte)
+    path.write_bytes(lines + lines_of({"step": 5, "a": 0.5, "b": 1.5}))
+    assert fault(path).startswith(f"line 1 of {path} is not a line of a log: it is not a text in")
+
+
 @pytest.mark.parametrize("tail", [b"{", b'{"step": 5, "lo', b"\xff\xfe\x00", b"\0" * 4096, b"{}\n"])
 def test_an_invalid_last_line_is_left_out(tmp_path, tail):
     path = tmp_path / "log.jsonl"

@@ -1,18 +1,22 @@
 """What a checkpoint stores of the loop: values that a file may not have are rejected."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import treadle
+from treadle.checkpoint import Checkpoint, Checkpoints
 from treadle.core.folder import Folder
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
 from treadle.hooks.images import LONGEST, remove
 from treadle.run.dispatch import HookDispatcher
+from treadle.run.resume import Resuming
 from treadle.run.saved_state import LoopState
-from treadle.steps.batch_forms import described, zeros
+from treadle.steps.batch_forms import described
 
 STATE = LoopState(
     call=0,
@@ -22,9 +26,23 @@ STATE = LoopState(
     trigger_check=Progress(step=4),
     last_recorded_step=0,
     function_calls=0,
-    validation=None,
-    means={},
+    validation=[-1, {}],
+    means={"epoch": {"loss": [1.5, 2]}, "look": {}},
 )
+PATH = Path("runs/1/checkpoints/step-000000000004")
+DAMAGED = f"{PATH / 'manifest.json'} is damaged, or of another version: "
+ADVICE = ". Move the folder of this checkpoint away to use the one before"
+
+
+def saved(loop=None, hooks=None):
+    return Checkpoint(Progress(step=4), {}, loop=loop or {}, hooks=hooks or {}, path=PATH)
+
+
+def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(saved())
+    found = checkpoints.latest()
+    assert found is not None and found.path == tmp_path / "step-000000000004"
 
 
 @pytest.mark.parametrize(
@@ -35,29 +53,54 @@ STATE = LoopState(
         ({"looked": []}, "loop.looked is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
         ({"compilers": {"form": 3}}, "loop.compilers.form is 3; expected a text"),
+        ({"means": {"epoch": {}}}, f"loop.means.look is missing{ADVICE}"),
+        (
+            {"means": {"epoch": {"loss": [1.0]}, "look": {}}},
+            f"loop.means.epoch.loss is a list; expected a sum and a weight{ADVICE}",
+        ),
+        (
+            {"means": {"epoch": {}, "look": {"loss": ["1", 2]}}},
+            f"loop.means.look.loss is a list; expected a sum and a weight{ADVICE}",
+        ),
+        ({"validation": 3}, f"loop.validation is 3; expected a step and its results{ADVICE}"),
+        (
+            {"validation": [3, {"val_loss": "x"}]},
+            "loop.validation[1].val_loss is 'x'; expected a nu",
+        ),
+        ({"weights": {"steps": 3}}, f"loop.weights.checksums is missing{ADVICE}"),
+        ({"recompile": 3}, f"loop.recompile is 3; expected a list{ADVICE}"),
+        ({"forms": {"train_step": 3}}, f"loop.forms.train_step is 3; expected a list{ADVICE}"),
+        ({"forms": {"train_step": [["set"]]}}, "loop.forms.train_step[0]: a list is not the form"),
     ],
 )
 def test_a_damaged_state_names_what_is_wrong(changes, why):
-    text = f"manifest.json of a checkpoint is damaged, or of another version: {why}"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(text)}"):
-        LoopState.decode({**STATE.encode(), **changes})
+    with pytest.raises(CheckpointError, match=f"^{re.escape(DAMAGED + why)}"):
+        LoopState.decode(saved({**STATE.encode(), **changes}))
 
 
 def test_unknown_values_are_ignored():
-    saved = STATE.encode()
-    saved["begun"]["added"] = 1
-    assert LoopState.decode(saved) == STATE
+    loop = STATE.encode()
+    loop["begun"]["added"] = 1
+    assert LoopState.decode(saved(loop)) == STATE
 
 
-@pytest.mark.parametrize("form", [["array", "<f4", [2, -1]], ["array", [[]], [2]], ["set", []], 3])
-def test_a_damaged_form_of_a_batch_is_named(form):
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        (["array", "<f4", [2, -1]], "a list is not the form of a batch"),
+        (["array", [[]], [2]], "a list is not the form of a batch"),
+        (["array", "|O", [2]], "'|O' is not a numeric dtype"),
+        (["array", "<f8", [10**15]], "an array of shape [1000000000000000] is too large"),
+        (["set", []], "a list is not the form of a batch"),
+        (["dict", [[["a"], ["none"]]]], "unhashable type: 'list'"),
+        (3, "3 is not the form of a batch"),
+    ],
+)
+def test_a_damaged_form_of_a_batch_is_named(form, why):
+    forms = {"eval_step": [None, ["tuple", [described(np.zeros(2)), form]]]}
     with pytest.raises(CheckpointError) as caught:
-        zeros(["tuple", [described(np.zeros(2)), form]])
-    assert str(caught.value) == (
-        "manifest.json of a checkpoint is damaged, or of another version: forms is "
-        f"{'3' if form == 3 else 'a list'}; expected the form of a batch. Move the folder of this "
-        "checkpoint away to use the one before"
-    )
+        LoopState.decode(saved({**STATE.encode(), "forms": forms}))
+    assert str(caught.value) == f"{DAMAGED}loop.forms.eval_step[1]: {why}{ADVICE}"
 
 
 class Foreign(treadle.Hook):
@@ -66,16 +109,64 @@ class Foreign(treadle.Hook):
 
 
 def test_a_damaged_state_of_a_hook_is_named():
-    saved = {"Checkpoint": {"meant": True}, "Foreign": {"a": 1}}
+    found = saved(hooks={"Checkpoint": {"meant": True}, "Foreign": {"a": 1}})
     with pytest.raises(CheckpointError) as caught:
-        HookDispatcher([treadle.hooks.Checkpoint()]).restore(saved)
+        HookDispatcher([treadle.hooks.Checkpoint()]).restore(found)
     assert str(caught.value) == (
-        "manifest.json of a checkpoint is damaged, or of another version: the state of the hook "
-        "Checkpoint cannot be restored (TypeError: 'bool' object is not iterable). Move the folder "
-        "of this checkpoint away to use the one before"
+        f"{DAMAGED}the state of the hook Checkpoint cannot be restored (TypeError: 'bool' object "
+        f"is not iterable){ADVICE}"
     )
     with pytest.raises(TypeError, match="its own"):
-        HookDispatcher([Foreign()]).restore(saved)
+        HookDispatcher([Foreign()]).restore(found)
+
+
+BEST = {"best": 0.5, "best_step": 3, "last_step": 4, "waited": 1}
+
+
+@pytest.mark.parametrize(
+    ("hook", "state", "why"),
+    [
+        (treadle.hooks.Checkpoint(), {"measured": ["4", 0.5], "meant": []}, "measured[0] is '4'"),
+        (treadle.hooks.Checkpoint(), {"measured": [4, "x"], "meant": []}, "measured[1] is 'x'"),
+        (treadle.hooks.Checkpoint(), {"measured": [4], "meant": []}, "not enough values to unpack"),
+        (treadle.hooks.NonFinite(), {"warned": [], "meant": [], "skipped": "3"}, "skipped is '3'"),
+        (treadle.hooks.EarlyStopping("loss"), {**BEST, "best": "x"}, "best is 'x'; expected a num"),
+        (
+            treadle.hooks.EarlyStopping("loss"),
+            {**BEST, "waited": -1},
+            "waited is -1; expected a wh",
+        ),
+        (
+            treadle.hooks.ReduceOnPlateau("loss"),
+            {**BEST, "cooling": None},
+            "cooling is None; expec",
+        ),
+    ],
+)
+def test_a_wrong_value_in_the_state_of_a_hook_is_named(hook, state, why):
+    """Not only when the hook uses it, in the middle of training."""
+    name = type(hook).__name__
+    with pytest.raises(CheckpointError) as caught:
+        HookDispatcher([hook]).restore(saved(hooks={name: state}))
+    text = f"{DAMAGED}the state of the hook {name} cannot be restored (ValueError: {why}"
+    assert str(caught.value).startswith(text), caught.value
+
+
+@pytest.mark.parametrize("states", [{}, {"python": {"version": 3, "words": "x", "gauss": None}}])
+def test_damaged_random_states_are_named(states):
+    found = saved({**STATE.encode(), "random": states})
+    with pytest.raises(CheckpointError) as caught:
+        Resuming(found).restore_variables(SimpleNamespace(assign=lambda *_: None), {})
+    why = (
+        "AttributeError: 'str' object has no attribute 'tolist'" if states else "KeyError: 'python'"
+    )
+    assert str(caught.value) == f"{DAMAGED}loop.random cannot be restored ({why}){ADVICE}"
+
+
+def test_a_long_reason_is_cut():
+    with pytest.raises(CheckpointError) as caught, saved().reading("it"):
+        raise ValueError("x" * 10_000)
+    assert len(str(caught.value)) < 500
 
 
 def test_the_images_of_a_huge_log_are_removed_up_to_its_damage(tmp_path):

@@ -176,19 +176,20 @@ class Loop:
                 not positive, or if called from a hook or in the body of a loop over `epochs` or
                 `steps`.
         """
-        self._check_outermost("fit")
-        epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
-        check_end(epochs=epochs, steps=steps, until=until)
-        source, validating = as_source(train), Validation.of(validation, validate_every)
-        facts = source_facts(source)
-        arguments = {"epochs": epochs, "steps": steps, "until": until, "train": facts}
-        arguments |= validating.facts() if validating else {}
-        if source.endless and epochs is not None:
-            raise ConfigurationError(
-                "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
-                "into epochs with treadle.data.limited(source, batches)"
-            )
         session = self._session
+        with session.checking_arguments():
+            self._check_outermost("fit")
+            epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
+            check_end(epochs=epochs, steps=steps, until=until)
+            source, validating = as_source(train), Validation.of(validation, validate_every)
+            facts = source_facts(source)
+            arguments = {"epochs": epochs, "steps": steps, "until": until, "train": facts}
+            arguments |= validating.facts() if validating else {}
+            if source.endless and epochs is not None:
+                raise ConfigurationError(
+                    "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
+                    "into epochs with treadle.data.limited(source, batches)"
+                )
         if session.skip_completed_call(arguments):
             session.build_and_assign(source)
             return self.history
@@ -226,10 +227,11 @@ class Loop:
                 for logs in loop.steps(train, every="200 steps"):
                     print(logs.step, logs["loss"])
         """
-        self._check_outermost("epochs")
-        self._check_no_rollback("epochs")
-        count = checked_count("epochs", count)
         session = self._session
+        with session.checking_arguments():
+            self._check_outermost("epochs")
+            self._check_no_rollback("epochs")
+            count = checked_count("epochs", count)
         if session.skip_completed_call({"epochs": count}):
             return
         with shortened(), session.calling("epochs", count) as call:
@@ -262,11 +264,12 @@ class Loop:
             The means of the steps since the previous yield.
         """
         session = self._session
-        self._hooks.refuse_training("steps")
-        if not session.call.running:
-            self._check_no_rollback("steps")
-        trigger = None if every == "auto" else When(Span.parse(every))
-        train = as_source(source)
+        with session.checking_arguments():
+            self._hooks.refuse_training("steps")
+            if not session.call.running:
+                self._check_no_rollback("steps")
+            trigger = None if every == "auto" else When(Span.parse(every))
+            train = as_source(source)
         if not session.call.running:
             arguments = {"every": every, "train": source_facts(train)}
             if session.skip_completed_call(arguments):
@@ -293,9 +296,10 @@ class Loop:
     def step(self, batch: Any) -> Logs:
         """Train on one batch and return the values that `train_step` returned."""
         session = self._session
-        self._hooks.refuse_training("step")
-        if not session.call.running:
-            self._check_no_rollback("step")
+        with session.checking_arguments():
+            self._hooks.refuse_training("step")
+            if not session.call.running:
+                self._check_no_rollback("step")
         with shortened(), session.calling("step"):
             window, batches = stacked(batch), self.progress.batch
             session.begin(window)

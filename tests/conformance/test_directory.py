@@ -175,6 +175,36 @@ def test_a_failed_run_is_recorded_and_resumes(
     assert len({len(text.splitlines()) for text in logs}) == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda loop: loop.fit(source()), "needs an end"),
+        (lambda loop: loop.fit(3, epochs=1), "cannot read batches from a int"),
+        (lambda loop: loop.fit(source(), epochs=0), "epochs"),
+        (lambda loop: next(loop.epochs(0)), "epochs"),
+        (lambda loop: next(loop.steps(source(), every="often")), "often"),
+    ],
+)
+def test_a_rejected_call_leaves_no_folder(tmp_path: Path, call: Any, text: str) -> None:
+    directory = tmp_path / "runs" / "1"
+    loop = treadle.Loop(Line(), directory, console=False)
+    assert directory.exists()
+    with pytest.raises(TreadleError, match=text):
+        call(loop)
+    assert not list(tmp_path.iterdir())
+    loop.fit(source(), epochs=1)  # the same loop may be used afterwards
+    assert recorded(directory)["finished"]
+
+
+def test_a_rejected_call_keeps_the_files_of_a_run(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    before = sorted((tmp_path / "run").iterdir())
+    loop = treadle.Loop(Line(), tmp_path / "run", console=False)
+    with pytest.raises(ConfigurationError):
+        loop.fit(source())
+    assert sorted((tmp_path / "run").iterdir()) == before
+
+
 def test_a_run_without_a_step_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> Any:
         raise OSError("no data")

@@ -17,6 +17,7 @@ import treadle
 from treadle import data
 from treadle.checkpoint import Checkpoints
 from treadle.checkpoint.arrays import read_arrays
+from treadle.checkpoint.format import digest_line
 from treadle.doctor import Replay, replay, replaying
 from treadle.doctor.numbers import Numbers, farthest
 from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, TreadleError
@@ -343,6 +344,25 @@ def test_a_run_without_checkpoints_is_refused(noisy_run: Path, tmp_path: Path) -
     shutil.copytree(noisy_run, copy)
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(CheckpointError, match=r"holds no checkpoint at or before step 6"):
+        visit(noisy, source(), copy, 7)
+
+
+def test_a_checkpoint_of_a_later_call_than_the_record_is_named(
+    noisy_run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(noisy_run, copy)
+    for path in copy.glob("checkpoints/step-*/manifest.json"):
+        record = json.loads(path.read_text())
+        record["loop"]["call"] = 7
+        path.write_text(json.dumps(record))
+        path.with_name("manifest.sha256").write_bytes(digest_line(path.read_bytes()))
+    text = (
+        rf"^{copy} is damaged: the recorded calls of the loop, from that of the checkpoint "
+        r"(step-0+[0-9]*) on, end at step [0-9]+, before step 7. Restore copies of run.json and of "
+        "this checkpoint$"
+    )
+    with pytest.raises(DirectoryError, match=text):
         visit(noisy, source(), copy, 7)
 
 

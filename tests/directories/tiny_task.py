@@ -53,7 +53,8 @@ class Tiny(treadle.Task):
 
     def dies(self, loop):
         if os.environ.get(DIES) == "killed":
-            while not list((loop.directory / "checkpoints").glob("*14")):
+            # Of step 14, or of 15 if the one before was still being written.
+            while not list((loop.directory / "checkpoints").glob("*1?")):
                 time.sleep(0.01)  # it is written by another thread
             os._exit(9)
         if os.environ.get(DIES) == "failed":

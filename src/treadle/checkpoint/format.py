@@ -16,9 +16,10 @@ previous one of its step is not kept, so that interruptions do not change the na
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.folder import Folder, partial
@@ -54,6 +55,7 @@ class Checkpoint:
         source: The position of the source, if `progress` does not determine it.
         hooks: The state of each hook, as returned by `state()`.
         about: The description of the run and its environment; and `score`, which ranks checkpoints.
+        path: The folder that it was read from.
 
     Example:
         >>> import numpy as np
@@ -67,6 +69,23 @@ class Checkpoint:
     source: Mapping[str, Any] | None = None
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    path: Path = field(default_factory=Path)
+
+    def damaged(self, why: str) -> CheckpointError:
+        """Return the error that a value in the manifest cannot be used."""
+        return CheckpointError(
+            f"{self.path / MANIFEST} is damaged, or of another version: {why}. Move the folder of "
+            "this checkpoint away to use the one before"
+        )
+
+    @contextmanager
+    def reading(self, what: str) -> Generator[None]:
+        """Convert the errors of reading a value of the manifest to one that names the file."""
+        try:
+            yield
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"[:200]  # it may quote the file
+            raise self.damaged(f"{what} cannot be restored ({why})") from error
 
 
 class Name(NamedTuple):

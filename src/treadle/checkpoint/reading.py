@@ -62,6 +62,7 @@ def read(folder: Folder, name: str) -> Checkpoint:
         {path: found[array.entry] for path, array in manifest.state.items()},
         frozenset(path for path, array in manifest.state.items() if array.file == "fixed"),
         **sections,
+        path=folder.path / name,
     )
 
 

@@ -51,7 +51,8 @@ def trained_loop(
     build_as_saved(task, state)
     loop.state.assign(state)
     if found is not None:
-        changes = constants.read(LoopState.decode(found.loop).constants)
+        with found.reading("loop.constants"):
+            changes = constants.read(LoopState.decode(found).constants)
         constants.restore(changes)
         missing = constants.missing(changes)
         if missing:

@@ -83,6 +83,12 @@ def whole(least: int = 0, most: int = MOST) -> Check:
     return check
 
 
+def number(value: Any, name: str) -> None:
+    """Check that a value is a number, which may be NaN or infinite."""
+    if not isinstance(value, (bool, int, float)):
+        raise _wrong(name, value, "a number")
+
+
 def amount(value: Any, name: str) -> None:
     """Check that a value is a finite number of at least 0."""
     if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= MOST:

@@ -241,7 +241,7 @@ class _Run:
         # The plan is not known before the first step.
         before["plan"] = without_reason(before["plan"] or self._facts.get("plan") or "") or None
         reasons = differences(before, now)
-        source: Any = self._sources.of(max(LoopState.decode(found.loop).call, 0))
+        source: Any = self._sources.of(max(LoopState.decode(found).call, 0))
         if source.inexact:
             reasons.append(source.inexact)
         code = changed_code(self._facts.get("code", {}), code_of(self._task))

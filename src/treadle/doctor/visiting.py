@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
-from ..core.directory import LOG, differences
+from ..core.directory import LOG, RUN, differences
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.identity import source_facts
 from ..core.logs import StepLogs
@@ -183,8 +183,9 @@ class Visit:
         self._wants_validation = bool(kept)
         objects = [hook for hook in kept if isinstance(hook, Hook)]
         scheduled = [hook for hook in kept if isinstance(hook, Scheduled)]
+        self._run, self._start = run, found.path.name
         begun = _begun(found)
-        self._next_call = LoopState.decode(begun.loop).call
+        self._next_call = LoopState.decode(begun).call
         self._feed = _RecordingFeed()
         start = StartPoint(begun, run / LOG, constants, excluded)
         services = Services(
@@ -224,8 +225,9 @@ class Visit:
         number, self._next_call = self._next_call, self._next_call + 1
         if number >= len(sources.calls):
             raise DirectoryError(
-                f"the calls of the loop that the run recorded end at step "
-                f"{self.loop.progress.step}, before step {self._last}"
+                f"{self._run} is damaged: the recorded calls of the loop, from that of the "
+                f"checkpoint {self._start} on, end at step {self.loop.progress.step}, before step "
+                f"{self._last}. Restore copies of {RUN} and of this checkpoint"
             )
         call = sources.calls[number]
         epochs, steps = call.get("epochs"), call.get("steps")
@@ -316,7 +318,7 @@ class _AfterWindows(Hook):
 
 def _begun(found: Checkpoint) -> Checkpoint:
     """Return a checkpoint to resume from; if its call had finished, the next call begins."""
-    saved = LoopState.decode(found.loop)
+    saved = LoopState.decode(found)
     if saved.reason is None:
         return found
     following = replace(saved, call=saved.call + 1, begun=found.progress, reason=None)

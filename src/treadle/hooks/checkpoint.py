@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..checkpoint import Checkpoint as Saved
 from ..checkpoint import Checkpoints, LeftoverError
+from ..core import schema
 from ..core.directory import CHECKPOINTS
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
@@ -172,7 +173,13 @@ class Checkpoint(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
         measured = state.get("measured")  # missing in an older format
-        self._measured = (measured[0], measured[1]) if measured else None
+        if measured:
+            step, value = measured
+            schema.whole()(step, "measured[0]")
+            schema.number(value, "measured[1]")
+            self._measured = step, value
+        else:
+            self._measured = None
         self._exempt = set(state["meant"])
 
     def _score(self, progress: Progress) -> float | None:

@@ -12,14 +12,17 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import isfinite, isnan
+from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..core import schema
 from ..core.directory import LOG
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
@@ -27,12 +30,17 @@ from ..core.logs import Array, Record, StepLogs
 from ..core.schema import shown
 from ..errors import ConfigurationError, DataError, DirectoryError
 from .images import paths
+from .log_file import BLOCK
 from .log_file import read_log as read_log
 from .values import Plain, plain
 
 Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")
 MOST_BYTES = 64 << 20  # of a table of epochs
+ADVICE = (
+    ". Restore a copy of the file, or move it away: the run then resumes, and writes the later "
+    "epochs into a new one"
+)
 
 
 class JSONLines(Hook):
@@ -82,7 +90,7 @@ class JSONLines(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved size when the run resumes."""
-        self._size = state.get("size")
+        self._size = _count(state, "size")
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write the steps of a window."""
@@ -140,32 +148,36 @@ class CSV(Hook):
         self._path: Path | None = None
         self._unsynced = False
         self._kept: int | None = None
+        self._expected: Sequence[int] = ()  # the checksums of the rows in the checkpoint
+        self._checksums: list[int] = []
         self._rows: list[dict[str, str]] = []
         self._columns: list[str] = []
 
     def start(self, loop: LoopView) -> None:
         """Read the rows of earlier epochs from the file."""
         self._path = _resolved(self._given, loop, "epochs.csv", self)
-        self._rows, self._columns = [], []
+        self._rows, self._columns, self._checksums = [], [], []
         kept, self._kept = self._kept, None
+        expected, self._expected = self._expected, ()
         with Folder.open(self._path.parent, create=True) as folder:
             if folder.kind(self._path.name) is not None:
-                self._read(folder, self._path.name, loop.progress.step, kept)
+                self._read(folder, self._path.name, loop.progress.step, kept, expected)
             elif kept:
                 lost = f"{self._path} is missing, so the rows of earlier epochs are lost"
                 loop.log({"warning": f"{lost}. The weights are not affected"})
 
     def state(self) -> dict[str, Any]:
-        """Flush the file to disk and return the number of rows."""
+        """Flush the file to disk and return the number of rows, and the checksum of each."""
         if self._path is not None and self._unsynced:
             with Folder.open(self._path.parent) as folder:
                 folder.flush_file(self._path.name)
             self._unsynced = False
-        return {"rows": len(self._rows)}
+        return {"rows": len(self._rows), "checksums": np.array(self._checksums, np.uint32)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep the saved number of rows when the run resumes."""
-        self._kept = state.get("rows")
+        """Keep the saved number of rows when the run resumes, and compare them."""
+        self._kept = _count(state, "rows")
+        self._expected = [index(x) for x in state.get("checksums", ())]  # missing in older formats
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write the row of an epoch."""
@@ -175,6 +187,7 @@ class CSV(Hook):
         head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
         row = {name: str(value) for name, value in (head | _plain_values(record.values)).items()}
         self._rows.append(row)
+        self._checksums.append(_checksum(row))
         new = [name for name in row if name not in self._columns]
         self._columns += new
         with Folder.open(self._path.parent) as folder:
@@ -191,7 +204,9 @@ class CSV(Hook):
             self.state()
         self._path = None
 
-    def _read(self, folder: Folder, name: str, step: int, kept: int | None) -> None:
+    def _read(
+        self, folder: Folder, name: str, step: int, kept: int | None, expected: Sequence[int]
+    ) -> None:
         path, content = folder.path / name, folder.read(name, MOST_BYTES)
         end = content.rfind(b"\n") + 1  # a killed process may leave an incomplete row
         try:
@@ -218,7 +233,9 @@ class CSV(Hook):
                 raise _not_a_row(
                     path, number, f"it has more values than the {len(columns)} columns"
                 )
+        _compare(path, rows[:kept], expected)
         self._rows = [row for row in rows[:kept] if int(row["step"]) <= step]
+        self._checksums = [_checksum(row) for row in self._rows]
         if not self._rows:
             folder.remove_file(name)
             return
@@ -231,11 +248,49 @@ class CSV(Hook):
         folder.write(name, [_csv([header, *self._rows], self._columns)])
 
 
+def _count(state: Mapping[str, Any], name: str) -> int | None:
+    """Return a number in the state of a hook; None if it is missing, as in older formats.
+
+    Raises:
+        ValueError: If it is not a whole number of at least 0.
+    """
+    schema.optional(schema.whole())(state.get(name), name)
+    return state.get(name)
+
+
+def _checksum(row: Mapping[str, str]) -> int:
+    """Return the CRC-32 of a row.
+
+    Empty cells do not count: a later epoch may add columns. Nor do seconds: checkpoints of equal
+    runs are equal.
+    """
+    cells = [cell for cell in row.items() if cell[1] and cell[0] != "seconds"]
+    return zlib.crc32(json.dumps(cells).encode())
+
+
+def _compare(path: Path, rows: Sequence[Mapping[str, str]], expected: Sequence[int]) -> None:
+    """Compare rows with the checksums in a checkpoint.
+
+    Raises:
+        DataError: If a row is missing or differs.
+    """
+    for number, (row, checksum) in enumerate(zip(rows, expected, strict=False), 2):
+        found = _checksum(row)
+        if found != checksum:
+            raise DataError(
+                f"line {number} of {path}, or the name of a column, was changed after the "
+                f"checkpoint: the row has the checksum {found:08x}, and the run wrote one with "
+                f"{checksum:08x}{ADVICE}"
+            )
+    if len(rows) < len(expected):
+        raise DataError(
+            f"{path} is damaged: it has {len(rows):,} rows, and at the checkpoint it had "
+            f"{len(expected):,}{ADVICE}"
+        )
+
+
 def _not_a_row(path: Path, number: int, why: str) -> DataError:
-    return DataError(
-        f"line {number} of {path} is not a row of an epoch: {why}. Restore a copy of the file, or "
-        "move it away: the run then resumes, and writes the later epochs into a new one"
-    )
+    return DataError(f"line {number} of {path} is not a row of an epoch: {why}{ADVICE}")
 
 
 def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
@@ -254,22 +309,36 @@ def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> H
     Returns:
         The SHA-256 of what is left, to be updated with what is written.
     """
+    found, data = hashlib.sha256(), b""
     with folder.opened(Path(log.name).name) as (file, length):
-        content = file.read() if size is None else file.read(size)
-    end = len(content)
-    # Steps increase, so searching from the end can stop at the first line to keep.
-    while end > 0:
-        begin = content.rfind(b"\n", 0, end - 1) + 1
-        parsed = _parsed(content[begin:end])
-        if parsed is not None and parsed.get("step", 0) <= step:
-            break
-        end = begin
+        end = _end_of_step(file, length if size is None else min(size, length), step)
+        file.seek(0)
+        while file.tell() < end and (data := file.read(min(BLOCK, end - file.tell()))):
+            found.update(data)
     if end < length:
         folder.truncate(log, end)
-    if end > 0 and content[end - 1 : end] != b"\n":
+    if data and not data.endswith(b"\n"):
         folder.append(log, b"\n")
-        return hashlib.sha256(content[:end] + b"\n")
-    return hashlib.sha256(memoryview(content)[:end])
+        found.update(b"\n")
+    return found
+
+
+def _end_of_step(file: BinaryIO, end: int, step: int) -> int:
+    """Return the end of the last line of a step up to `step`, searching from `end` backwards."""
+    data, begin = b"", end  # the bytes from `begin` to `end`; steps increase towards the end
+    while end > 0:
+        newline = data.rfind(b"\n", 0, max(0, end - begin - 1))
+        if newline < 0 and begin > 0:
+            size = min(BLOCK, begin)
+            begin -= size
+            file.seek(begin)
+            data = file.read(size) + data[: end - begin - size]
+            continue
+        parsed = _parsed(data[newline + 1 : end - begin])
+        if parsed is not None and parsed.get("step", 0) <= step:
+            break
+        end = begin + newline + 1
+    return end
 
 
 def _parsed(text: bytes) -> dict[str, Any] | None:

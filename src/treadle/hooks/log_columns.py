@@ -23,14 +23,10 @@ _RECORD = b'{"kind"'
 
 # A key as it is written, without a quotation mark in it.
 _KEY = re.compile(rb'[{ ]"((?:[^"\\]|\\[^"])*)": ')
-# Non-finite numbers, and the letters that stand for them while a block is parsed.
-_LETTERS = ((b': "NaN"', b": N"), (b': "Infinity"', b": P"), (b': "-Infinity"', b": M"))
-_VALUES = {b"N": b"nan", b"P": b"inf", b"M": b"-inf"}
-_OF_NUMBERS = b"0123456789+-.eENPM"
-_TO_SPACES = bytes(byte if byte in _OF_NUMBERS else ord(" ") for byte in range(256))
-_IS_FLOAT = np.zeros(256, bool)
-_IS_FLOAT[list(b".eENPM")] = True
-_SPACE, _QUOTE, _NEWLINE = b' "\n'
+_OF_NUMBERS = b"0123456789+-.eE"
+# Bytes that stand for the names, which are not of ASCII, as a log is.
+_FIRST_CODE, _MOST_KEYS = 128, 128
+_TO_COMMAS = bytes(byte if byte < _FIRST_CODE else ord(",") for byte in range(256))
 
 _head = schema.record(
     {
@@ -202,136 +198,69 @@ def _columns(form: Iterable[tuple[str, str]], lines: list[dict[str, Any]]) -> Co
 def _equal_lines(block: bytes) -> Columns | None:
     """Parse lines of steps with the same names in the same order.
 
-    Every byte outside of the numbers is compared with what `JSONLines` writes, so that each number
-    belongs to its name.
+    Everything between two numbers is replaced by one byte that stands for a name. What is left
+    besides numbers must be these bytes in the order of the first line, so that each number belongs
+    to its name. All numbers are then parsed at once, as one list.
 
     Returns:
         None if the lines are not equal, or one of them is invalid.
     """
     keys = _KEY.findall(block[: block.index(b"\n")])
-    if not keys or keys[0] != b"step":
-        return None
-    names = [json.loads(b'"' + key + b'"') for key in keys][1:]
-    if len({"step", *names}) < len(keys):
-        return None
-    places = _places(block, keys)
-    if places is None:
-        for text, letter in _LETTERS:
-            block = block.replace(text, letter)
-        places = _places(block, keys)
-    if places is None:
-        return None
-    starts, ends = places
-    bytes_ = np.frombuffer(block, np.uint8).copy()
     try:
-        steps = _steps(bytes_, starts[0], ends[0])
-        _blank(bytes_, keys, starts, ends)
-        text = bytes_.tobytes().translate(_TO_SPACES)
-        tokens, count = text.split(), len(names)
-        if len(tokens) != len(steps) * count or steps.max() > MOST_STEPS:
-            return None
-        if text.count(b".") == len(tokens):  # one in each number, or some are invalid
-            columns = [_floats(tokens[i::count]) for i in range(count)]
-        else:
-            marks = np.append(np.flatnonzero(_IS_FLOAT[np.frombuffer(text, np.uint8)]), len(text))
-            is_float = marks[np.searchsorted(marks, starts[1:])] < ends[1:]
-            columns = [_mixed(tokens[i::count], is_float[i]) for i in range(count)]
+        names = [json.loads(b'"' + key + b'"') for key in keys]
+    except ValueError:
+        return None
+    if not names or names[0] != "step" or not len(set(names)) == len(names) <= _MOST_KEYS:
+        return None
+    begin, end, lines = b'{"step": ', b"}\n", block.count(b"\n")
+    if not (block.startswith(begin) and block.endswith(end)):
+        return None
+    text = block[len(begin) : -len(end)]
+    length, codes = len(text), bytes(range(_FIRST_CODE + 1, _FIRST_CODE + len(keys)))
+    separators = {_FIRST_CODE: end + begin}
+    separators |= {code: b', "%b": ' % key for code, key in zip(codes, keys[1:], strict=True)}
+    for code, separator in separators.items():
+        text = text.replace(separator, bytes([code]))
+        length -= (len(separator) - 1) * (lines - (code == _FIRST_CODE))
+    between = text.translate(None, _OF_NUMBERS)
+    expected = (codes + bytes([_FIRST_CODE])) * lines
+    # The length differs if a byte of a separator was in the file itself.
+    if len(text) != length or _without_words(between) != expected[:-1]:
+        return None
+    try:
+        values = json.loads(b"[" + text.translate(_TO_COMMAS) + b"]")
+        columns = [_column(values[i :: len(keys)]) for i in range(len(keys))]
     except (ValueError, OverflowError):
         return None
-    return Columns(steps, dict(zip(names, columns, strict=True)))
-
-
-def _places(block: bytes, keys: list[bytes]) -> tuple[Array, Array] | None:
-    """Find the numbers of equal lines.
-
-    Returns:
-        The starts and the ends of the numbers of each key. None if a line differs from the others.
-    """
-    bytes_ = np.frombuffer(block, np.uint8)
-    newlines = np.flatnonzero(bytes_ == _NEWLINE)
-    quotes = np.flatnonzero(bytes_ == _QUOTE)
-    lines, count = len(newlines), len(keys)
-    if len(quotes) != 2 * count * lines:
+    steps = columns[0]
+    if steps.dtype != np.int64 or steps[0] < 0 or steps[-1] > MOST_STEPS:
         return None
-    opened, closed = np.ascontiguousarray(quotes.reshape(lines, count, 2).transpose(2, 1, 0))
-    begins = np.concatenate([[0], newlines[:-1] + 1])
-    starts, ends = closed + 3, np.concatenate([opened[1:] - 2, [newlines - 1]])
-    if not (starts < ends).all() or not np.array_equal(opened[0], begins + 1):
-        return None
-    expected = [(begins, b"{"), (ends[-1], b"}"), *((end, b", ") for end in ends[:-1])]
-    for key, one, other in zip(keys, opened, closed, strict=True):
-        if not (other - one == len(key) + 1).all():
-            return None
-        expected += [(one + 1, key), (other + 1, b": ")]
-    for place, text in expected:
-        for offset, byte in enumerate(text):
-            if not (bytes_[place + offset] == byte).all():
-                return None
-    # There are no other bytes than numbers between them.
-    most = lines * (1 + 2 * count + sum(map(_others, [text for _, text in expected])))
-    return (starts, ends) if _others(block) == most else None
+    return Columns(steps, dict(zip(names[1:], columns[1:], strict=True)))
 
 
-def _others(text: bytes) -> int:
-    """Return the number of bytes that are not of numbers."""
-    return len(text.translate(None, _OF_NUMBERS))
+def _without_words(between: bytes) -> bytes:
+    """Remove the texts that stand for numbers that are not finite; "-" is already removed."""
+    return (
+        between.replace(b'"NaN"', b"").replace(b'"Infinity"', b"") if b'"' in between else between
+    )
 
 
-def _blank(bytes_: Array, keys: list[bytes], starts: Array, ends: Array) -> None:
-    """Overwrite the steps, and what could be of a number in the keys."""
-    for key, start in zip(keys, starts, strict=True):
-        for offset, byte in enumerate(key):
-            if byte in _OF_NUMBERS:
-                bytes_[start - 3 - len(key) + offset] = _SPACE
-    for offset in range(int((ends[0] - starts[0]).max())):
-        bytes_[np.minimum(starts[0] + offset, ends[0])] = _SPACE
-
-
-def _steps(bytes_: Array, starts: Array, ends: Array) -> Array:
-    """Parse the numbers of steps.
+def _column(values: list[Any]) -> Array:
+    """Convert the values of one name, which are all whole, or none of them.
 
     Raises:
-        ValueError: If one is not a whole number of at least 0, or too large.
+        ValueError, OverflowError: If they are not, or one is too large.
     """
-    width = int((ends - starts).max())
-    if width > 16:
-        raise ValueError
-    found = np.zeros(len(starts), np.int64)
-    for offset in range(width):
-        at = starts + offset
-        digits = bytes_[np.minimum(at, ends)] - np.uint8(ord("0"))
-        inside = at < ends
-        if (digits[inside] > 9).any():
-            raise ValueError
-        found = np.where(inside, 10 * found + digits, found)
-    return found
-
-
-def _mixed(tokens: list[bytes], is_float: Array) -> Array:
-    """Parse the numbers of one name, which are all whole, or none of them.
-
-    Raises:
-        ValueError, OverflowError: If they are not, or one is no number or too large.
-    """
-    if not is_float.any():
-        return np.fromiter(map(int, tokens), np.int64, len(tokens))
-    if not is_float.all():
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return np.array(values, np.int64)
+    if int in kinds:
         raise ValueError
     infinite = 0
-    for i, token in enumerate(tokens):
-        if token in _VALUES:
-            tokens[i] = _VALUES[token]
-            infinite += token != b"N"
-    return _floats(tokens, infinite)
-
-
-def _floats(tokens: list[bytes], infinite: int = 0) -> Array:
-    """Parse floats, of which a known number is infinite.
-
-    Raises:
-        ValueError: If one is not a float, or too large.
-    """
-    found = np.fromiter(map(float, tokens), np.float64, len(tokens))
+    if str in kinds:
+        infinite = sum(value in ("Infinity", "-Infinity") for value in values)
+        values = [NON_FINITE[value] if isinstance(value, str) else value for value in values]
+    found = np.array(values, np.float64)
     if np.isinf(found).sum() != infinite:
         raise ValueError
     return found

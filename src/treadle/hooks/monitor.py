@@ -4,11 +4,22 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..core import schema
 from ..core.logs import Record
 from ..errors import ConfigurationError, did_you_mean
 
 SMALLER_IS_BETTER = re.compile(r"(loss|error|mae|mse)$", re.IGNORECASE)
 LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall", re.IGNORECASE)
+_step = schema.whole(-1)
+_check = schema.record(
+    {
+        "best": schema.optional(schema.number),
+        "best_step": _step,
+        "last_step": _step,
+        "waited": schema.whole(),
+    },
+    required=("best", "best_step", "last_step", "waited"),
+)
 
 
 class Monitor:
@@ -104,6 +115,7 @@ class Monitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
+        _check(state, "")
         self.best, self.waited = state["best"], state["waited"]
         self.best_step, self._last_step = state["best_step"], state["last_step"]
 

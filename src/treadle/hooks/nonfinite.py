@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..core import schema
 from ..core.directory import RUN, read_run
 from ..core.hook import Hook, LoopView
 from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
@@ -111,6 +112,7 @@ class NonFinite(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
         skipped = state.get("skipped", 0)  # missing in the first format
+        schema.whole()(skipped, "skipped")
         self._before = set(state["warned"]), set(state["meant"]), skipped
 
     def record(self, loop: LoopView, record: Record) -> None:

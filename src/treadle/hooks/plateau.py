@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..core import schema
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
 from ..errors import ConfigurationError
@@ -93,6 +94,7 @@ class ReduceOnPlateau(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
         self._monitor.restore(state)
+        schema.whole()(state["cooling"], "cooling")
         self._cooling, self._resumed = state["cooling"], True
 
     def _reduce(self, loop: LoopView) -> None:

@@ -2,17 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from ..checkpoint import Checkpoint
 from ..core.error_notes import add_note
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Plain, loggable
 from ..core.progress import Progress
 from ..core.triggers import Scheduled, When
-from ..errors import CheckpointError, ConfigurationError, DirectoryError
+from ..errors import ConfigurationError, DirectoryError
 
 _OWN = Hook.__module__.partition(".")[0]
 _EMPTY = frozenset(
@@ -48,25 +50,19 @@ class HookDispatcher:
                 states[name] = hook.state()
         return states
 
-    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+    def restore(self, found: Checkpoint) -> None:
         """Restore the state of each hook that has a saved state under its name.
 
         Raises:
             CheckpointError: If one of Treadle's own hooks cannot read its state.
         """
         for name, hook in self._named():
-            if not states.get(name):
+            state = found.hooks.get(name)
+            if not state:
                 continue
-            try:
-                hook.restore(states[name])
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
-                if not type(hook).__module__.startswith(f"{_OWN}."):
-                    raise
-                raise CheckpointError(
-                    "manifest.json of a checkpoint is damaged, or of another version: the state of "
-                    f"the hook {name} cannot be restored ({type(error).__name__}: {error}). Move "
-                    "the folder of this checkpoint away to use the one before"
-                ) from error
+            is_own = type(hook).__module__.startswith(f"{_OWN}.")
+            with found.reading(f"the state of the hook {name}") if is_own else nullcontext():
+                hook.restore(state)
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
         counts: Counter[str] = Counter()

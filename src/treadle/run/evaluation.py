@@ -107,7 +107,8 @@ class Evaluation:
     def prepare(self, forms: Sequence[Any]) -> None:
         """Build `eval_step` for the batch forms that a checkpoint lists."""
         for form in forms:
-            self._prepare_for(zeros(form))
+            if form is not None:  # of batches that a checkpoint cannot describe
+                self._prepare_for(zeros(form))
 
     def _prepare_for(self, batch: Any) -> CompiledStep:
         """Return `eval_step` prepared for batches of this form."""

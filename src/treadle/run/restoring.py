@@ -212,7 +212,8 @@ class Restoring:
             saved = self._constants.saved(resuming.found.progress.step)
             if saved is not None:
                 return dict(saved)
-        return self._constants.read(resuming.saved.constants)
+        with resuming.found.reading("loop.constants"):
+            return self._constants.read(resuming.saved.constants)
 
     def _unedited(self, resuming: Resuming) -> dict[str, Change]:
         """Return the changes in a checkpoint, without values whose initial value was edited.

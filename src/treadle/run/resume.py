@@ -39,7 +39,7 @@ class Resuming:
         self.call, self.begun = call, Progress()
         self._pending: dict[str, Any] = {}
         self._saved = found  # unchanged, for `use_last_checkpoint`
-        self._loop_state = LoopState.decode(found.loop) if found is not None else None
+        self._loop_state = LoopState.decode(found) if found is not None else None
 
     @property
     def saved(self) -> LoopState | None:
@@ -147,7 +147,8 @@ class Resuming:
                 raise
             self._pending = {}
             assert self._loop_state is not None
-            set_random_states(self._loop_state.random)
+            with found.reading("loop.random"):
+                set_random_states(self._loop_state.random)
         return found
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
+from ..checkpoint import Checkpoint
 from ..core import schema
 from ..core.progress import Progress
 from ..core.run_file import PROGRESS
-from ..errors import CheckpointError
+from ..steps.batch_forms import zeros
 
 # Keys in checkpoints that differ from the names of the fields. They do not change, so that
 # existing checkpoints can be read.
@@ -16,7 +17,39 @@ KEYS = {
     "last_recorded_step": "recorded",
     "function_calls": "calls",
 }
+
+
+def _sum(value: Any, name: str) -> None:
+    """Check that a value is a sum and a weight."""
+    parts = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
+    if len(parts) != 2 or not all(type(part) in (int, float) for part in parts):
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a sum and a weight")
+
+
+def _validation(value: Any, name: str) -> None:
+    """Check that a value is a step and the results of its validation."""
+    if not isinstance(value, list | tuple) or len(cast("Sequence[Any]", value)) != 2:
+        raise ValueError(f"{name} is {schema.shown(value)}; expected a step and its results")
+    step, results = cast("Sequence[Any]", value)
+    schema.whole(-1)(step, f"{name}[0]")  # -1 before the first validation
+    schema.mapping(schema.number)(results, f"{name}[1]")
+
+
+def _texts(value: Any, name: str) -> None:
+    """Check that a value is a list of texts, or a tuple, as which this process keeps it."""
+    schema.listed(schema.text)(list(value) if isinstance(value, tuple) else value, name)  # type: ignore[reportUnknownArgumentType]
+
+
+def _form(value: Any, name: str) -> None:
+    """Check that a value is the form of a batch."""
+    try:
+        zeros(value)
+    except (TypeError, ValueError) as error:  # TypeError: a list as the key of a dict
+        raise ValueError(f"{name}: {error}") from error
+
+
 _named, _count = schema.mapping(schema.anything), schema.whole()
+_sums = schema.mapping(_sum)
 _loop = schema.record(
     {
         "call": schema.whole(-1),
@@ -26,10 +59,17 @@ _loop = schema.record(
         "looked": PROGRESS,
         "recorded": _count,
         "calls": _count,
-        "means": _named,
+        "validation": schema.optional(_validation),
+        "means": schema.record(
+            {"epoch": _sums, "look": _sums, "metrics": schema.listed(schema.text)},
+            required=("epoch", "look"),
+        ),
         "constants": _named,
-        "forms": _named,
-        "weights": schema.optional(_named),
+        "recompile": _texts,
+        "forms": schema.mapping(schema.listed(schema.optional(_form))),
+        "weights": schema.optional(
+            schema.record({"checksums": _named, "steps": _count}, required=("checksums", "steps"))
+        ),
         "averages": schema.mapping(_count),
         "compiler": schema.optional(schema.text),
         "compilers": schema.mapping(schema.text),
@@ -92,7 +132,7 @@ class LoopState:
         }
 
     @classmethod
-    def decode(cls, saved: Mapping[str, Any]) -> "LoopState":
+    def decode(cls, found: Checkpoint) -> "LoopState":
         """Return the state that a checkpoint stores.
 
         Example:
@@ -100,22 +140,22 @@ class LoopState:
             >>> state = LoopState(call=0, begun=start, reason=None, random={}, means={},
             ...     trigger_check=Progress(step=4), last_recorded_step=0, function_calls=0,
             ...     validation=None)
-            >>> state.encode()["looked"]["step"], LoopState.decode(state.encode()) == state
-            (4, True)
+            >>> state.encode()["looked"]["step"]
+            4
+            >>> LoopState.decode(Checkpoint(start, {}, loop=state.encode())) == state
+            True
 
         Raises:
             CheckpointError: If a value is missing, or has another type.
         """
+        saved = found.loop
         try:
             _loop(saved, "loop")
         except ValueError as error:
-            raise CheckpointError(
-                f"manifest.json of a checkpoint is damaged, or of another version: {error}. Move "
-                "the folder of this checkpoint away to use the one before"
-            ) from error
+            raise found.damaged(str(error)) from error
         keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
         values = {name: saved[key] for name, key in keys.items() if key in saved}
         for name in ("begun", "trigger_check"):
             values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
-        values["recompile"] = tuple(map(str, values.get("recompile") or ()))
+        values["recompile"] = tuple(values.get("recompile", ()))
         return cls(**values)

@@ -101,7 +101,7 @@ class Session:
         if record is not None:
             self._excluded = record.passed_over()
         if start is not None:
-            call = LoopState.decode(start.checkpoint.loop).call
+            call = LoopState.decode(start.checkpoint).call
             self.resuming = Resuming(start.checkpoint, call - 1)
             self._restoring.rolled_back = True  # an earlier replay may have changed the task
             self._restore_progress()
@@ -152,7 +152,7 @@ class Session:
         self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
         self.history = self._recorded_history(found)
-        self.services.hooks.restore(found.hooks)
+        self.services.hooks.restore(found)
 
     def _recorded_history(self, at: Checkpoint | None = None) -> History:
         """Return the history of the run from its log, up to a checkpoint or to its end."""
@@ -258,6 +258,16 @@ class Session:
         return {"run": copy} if copy else {}
 
     # The call
+
+    @contextmanager
+    def checking_arguments(self) -> Generator[None]:
+        """Remove the run directory again if a call of a new run is rejected."""
+        try:
+            yield
+        except BaseException:
+            if not self.started:
+                self._leave_directory()
+            raise
 
     @contextmanager
     def calling(
@@ -503,8 +513,8 @@ class Session:
         if not self.started:
             if final and error is None:
                 self._end_completed_run()
-            if error is not None and self.services.record is not None:
-                self.services.record.leave()
+            if error is not None:
+                self._leave_directory()
             return
         try:
             if error is None:
@@ -520,6 +530,11 @@ class Session:
                 self.services.hooks.end(self._loop, error)
             finally:
                 self.swapped_optimizers = None
+
+    def _leave_directory(self) -> None:
+        """Remove the run directory if this process created it and it is empty."""
+        if self.services.record is not None:
+            self.services.record.leave()
 
     def _end_completed_run(self) -> None:
         """Use averaged weights if an earlier process completed all epochs, but not their end."""

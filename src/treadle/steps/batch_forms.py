@@ -8,7 +8,7 @@ import numpy as np
 
 from ..checkpoint.dtypes import dtype_named, name_of
 from ..core.schema import MOST, shown
-from ..errors import CheckpointError, DataError
+from ..errors import DataError
 
 READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
 """What a step usually raises when it reads a batch of another structure than it expects."""
@@ -49,13 +49,16 @@ def zeros(description: Any) -> Any:
     """Return a batch of zeros of the form that `described` returned.
 
     Raises:
-        CheckpointError: `description` is not a description of a form.
+        ValueError: `description` is not a description of a form.
     """
     match description:
         case ["none"]:
             return None
         case ["array", str(name), list(shape)] if _is_shape(shape):
-            return np.zeros(shape, dtype_named(name))
+            try:
+                return np.zeros(shape, dtype_named(name))
+            except MemoryError:
+                raise ValueError(f"an array of shape {shape} is too large") from None
         case ["dict", list(items)]:
             return {key: zeros(part) for key, part in items}
         case ["list", list(parts)]:
@@ -63,11 +66,7 @@ def zeros(description: Any) -> Any:
         case ["tuple", list(parts)]:
             return tuple(zeros(part) for part in parts)
         case _:
-            raise CheckpointError(
-                "manifest.json of a checkpoint is damaged, or of another version: forms is "
-                f"{shown(description)}; expected the form of a batch. Move the folder of this "
-                "checkpoint away to use the one before"
-            )
+            raise ValueError(f"{shown(description)} is not the form of a batch")
 
 
 def _is_shape(shape: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError, StateError
+from ..errors import StateError
 from .constants import Constant, tuple_like
 from .saved_values import CONTAINERS, Value
 from .state import State
@@ -120,24 +120,19 @@ class SavedConstants:
         """Read the changed values from a checkpoint, as returned by `capture`.
 
         Raises:
-            CheckpointError: `found` is not a result of `capture`.
+            ValueError: `found` is not a result of `capture`.
         """
-        try:
-            if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
-                raise ValueError("they are not a dict of changed values")
-            changes: dict[str, Change] = {}
-            for path, change in found.items():  # type: ignore[reportUnknownVariableType]
-                if not isinstance(change, Mapping) or set(change) != {"was", "now"}:  # type: ignore[reportUnknownArgumentType]
-                    raise ValueError(f"{path!a:.80} has no 'was' or no 'now'")
-                was, now = change["was"], change["now"]  # type: ignore[reportUnknownVariableType]
-                changes[str(path)] = Change(  # type: ignore[reportUnknownArgumentType]
-                    None if was is None else Value.decoded(was),
-                    None if now is None else Value.decoded(now),
-                )
-        except ValueError as error:
-            raise CheckpointError(
-                f"the Python values in this checkpoint cannot be read: {error}"
-            ) from error
+        if not isinstance(found, Mapping) or len(found) > MOST_CHANGED:  # type: ignore[reportUnknownArgumentType]
+            raise ValueError("it is not a dict of changed values")
+        changes: dict[str, Change] = {}
+        for path, change in found.items():  # type: ignore[reportUnknownVariableType]
+            if not isinstance(change, Mapping) or set(change) != {"was", "now"}:  # type: ignore[reportUnknownArgumentType]
+                raise ValueError(f"{path!a:.80} has no 'was' or no 'now'")
+            was, now = change["was"], change["now"]  # type: ignore[reportUnknownVariableType]
+            changes[str(path)] = Change(  # type: ignore[reportUnknownArgumentType]
+                None if was is None else Value.decoded(was),
+                None if now is None else Value.decoded(now),
+            )
         self._touched |= set(changes)
         return changes
 
