@@ -14,9 +14,9 @@ from ..scope import Scope
 from ..step_context import running
 from ..types import Variable
 from ..window import Window, capacity, padded
-from .layouts import active_layouts, adopt
+from .layouts import active_layouts, adopt, on_device
 from .patches import keras_random
-from .windows import batch_at, convolves, device_batch, on_device, standard
+from .windows import batch_at, convolves, device_batch, standard
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
 # That pays for small networks only: limit of the bytes of variables, and of the outputs of a call.

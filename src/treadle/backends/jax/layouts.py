@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -22,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ...errors import ConfigurationError
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
+from ..window import Rows
 
 VIRTUAL_DEVICES: Final = "--xla_force_host_platform_device_count"
 _SET: Final = (
@@ -29,6 +31,9 @@ _SET: Final = (
     "created"
 )
 _LISTED: Final = 20  # variables in a message
+
+_placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Data sets on the device, by owner; each is copied there once."""
 
 
 class Layouts:
@@ -100,6 +105,15 @@ def layout_of(variable: Variable) -> NamedSharding | None:
     """Return the layout with which a variable was created; None without a distribution."""
     layout = variable._layout
     return getattr(layout, "backend_layout", layout)
+
+
+def on_device(rows: Rows, layouts: Layouts | None) -> Any:
+    """Return a data set on the device, or on each of several; it is copied there once."""
+    placed = _placed if layouts is None else layouts.placed
+    if rows.owner not in placed:
+        put = jnp.asarray if layouts is None else layouts.replicate
+        placed[rows.owner] = jax.tree.map(put, rows.arrays)
+    return placed[rows.owner]
 
 
 def distribute(devices: Any) -> None:

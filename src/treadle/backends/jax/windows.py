@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +16,14 @@ from ..plans import XLA, Facts, Plan
 from ..program import Program
 from ..scope import Scope
 from ..types import Tensor, Variable
-from ..window import Following, Rows, Window, capacity, padded
+from ..window import Following, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
-from .layouts import Layouts, active_layouts, adopt, layout_of
+from .layouts import Layouts, active_layouts, adopt, layout_of, on_device
 from .patches import jaxpr_as_fun, keras_random
 
 # A state of more bytes is in memory only once. One of fewer bytes is kept until a window has ended,
 # so that its steps can run again, or be as if they had not run.
 MOST_BYTES_TWICE: Final = 128 * 2**20
-
-_placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Data sets on the device, by owner; each is copied there once."""
 
 
 class JaxExecutor:
@@ -360,15 +356,6 @@ def _copied(state: Any) -> Any:
 def _copied_apart(state: Sequence[Any]) -> list[Any]:
     """Return copies with the layouts of the arrays, which a program for all could change."""
     return [jnp.copy(x) for x in state]
-
-
-def on_device(rows: Rows, layouts: Layouts | None) -> Any:
-    """Return a data set on the device, or on each of several; it is copied there once."""
-    placed = _placed if layouts is None else layouts.placed
-    if rows.owner not in placed:
-        put = jnp.asarray if layouts is None else layouts.replicate
-        placed[rows.owner] = jax.tree.map(put, rows.arrays)
-    return placed[rows.owner]
 
 
 def device_batch(batch: Any) -> Any:
