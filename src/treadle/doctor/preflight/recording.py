@@ -324,18 +324,24 @@ def _clips(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def halved_clips() -> Generator[None]:
-    """Make the clipping functions return half of the gradients, or less, and the same norm."""
+    """Make the clipping functions return half of the gradients, or less."""
 
-    def halved(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            return keras.tree.map_structure(lambda x: 0.5 * x, result)
+    def scaled(factor: float) -> Callable[..., Any]:
+        def spied(original: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                return keras.tree.map_structure(lambda x: factor * x, result)
 
-        return called
+            return called
 
-    with ExitStack() as stack:
-        for name in ("_scale_down", "_map_lists"):  # `from treadle import …` binds the functions
-            stack.enter_context(_replaced(transforms, name, halved))
+        return spied
+
+    # Their helpers, since `from treadle import …` binds the functions. Half of `_map_lists` is also
+    # half the global norm, which makes `_scale_down` scale by twice as much.
+    with (
+        _replaced(transforms, "_scale_down", scaled(0.25)),
+        _replaced(transforms, "_map_lists", scaled(0.5)),
+    ):
         yield
 
 
