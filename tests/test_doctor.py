@@ -11,6 +11,7 @@ import pytest
 
 import treadle
 from tests.doctor.programs import PAIRS, Pair, numbers, source
+from tests.doctor.sound import SOUND
 from treadle import Datasets
 from treadle.core.randomness import random_states
 from treadle.errors import ConfigurationError
@@ -40,6 +41,35 @@ def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(False)
     sound = treadle.doctor.examine(task, data)
     assert sound.codes() == [], str(sound)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(p, id=p.__name__, marks=() if number < 3 else pytest.mark.long)
+        for number, p in enumerate(SOUND)
+    ],
+)
+def test_a_sound_program_has_neither_errors_nor_warnings(program: Any) -> None:
+    task, data = program()
+    report = treadle.doctor.examine(task, data)
+    assert [finding for finding in report.findings if finding.severity != "note"] == [], str(report)
+
+
+def test_a_step_that_fails_leaves_nothing_changed() -> None:
+    task, data = dropping()
+    treadle.Loop(task, console=False).fit(data.train, steps=2)
+    before = State.discover(task).arrays()
+
+    def eval_step(batch: Any) -> Any:
+        raise ValueError("the evaluation fails")
+
+    task.eval_step = eval_step
+    with pytest.raises(ValueError, match="the evaluation fails"):
+        treadle.doctor.examine(task, data)
+    after = State.discover(task).arrays()
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+    assert "apply" not in vars(task.optimizer)
 
 
 def test_every_code_is_found_in_a_program_and_described() -> None:

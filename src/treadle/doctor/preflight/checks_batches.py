@@ -9,7 +9,8 @@ from keras.metrics import MeanMetricWrapper
 
 from ...data.arrays import ArraySource
 from ..numbers import Array, as_floats
-from .recording import BRANCH, LAYER, METRIC, other_branches
+from .checks_losses import enters_a_layer, same
+from .recording import BRANCH, LAYER, LOSS, METRIC, other_branches
 from .report import Finding
 from .trials import Leaf, Trial, Trials, attempted, leaves_of, rows_of
 
@@ -24,6 +25,9 @@ ACCURACIES: Final = {
     "CategoricalAccuracy",
     "SparseCategoricalAccuracy",
 }
+FEWEST: Final = 32
+"""The least number of entries of an array whose scale is judged."""
+
 FREQUENT: Final = 0.9
 """The share of the most frequent label from which accuracy alone says little."""
 
@@ -80,32 +84,40 @@ def _other_values(leaf: Leaf) -> Array:
         return np.logical_xor(x, rng.random(x.shape) < 0.5) if x.size > 1 else ~x
     if x.dtype.kind == "f":
         return (x * (0.5 + rng.random(x.shape)) + 0.1 * rng.random(x.shape)).astype(x.dtype)
-    smaller = np.where(rng.random(x.shape) < 0.5, x, np.maximum(x, 1) - 1)  # stays a valid index
-    return smaller.astype(x.dtype)
+    other = np.where(x > 0, x - 1, x + 1)  # stays a valid index, if there are two
+    half = rng.random(x.shape) < 0.5 if x.size > 1 else True
+    return np.where(half, other, x).astype(x.dtype)
 
 
 def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
     leaves, rows = leaves_of(trial.batch), rows_of(trial.batch)
     if rows is None or rows < 8:
         return
-    for label in leaves[1:]:
+    entering = [leaf for leaf in leaves if enters_a_layer(trial, leaf)]
+    for label in leaves:
         y = label.array.reshape(rows, -1)
-        if y.shape[1] != 1 or len(np.unique(y)) < 3:
+        if y.shape[1] != 1 or len(np.unique(y)) < 3 or label in entering:
             continue
-        for leaf in leaves:
+        for leaf in entering:
             x = as_floats(leaf.array).reshape(rows, -1)
-            if leaf is label or x.shape[1] > MOST_COLUMNS or leaf.array.ndim < 2:
+            if x.shape[1] > MOST_COLUMNS or leaf.array.ndim < 2:
                 continue
             equal = np.flatnonzero((x == as_floats(y)).all(0))
             if equal.size:
                 yield Finding(
                     "D-label-in-inputs",
-                    "error",
+                    "error" if label is leaves[-1] or _is_true(trial, label) else "note",
                     leaf.name,
                     f"column {equal[0]} equals {label.name} in all {rows} rows",
                     "the model reads the answer, and fails on data without it",
                     "remove the column",
                 )
+
+
+def _is_true(trial: Trial, leaf: Leaf) -> bool:
+    """Return whether a loss or a metric gets an array as `y_true`."""
+    given = [event.get("true") for event in (*trial.of(LOSS), *trial.of(METRIC))]
+    return any(true is not None and same(true, leaf.array) for true in given)
 
 
 def _large_inputs(trial: Trial) -> Iterator[Finding]:
@@ -141,15 +153,14 @@ def _other_scale(trials: Trials) -> Iterator[Finding]:
     ours, theirs = leaves_of(trials.last.batch), leaves_of(trials.evaluation.batch)
     if len(ours) != len(theirs):
         return
-    for a, b in zip(ours, theirs, strict=True):
-        if (
-            a.array.dtype.kind not in "fiu"
-            or a.array.ndim < 2
-            or not (a.array.size and b.array.size)
-        ):
+    every = [leaves_of(trial.batch) for trial in trials.base]
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        few = min(a.array.size, b.array.size) < FEWEST
+        if a.array.dtype.kind not in "fiu" or a.array.ndim < 2 or few:
             continue
-        x, y = np.abs(as_floats(a.array)).mean(), np.abs(as_floats(b.array)).mean()
-        if min(x, y) > 0 and not 0.1 < x / y < 10:
+        others = [_size(leaves[i]) for leaves in every if len(leaves) > i]
+        x, y = float(np.mean(others)), _size(b)
+        if min(x, y) > 0 and not 0.1 * min(others) < y < 10 * max(others):
             yield Finding(
                 "E-scale",
                 "error",
@@ -158,6 +169,10 @@ def _other_scale(trials: Trials) -> Iterator[Finding]:
                 "the model is evaluated on data that it has not learned",
                 "prepare both sets by the same function",
             )
+
+
+def _size(leaf: Leaf) -> float:
+    return float(np.abs(as_floats(leaf.array)).mean())
 
 
 def _imbalance(trials: Trials) -> Iterator[Finding]:
@@ -196,7 +211,7 @@ def _kind_of(metric: Any) -> str:
 
 def _labels_of(source: ArraySource) -> Array | None:
     leaves = leaves_of(source.arrays)
-    for leaf in leaves[1:]:
+    for leaf in leaves if isinstance(source.arrays, dict) else leaves[1:]:
         x = leaf.array
         if x.dtype.kind in "iub" and x.size == len(x) and len(np.unique(x[:MOST_ROWS])) > 1:
             return x.reshape(len(x))
@@ -234,19 +249,24 @@ def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
     ours, theirs = leaves_of(train.arrays), leaves_of(validation.arrays)
     if not ours or not theirs or train.on_disk or validation.on_disk:
         return
-    x, y = ours[0].array, theirs[0].array
+    widest = max(range(len(ours)), key=lambda i: ours[i].array[:1].nbytes)
+    if len(theirs) <= widest:
+        return
+    x, y = ours[widest].array, theirs[widest].array
     if x.shape[1:] != y.shape[1:] or x.dtype != y.dtype or x[:1].nbytes < 8:
         return
     if x[0].size < 3 and x.dtype.kind != "f":
         return
     known = {row.tobytes() for row in x[:MOST_ROWS]}
     checked = y[:MOST_ROWS]
+    if len(known) < 0.9 * len(x[:MOST_ROWS]):
+        return  # rows repeat in the training data alone
     shared = sum(row.tobytes() in known for row in checked)
     if shared > max(1, 0.01 * len(checked)):
         yield Finding(
             "D-overlap",
             "error" if shared > 0.2 * len(checked) else "warning",
-            theirs[0].name,
+            theirs[widest].name,
             f"{shared} of {len(checked)} rows of the validation data are also training data",
             "the validation shows what was learned by heart",
             "split the data before copies or augmentations are made",

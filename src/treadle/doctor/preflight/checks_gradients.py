@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
-from .recording import APPLY, CLIP, GRADIENTS, LAYER, halved_clips
+from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE, halved_clips
 from .report import Finding
-from .trials import Trial, Trials, distance
+from .trials import Trial, Trials, attempted, distance
 
 MOST_PERTURBED: Final = 8
 """How many variables with zero gradients are changed, to see whether the loss depends on them."""
@@ -37,6 +37,8 @@ def _without_gradient(trials: Trials) -> Iterator[Finding]:
         for event in trials.last.of(GRADIENTS)
         for path in event.info.more["paths"]
     }
+    if zero:
+        zero -= _learns_elsewhere(trials)
     for number, path in enumerate(sorted(zero)):
         seen = f"its gradient is zero in {len(trials.base)} steps"
         if number < MOST_PERTURBED and _loss_depends_on(trials, path):
@@ -44,16 +46,20 @@ def _without_gradient(trials: Trials) -> Iterator[Finding]:
                 "G-blocked",
                 "error",
                 path,
-                f"{seen}, but the values that the step returns change with it",
+                f"{seen}, but the loss changes with it",
                 "the loss depends on it, and it does not learn",
                 "look for stop_gradient, rounding, argmax or a conversion to NumPy between it and "
                 "the loss",
                 lines[path],
             )
         else:
+            owner = path.rpartition("/")[0]
+            cancels = any(
+                p.rpartition("/")[0] == owner for p in trials.last.gradients if p not in zero
+            )
             yield Finding(
                 "G-dead",
-                "warning",
+                "note" if cancels else "warning",  # as the last bias of a WGAN's critic
                 path,
                 seen,
                 "it does not learn",
@@ -62,15 +68,34 @@ def _without_gradient(trials: Trials) -> Iterator[Finding]:
             )
 
 
+def _learns_elsewhere(trials: Trials) -> set[str]:
+    """Return variables that have a gradient if all variables are changed a little.
+
+    A zero-initialized layer hides the layers before it until its first update.
+    """
+    changed = {path: _noisy(trials.last.before[path], 0.05, 1) for path in trials.last.gradients}
+    trial = attempted(trials, trials.last.batch, changed)
+    if trial is None:
+        return set()
+    return {path for path, g in trial.gradients.items() if as_floats(g).any()}
+
+
 def _loss_depends_on(trials: Trials, path: str) -> bool:
-    """Return whether a change of a variable changes what the step returns."""
-    value = as_floats(trials.last.before[path])
-    noise = np.random.default_rng(0).normal(size=value.shape)
-    scale = max(norm_of(value.ravel()) / max(1, value.size) ** 0.5, 1.0)
-    changed = value + 0.5 * scale * noise
-    dtype = trials.last.before[path].dtype
-    trial = trials.again(variables={path: changed.astype(dtype)})
-    return any(distance(x, trials.last.values[name]) > 1e-4 for name, x in trial.values.items())
+    """Return whether a change of a variable changes a loss that is differentiated by it."""
+    changed = {path: _noisy(trials.last.before[path], 0.5, 0)}
+    trial = attempted(trials, trials.last.batch, changed)
+    return trial is not None and any(
+        distance(a["loss"], b["loss"]) > 1e-4
+        for a, b in zip(trial.of(OBJECTIVE), trials.last.of(OBJECTIVE), strict=False)
+        if path in b.info.more["paths"]
+    )
+
+
+def _noisy(value: Array, amount: float, seed: int) -> Array:
+    """Return an array with noise, relative to the size of its entries or to 1."""
+    x = as_floats(value)
+    scale = amount * max(norm_of(x.ravel()) / max(1, x.size) ** 0.5, 1.0)
+    return (x + scale * np.random.default_rng(seed).normal(size=x.shape)).astype(value.dtype)
 
 
 def _not_trained(trials: Trials) -> Iterator[Finding]:
@@ -88,10 +113,11 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
                 "what it was made for does not learn",
                 "apply it to its variables, or remove it",
             )
+    chosen = {path for event in last.of(FROZEN) for path in event.info.more["paths"]}
     owners = {id(v): state.layer_paths[id(x)] for x in state.layers for v in _own_variables(x)}
     for path, variable in state.variables.items():
         owner = owners.get(id(variable))
-        if owner is None or not variable.trainable or path in updated:
+        if owner is None or not variable.trainable or path in updated or path in chosen:
             continue
         part = path.partition("/")[0]
         siblings = [other for other in updated if other.partition("/")[0] == part]
@@ -152,7 +178,7 @@ def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
     if opposite and len(opposite) == len([p for p in applied if p in computed]):
         yield Finding(
             "O-ascent",
-            "error",
+            "error" if _is_loss(trial) else "note",
             opposite[0],
             f"the gradients that are applied to {len(opposite)} variables are the computed ones "
             "with the opposite sign",
@@ -170,6 +196,9 @@ def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
             if p != path and g.shape == got.shape
         }
         best = max(others, key=lambda p: others[p], default="")
+        theirs = applied.get(best)
+        if theirs is not None and abs(_cosine(theirs, computed[best])) > PARALLEL:
+            continue  # it has its own gradient: the two are parallel by chance
         if best and others[best] > PARALLEL and own < others[best] - 0.05:
             yield Finding(
                 "O-wrong-pairs",
@@ -183,6 +212,13 @@ def _wrong_gradients(trial: Trial) -> Iterator[Finding]:
             )
 
 
+def _is_loss(trial: Trial) -> bool:
+    """Return whether what is differentiated is returned as a loss, not as a score or a reward."""
+    found = [as_floats(event["loss"]) for event in trial.of(OBJECTIVE)]
+    names = [n for n, x in trial.values.items() if any(distance(x, y) < 1e-5 for y in found)]
+    return not names or any("loss" in name.lower() or "error" in name.lower() for name in names)
+
+
 def _unused_clipping(trials: Trials) -> Iterator[Finding]:
     """Halve what the clipping functions return: what is applied must change."""
     clips = trials.last.of(CLIP)
@@ -190,7 +226,7 @@ def _unused_clipping(trials: Trials) -> Iterator[Finding]:
         return
     with halved_clips():
         trial = trials.again()
-    if trial.equals(trials.last, rounding=1e-6):
+    if all(distance(x, trials.last.after[path]) <= 1e-6 for path, x in trial.after.items()):
         yield Finding(
             "O-clip-unused",
             "error",

@@ -63,9 +63,12 @@ def _not_training(trials: Trials) -> Iterator[Finding]:
     trained = {path.partition("/")[0] for path in trials.last.gradients}
     for path, event in idle.items():
         if path not in active and path.partition("/")[0] in trained:
+            pretrained = _normalizes(event) and any(
+                trials.last.before[statistic].any() for statistic in _statistics(trials, event)[:1]
+            )
             yield Finding(
                 "T-off-in-train",
-                "warning",
+                "note" if pretrained else "warning",
                 path,
                 f"{event.info.kind} runs in inference mode in train_step",
                 "it does not regularize, or keeps its first statistics",
@@ -144,7 +147,10 @@ def _regularization(trials: Trials) -> Iterator[Finding]:
     regularized = [
         layer
         for layer in layers.values()
-        if any(getattr(v, "regularizer", None) for v in getattr(layer, "_trainable_variables", ()))
+        if any(
+            getattr(v, "regularizer", None) and v.trainable
+            for v in getattr(layer, "_trainable_variables", ())
+        )
     ]
     regularized += [event.info.of for event in last.of(ADDED_LOSS)]
     if not regularized or not last.gradients:

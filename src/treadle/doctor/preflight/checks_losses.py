@@ -9,7 +9,7 @@ import numpy as np
 from ..numbers import Array, as_floats
 from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
-from .trials import Trial, Trials, attempted, distance, leaves_of, rows_of, window_of
+from .trials import Leaf, Trial, Trials, attempted, distance, leaves_of, rows_of, window_of
 
 THRESHOLD_METRICS: Final = (
     "BinaryAccuracy",
@@ -58,7 +58,8 @@ def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
     least, most = float(outputs.min()), float(outputs.max())
     within = least >= 0 and most <= 1
     sums = outputs.sum(-1) if not binary else np.ones(1)
-    normed = bool(np.abs(sums - 1).max() < 1e-3)
+    room = 0.02 if "16" in str(event["pred"].dtype) else 1e-3
+    normed = float((np.abs(sums - 1) < room).mean()) > 0.5  # rows of padding may be zero
     spread = f"the outputs range from {least:.3g} to {most:.3g}"
     if not event.info.more["from_logits"] and not (within and normed):
         sentence = spread if not within else f"{spread}, and rows sum to {sums.flat[0]:.3g}"
@@ -142,6 +143,11 @@ def _targets(event: Event, trial: Trial) -> Iterator[Finding]:
         return
     least, most = RANGES[activation]
     targets, room = as_floats(true), 1e-3
+    weight = event.get("weight")
+    if weight is not None and len(weight) == len(targets):
+        targets = targets[as_floats(weight).reshape(len(targets), -1).any(-1)]
+    if not targets.size:
+        return
     outside = float(((targets < least - room) | (targets > most + room)).mean())
     if outside > 0.001:
         yield Finding(
@@ -166,7 +172,7 @@ def _metric_arguments(event: Event) -> Iterator[Finding]:
         if getattr(event.info.of, "_from_logits", False):
             return
         least, most = float(outputs.min()), float(outputs.max())
-        if least < 0 or most > 1:
+        if (least < 0 or most > 1) and not _takes_logits(event.info.of):
             yield Finding(
                 "M-logits",
                 "warning",
@@ -198,6 +204,14 @@ def _metric_arguments(event: Event) -> Iterator[Finding]:
             "labels, BinaryAccuracy for 0 and 1",
             event.info.line,
         )
+
+
+def _takes_logits(metric: Any) -> bool:
+    """Return whether a metric's threshold is 0, that of logits."""
+    own = [getattr(metric, "threshold", None), *(getattr(metric, "thresholds", None) or ())]
+    own += [(getattr(metric, "_fn_kwargs", None) or {}).get("threshold")]
+    given = [x for x in own if x is not None]
+    return bool(given) and all(x <= 0 for x in given)
 
 
 def _softmax_twice(trial: Trial) -> Iterator[Finding]:
@@ -287,7 +301,7 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
             continue
         other = attempted(trials, leaf.with_(np.broadcast_to(leaf.array[:1], leaf.array.shape)))
         if other is not None and not _gradients_equal(other, last, 1e-4):
-            certain = flat.shape[1] == 1
+            certain = flat.shape[1] == 1 and not enters_a_layer(last, leaf)
             yield Finding(
                 "L-unpaired",
                 "error" if certain else "note",
@@ -300,6 +314,16 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
                 "give both arguments of the loss the same shape: (N,) and (N, 1) broadcast to "
                 "(N, N)",
             )
+
+
+def enters_a_layer(trial: Trial, leaf: Leaf) -> bool:
+    """Return whether an array of the batch is the input of a layer, which labels seldom are."""
+    return any(
+        same(x, leaf.array)
+        for event in trial.of(LAYER)
+        for name, x in event.arrays.items()
+        if name.startswith("inputs")
+    )
 
 
 def _logged(trial: Trial) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from ..numbers import as_floats, norm_of
 from .report import Finding
-from .trials import Trials
+from .trials import Trial, Trials
 
 FEWEST: Final = 16
 """The least number of weights of a kernel whose updates are judged."""
@@ -59,7 +59,8 @@ def _schedule(path: str, optimizer: Any, steps: int) -> Iterator[Finding]:
             "give the schedule the length of the run in steps (epochs × batches)",
         )
     later = np.array([_rate(schedule, int(steps * factor)) for factor in (2, 10, 100)])
-    falls = bool((np.diff(np.array([final, *later])) <= 1e-12).all())
+    ends = _rate(schedule, steps * 200) == later[-1]  # an exponential decay has no end
+    falls = ends and bool((np.diff(np.array([final, *later])) <= 1e-12).all())
     if falls and later[-1] < 0.2 * most and final > 0.6 * most:
         yield Finding(
             "O-over-late",
@@ -116,23 +117,21 @@ def _decay(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
 
 def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
     """Compare the updates of kernels with their size."""
-    ratios: list[float] = []
     first = trials.base[0]  # later, too large updates have made the weights large as well
-    for variable in getattr(optimizer, "_trainable_variables", ()):
-        name = trials.state.path_of(variable)
-        if (
-            len(variable.shape) < 2
-            or variable.shape[0] * variable.shape[1] < FEWEST
-            or name not in first.before
-            or name not in first.applied
-        ):
-            continue
-        weights = as_floats(first.before[name]).ravel()
-        update = as_floats(first.after[name]).ravel() - weights
-        if norm_of(weights) > 1e-6 and as_floats(first.applied[name]).any():
-            ratios.append(norm_of(update) / norm_of(weights))
+    kernels = [
+        trials.state.path_of(variable)
+        for variable in getattr(optimizer, "_trainable_variables", ())
+        if len(variable.shape) > 1 and variable.shape[0] * variable.shape[1] >= FEWEST
+    ]
+    ratios = [_relative_update(first, name) for name in kernels if _is_updated(first, name)]
     if not ratios or getattr(optimizer, "gradient_accumulation_steps", None):
         return
+    largest = max(
+        _relative_update(trial, name)
+        for trial in trials.base
+        for name in kernels
+        if _is_updated(trial, name)
+    )
     ratio = float(np.median(ratios))
     scheduled = isinstance(getattr(optimizer, "_learning_rate", None), LearningRateSchedule)
     if ratio > LARGE:
@@ -144,12 +143,35 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "the learning rate is probably far too large",
             "divide the learning rate by 10 or more; treadle find-lr suggests one",
         )
-    elif ratio < SMALL and not scheduled:
+    elif largest < SMALL and not scheduled:
         yield Finding(
             "O-small-updates",
             "warning",
             path,
-            f"one step changes kernels by {ratio:.1e} of their size (usual: 1e-3)",
+            f"steps change kernels by {largest:.1e} of their size or less (usual: 1e-3)",
             "in float32 such updates are lost, or nothing is learned",
             "increase the learning rate; treadle find-lr suggests one",
         )
+
+
+def _is_updated(trial: Trial, name: str) -> bool:
+    weights = trial.before.get(name)
+    gradient = trial.applied.get(name)
+    return (
+        weights is not None
+        and gradient is not None
+        and bool(as_floats(gradient).any())
+        and norm_of(as_floats(weights).ravel()) > 1e-6
+    )
+
+
+def _relative_update(trial: Trial, name: str) -> float:
+    """Return the size of an update relative to the weights, or to a usual size if that is larger.
+
+    Embeddings and adapters often begin with much smaller weights than Glorot's.
+    """
+    weights = as_floats(trial.before[name])
+    update = as_floats(trial.after[name]) - weights
+    inputs = weights.size / weights.shape[-1]
+    usual = (2 * weights.size / (inputs + weights.shape[-1])) ** 0.5
+    return norm_of(update.ravel()) / max(norm_of(weights.ravel()), usual)

@@ -20,6 +20,7 @@ from ...backends.step_context import context
 from ...core.keras_internals import INTERNALS
 from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
 from ...steps import transforms
+from ...steps.gradients import listed
 from ..numbers import Array
 
 CROSS_ENTROPIES: Final = (
@@ -30,8 +31,7 @@ CROSS_ENTROPIES: Final = (
 DRAWS: Final = ("normal", "uniform", "truncated_normal", "randint", "categorical", "dropout")
 LAYER, LOSS, ENTROPY, METRIC = "layer", "loss", "cross-entropy", "metric"
 GRADIENTS, APPLY, DRAW, BRANCH = "gradients", "apply", "draw", "branch"
-ADDED_LOSS, CLIP, OBJECTIVE = "add_loss", "clip", "objective"
-CLIPS: Final = ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
+ADDED_LOSS, CLIP, OBJECTIVE, FROZEN = "add_loss", "clip", "objective", "frozen"
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +165,8 @@ def spying(
         stack.enter_context(_branches(recorder))
         for name in CROSS_ENTROPIES:
             stack.enter_context(_cross_entropy(name))
-        for name in CLIPS:
-            stack.enter_context(_replaced(transforms, name, _clips))
+        stack.enter_context(_replaced(transforms, "_check_limit", _clips))
+        stack.enter_context(_replaced(transforms, "trainable", _frozen))
         for name in DRAWS:
             stack.enter_context(_replaced(keras.random, name, _draws))
         for path, metric in metrics.items():
@@ -294,32 +294,54 @@ def _draws(original: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _clips(original: Callable[..., Any]) -> Callable[..., Any]:
+def _frozen(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Record which variables `treadle.trainable` leaves out, on purpose."""
+
     @wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(model: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = original(model, *args, **kwargs)
+        recorder, path_of = _recorder(), context().path_of
+        if recorder is not None:
+            ids = {id(variable) for variable in chosen}
+            paths = [path_of(v) for v in listed(model) if id(v) not in ids]
+            recorder.add(FROZEN, Info("treadle.trainable", "", user_line(), more={"paths": paths}))
+        return chosen
+
+    return called
+
+
+def _clips(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Record a clipping function by its check, since `from treadle import …` binds the function."""
+
+    def called(name: str, limit: Any) -> None:
         recorder = _recorder()
         if recorder is not None:
-            name = f"treadle.{original.__name__}"
-            recorder.add(CLIP, Info(name, name, user_line()))
-        return original(*args, **kwargs)
+            recorder.add(CLIP, Info(f"treadle.{name}", name, user_line()))
+        original(name, limit)
 
     return called
 
 
 @contextmanager
 def halved_clips() -> Generator[None]:
-    """Make the clipping functions return half of what they would return."""
+    """Make the clipping functions return half of the gradients, or less."""
 
-    def halved(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            return keras.tree.map_structure(lambda x: 0.5 * x, result)
+    def scaled(factor: float) -> Callable[..., Any]:
+        def spied(original: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                return keras.tree.map_structure(lambda x: factor * x, result)
 
-        return called
+            return called
 
-    with ExitStack() as stack:
-        for name in CLIPS:
-            stack.enter_context(_replaced(transforms, name, halved))
+        return spied
+
+    # Their helpers, since `from treadle import …` binds the functions. Half of `_map_lists` is also
+    # half the global norm, which makes `_scale_down` scale by twice as much.
+    with (
+        _replaced(transforms, "_scale_down", scaled(0.25)),
+        _replaced(transforms, "_map_lists", scaled(0.5)),
+    ):
         yield
 
 

@@ -87,8 +87,14 @@ def distance(a: Array, b: Array) -> float:
     x, y = as_floats(a), as_floats(b)
     if x.shape != y.shape:
         return float("inf")
-    largest = max(norm_of(x.ravel()), norm_of(y.ravel()))
-    return norm_of((x - y).ravel()) / largest if largest else 0.0
+    other = ~((x == y) | (np.isnan(x) & np.isnan(y)))  # infinities and NaN may be intended
+    if not other.any():
+        return 0.0
+    finite = np.isfinite(x) & np.isfinite(y)
+    if (other & ~finite).any():
+        return float("inf")
+    largest = max(norm_of(x[finite]), norm_of(y[finite]))
+    return norm_of(x[finite] - y[finite]) / largest
 
 
 class Trials:
@@ -118,9 +124,13 @@ class Trials:
         self._eval: CompiledStep | None = None
         self._kept = State.discover(loop.task).keep()
         self._random = random_states()
-        self.base = self._one_after_another(windows)
-        self.assigned, self.applied = self._train.assigned, self._train.applied
-        self.evaluation = self._evaluated(validation) if validation is not None else None
+        try:
+            self.base = self._one_after_another(windows)
+            self.assigned, self.applied = self._train.assigned, self._train.applied
+            self.evaluation = self._evaluated(validation) if validation is not None else None
+        except BaseException:
+            self.restore()
+            raise
 
     def _train_step(self, batch: Any) -> Any:
         return self._task.train_step(batch)
@@ -264,9 +274,11 @@ def leaves_of(batch: Any) -> list[Leaf]:
     return found
 
 
-def attempted(trials: Trials, batch: Any) -> Trial | None:
-    """Repeat the last step with another batch; None if the step fails or is refused."""
+def attempted(
+    trials: Trials, batch: Any, variables: Mapping[str, Array] | None = None
+) -> Trial | None:
+    """Repeat the last step with changes; None if the step fails or is refused."""
     try:
-        return trials.again(batch)
-    except Exception:  # the changed batch may be invalid for the user's code
+        return trials.again(batch, variables)
+    except Exception:  # the changes may be invalid for the user's code
         return None
