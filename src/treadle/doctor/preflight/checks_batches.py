@@ -75,11 +75,11 @@ def _computes_the_same(trials: Trials, batch: Any) -> bool:
 
 
 def _other_values(leaf: Leaf) -> Array:
-    """Return valid but other values: shuffled entries, or for constants a changed half."""
+    """Return valid but other values: drawn from the entries, or for constants a changed half."""
     x, rng = leaf.array, np.random.default_rng(2)
     if x.size > 1 and (x != x.flat[0]).any():
-        shuffled = rng.permutation(x.ravel()).reshape(x.shape)
-        return np.roll(x.ravel(), 1).reshape(x.shape) if (shuffled == x).all() else shuffled
+        drawn = rng.choice(x.ravel(), x.shape)  # not a permutation, which keeps sums over rows
+        return np.roll(x.ravel(), 1).reshape(x.shape) if (drawn == x).all() else drawn
     if x.dtype == bool:
         return np.logical_xor(x, rng.random(x.shape) < 0.5) if x.size > 1 else ~x
     if x.dtype.kind == "f":

@@ -8,16 +8,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from doctor_programs import PAIRS, Pair, numbers, source
+from doctor_sound import SOUND
 
 import treadle
-from tests.doctor.programs import PAIRS, Pair, numbers, source
-from tests.doctor.sound import SOUND
 from treadle import Datasets
 from treadle.core.randomness import random_states
 from treadle.errors import ConfigurationError
 from treadle.steps.state import State
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PREFLIGHT = ROOT / "src" / "treadle" / "doctor" / "preflight"
 DOC = ROOT / "docs" / "doctor.md"
 
@@ -133,7 +133,7 @@ def test_a_finding_names_path_numbers_line_and_fix() -> None:
     task, data = next(p for p in PAIRS if p.code == "O-ascent").program(True)
     (finding,) = treadle.doctor.examine(task, data).errors
     assert finding.where == "model/layers/0/kernel"
-    assert finding.line.startswith("programs.py:")
+    assert finding.line.startswith("doctor_programs.py:")
     assert "opposite sign" in finding.seen
     text = "\n".join(finding.lines())
     assert finding.fix in text and finding.why in text

@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 import numpy as np
+from doctor_programs import BATCH, ROWS, Regression, classes, network, numbers, rng, source
 from keras import layers, ops
 
 import treadle
-from tests.doctor.programs import BATCH, ROWS, Regression, classes, network, numbers, rng, source
 from treadle import Datasets
 
 SOUND: list[Callable[[], Any]] = []

@@ -1,1 +1,0 @@
-"""Wrong programs, each with its sound twin, which an examination must tell apart."""
