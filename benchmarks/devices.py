@@ -1,8 +1,8 @@
 """Recipes on 2 and 4 virtual devices, compared with one: `scripts/devices`.
 
 Prints a table of the largest differences over all steps' values and all variables at the end. The
-last row of a recipe shows how far one device differs from itself if all weights are changed by 1e-7,
-which is their rounding: what grows like this cannot agree for long.
+last row of a recipe shows how far one device differs from itself if all weights are changed by
+1e-7, which is their rounding: what grows like this cannot agree for long.
 """
 
 import argparse
