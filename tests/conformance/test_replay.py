@@ -405,3 +405,25 @@ def test_a_measured_plan_is_replayed_as_the_plan_that_was_chosen() -> None:
     }
     found = replaying._options(facts)
     assert (found.execution, found.fused, found.jit) == ("compiled", True, False)
+
+
+def remembering() -> treadle.Supervised:
+    """A task whose recurrent layer calls its cell in a loop, since its inputs are masked."""
+    inputs = keras.Input((5,), dtype="int32")
+    embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
+    outputs = keras.layers.Dense(3)(keras.layers.LSTM(3)(embedded))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return treadle.Supervised(keras.Model(inputs, outputs), loss, keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.every_backend
+def test_layers_that_are_called_in_a_loop_can_be_replayed(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 7, (16, 5))
+    batches = data.from_arrays(x, x[:, 0] % 3, batch_size=8)
+    keras.utils.set_random_seed(0)
+    with treadle.Loop(remembering(), directory=tmp_path / "run", console=False) as loop:
+        loop.fit(batches, steps=2)
+    keras.utils.set_random_seed(0)
+    found = replay(remembering(), batches, tmp_path / "run", step=2)
+    assert found.agreement.exact
+    assert "model/layers/2" in {layer.path for layer in found.layers}

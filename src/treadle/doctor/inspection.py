@@ -17,9 +17,9 @@ from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
 from ..steps.saved_constants import SavedConstants
 from .numbers import Array
+from .records import Records
 from .visiting import StepInputs
 
-Met = tuple[str, str, Any]
 ACTIVATION, GRADIENT = "activation", "gradient"
 
 
@@ -43,7 +43,7 @@ class StepInspection:
     layers: Mapping[str, str]
 
 
-class OutputRecorder:
+class OutputRecorder(Records):
     """Records the outputs of layers and of `treadle.gradients`; a `backends.step_context.Recorder`.
 
     Args:
@@ -51,32 +51,18 @@ class OutputRecorder:
     """
 
     def __init__(self, paths: Mapping[int, str]) -> None:
-        self.met: list[Met] = []
+        super().__init__()
         self._paths = paths
-        self._around: list[list[Met]] = []
-
-    def begin(self) -> None:
-        """Start a separate record for an objective."""
-        self._around.append(self.met)
-        self.met = []
-
-    def taken(self) -> list[Met]:
-        """End the objective's record, and return it."""
-        met, self.met = self.met, self._around.pop()
-        return met
-
-    def give(self, met: Sequence[Met]) -> None:
-        """Add an objective's record, now with concrete values."""
-        self.met += met
 
     def gradients(self, paths: Sequence[str], gradients: Sequence[Any], loss: Any) -> None:
         """Record gradients."""
-        self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
+        if self.in_place:
+            self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
 
     def output(self, layer: Any, outputs: Any) -> None:
         """Record a layer's outputs; layers that are not part of the task are ignored."""
         path = self._paths.get(id(layer))
-        if path is None:
+        if path is None or not self.in_place:
             return
         for keys, leaf in keras.tree.flatten_with_path(outputs):
             if ops.is_tensor(leaf):

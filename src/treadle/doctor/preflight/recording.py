@@ -22,6 +22,7 @@ from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
 from ...steps import transforms
 from ...steps.gradients import listed
 from ..numbers import Array
+from ..records import Records
 
 CROSS_ENTROPIES: Final = (
     "sparse_categorical_crossentropy",
@@ -89,26 +90,8 @@ class Event:
         return self.arrays.get(name)
 
 
-class StepRecorder:
+class StepRecorder(Records):
     """Records the events of a step; a `backends.step_context.Recorder`."""
-
-    def __init__(self) -> None:
-        self._met: list[tuple[str, Info, Mapping[str, Any]]] = []
-        self._around: list[list[tuple[str, Info, Mapping[str, Any]]]] = []
-
-    def begin(self) -> None:
-        """Start a separate record for an objective."""
-        self._around.append(self._met)
-        self._met = []
-
-    def taken(self) -> Any:
-        """End the objective's record, and return it."""
-        met, self._met = self._met, self._around.pop()
-        return met
-
-    def give(self, met: Any) -> None:
-        """Add an objective's record, now with concrete values."""
-        self._met += met
 
     def gradients(self, paths: Sequence[str], gradients: Sequence[Any], loss: Any) -> None:
         """Record gradients and their loss."""
@@ -118,11 +101,12 @@ class StepRecorder:
 
     def add(self, what: str, info: Info, **tensors: Any) -> None:
         """Record an event."""
-        self._met.append((what, info, tensors))
+        if self.in_place:
+            self.met.append((what, info, tensors))
 
     def events(self) -> list[Event]:
         """Return all events, in order."""
-        return [Event(*entry) for entry in self._met]
+        return [Event(*entry) for entry in self.met]
 
 
 def user_line() -> str:
