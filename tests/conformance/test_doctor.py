@@ -8,13 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from doctor_programs import PAIRS, Pair, numbers, source
+from doctor_programs import BATCH, PAIRS, Pair, Regression, numbers, source
 from doctor_sound import SOUND
+from keras import ops
 
 import treadle
 from treadle import Datasets
 from treadle.core.randomness import random_states
 from treadle.errors import ConfigurationError
+from treadle.steps import transforms
 from treadle.steps.state import State
 
 ROOT = Path(__file__).parents[2]
@@ -56,10 +58,22 @@ def test_a_sound_program_has_neither_errors_nor_warnings(program: Any) -> None:
     assert [finding for finding in report.findings if finding.severity != "note"] == [], str(report)
 
 
+def patched() -> list[Any]:
+    """Return the functions that an examination replaces while a step runs."""
+    return [
+        keras.losses.Loss.__call__,
+        keras.layers.Layer.__call__,
+        keras.layers.Layer.add_loss,
+        keras.random.normal,
+        keras.ops.binary_crossentropy,
+        transforms.clip_by_norm,
+    ]
+
+
 def test_a_step_that_fails_leaves_nothing_changed() -> None:
     task, data = dropping()
     treadle.Loop(task, console=False).fit(data.train, steps=2)
-    before = State.discover(task).arrays()
+    before, functions = State.discover(task).arrays(), patched()
 
     def eval_step(batch: Any) -> Any:
         raise ValueError("the evaluation fails")
@@ -70,6 +84,30 @@ def test_a_step_that_fails_leaves_nothing_changed() -> None:
     after = State.discover(task).arrays()
     assert all(np.array_equal(before[path], after[path]) for path in before)
     assert "apply" not in vars(task.optimizer)
+    assert patched() == functions
+
+
+class Optional(Regression):
+    """A regression on batches that may hold None and scalars."""
+
+    def objective(self, batch: Any) -> Any:
+        loss = ops.mean((self.model(batch["x"]) - batch["y"]) ** 2)
+        return loss * batch["scale"]
+
+
+@pytest.mark.parametrize("kind", ["function", "generator", "list", "two batches"])
+def test_sources_and_batches_of_other_kinds_are_examined(kind: str) -> None:
+    x, y = numbers()
+
+    def batches() -> Any:
+        for i in range(0, 2 * BATCH if kind == "two batches" else len(x), BATCH):
+            part = slice(i, i + BATCH)
+            yield {"x": x[part], "y": y[part], "no": None, "scale": np.float32(0.5)}
+
+    made = {"function": batches, "generator": batches(), "list": list(batches())}
+    report = treadle.doctor.examine(Optional(), made.get(kind, list(batches())))
+    assert report.codes() == [], str(report)
+    assert "L-sum, L-divided" not in report.skipped
 
 
 def test_every_code_is_found_in_a_program_and_described() -> None:
@@ -144,3 +182,19 @@ def test_a_report_is_json() -> None:
     facts = json.loads(json.dumps(treadle.doctor.examine(task, data).facts()))
     assert facts["findings"][0]["code"] == "M-labels"
     assert facts["skipped"]
+
+
+def test_a_check_whose_changed_batch_the_step_refuses_is_listed() -> None:
+    class Strict(Regression):
+        """Refuses batches of other numbers of rows."""
+
+        def objective(self, batch: Any) -> Any:
+            if len(batch[0]) != BATCH:
+                raise ValueError(f"{len(batch[0])} rows")
+            return super().objective(batch)
+
+    report = treadle.doctor.examine(Strict(), source(*numbers()))
+    assert report.codes() == []
+    reason = report.skipped["L-sum, L-divided"]
+    assert reason == f"the changed step ends with ValueError: {2 * BATCH} rows"
+    assert f"not checked: L-sum, L-divided: {reason}" in str(report)

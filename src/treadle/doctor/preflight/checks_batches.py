@@ -12,7 +12,7 @@ from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
 from .recording import BRANCH, LAYER, LOSS, METRIC, other_branches
 from .report import Finding
-from .trials import Leaf, Trial, Trials, attempted, leaves_of, rows_of
+from .trials import Leaf, Trial, Trials, leaves_of, rows_of
 
 MOST_COLUMNS: Final = 4096
 MOST_ROWS: Final = 20_000
@@ -64,13 +64,14 @@ def _without_influence(trials: Trials) -> Iterator[Finding]:
 
 def _computes_the_same(trials: Trials, batch: Any) -> bool:
     """Return whether another batch changes nothing, whichever branches of `cond` are taken."""
-    trial = attempted(trials, batch)
+    trial = trials.attempt("B-no-influence", batch)
     if trial is None or not trial.equals(trials.last, rounding=1e-7):
         return False
     if not trials.last.of(BRANCH):
         return True
     with other_branches():
-        first, second = attempted(trials, trials.last.batch), attempted(trials, batch)
+        first = trials.attempt("B-no-influence", trials.last.batch)
+        second = trials.attempt("B-no-influence", batch)
     return first is not None and second is not None and second.equals(first, rounding=1e-7)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..numbers import Array, as_floats, norm_of
 from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE, halved_clips
 from .report import Finding
-from .trials import Trial, Trials, attempted, distance
+from .trials import Trial, Trials, distance
 
 MOST_PERTURBED: Final = 8
 """How many variables with zero gradients are changed, to see whether the loss depends on them."""
@@ -74,7 +74,7 @@ def _learns_elsewhere(trials: Trials) -> set[str]:
     A zero-initialized layer hides the layers before it until its first update.
     """
     changed = {path: _noisy(trials.last.before[path], 0.05, 1) for path in trials.last.gradients}
-    trial = attempted(trials, trials.last.batch, changed)
+    trial = trials.attempt("G-blocked", trials.last.batch, changed)
     if trial is None:
         return set()
     return {path for path, g in trial.gradients.items() if as_floats(g).any()}
@@ -83,7 +83,7 @@ def _learns_elsewhere(trials: Trials) -> set[str]:
 def _loss_depends_on(trials: Trials, path: str) -> bool:
     """Return whether a change of a variable changes a loss that is differentiated by it."""
     changed = {path: _noisy(trials.last.before[path], 0.5, 0)}
-    trial = attempted(trials, trials.last.batch, changed)
+    trial = trials.attempt("G-blocked", trials.last.batch, changed)
     return trial is not None and any(
         distance(a["loss"], b["loss"]) > 1e-4
         for a, b in zip(trial.of(OBJECTIVE), trials.last.of(OBJECTIVE), strict=False)

@@ -9,7 +9,7 @@ import numpy as np
 from ..numbers import Array, as_floats
 from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
-from .trials import Leaf, Trial, Trials, attempted, distance, leaves_of, rows_of, window_of
+from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of, window_of
 
 THRESHOLD_METRICS: Final = (
     "BinaryAccuracy",
@@ -244,7 +244,7 @@ def _reduction(trials: Trials) -> Iterator[Finding]:
     if rows is None or rows < 2 or not last.gradients:
         return
     doubled = _mapped(lambda x: np.concatenate([x, x]), last.batch)
-    trial = attempted(trials, doubled)
+    trial = trials.attempt("L-sum, L-divided", doubled)
     if trial is None:
         return
     ratios = [
@@ -296,10 +296,11 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
         shuffled = np.random.default_rng(1).permutation(rows)
         if (flat[shuffled] == flat).all():
             continue
-        moved = attempted(trials, leaf.with_(leaf.array[shuffled]))
+        moved = trials.attempt("L-unpaired", leaf.with_(leaf.array[shuffled]))
         if moved is None or not _gradients_equal(moved, last, 1e-4):
             continue
-        other = attempted(trials, leaf.with_(np.broadcast_to(leaf.array[:1], leaf.array.shape)))
+        repeated = np.broadcast_to(leaf.array[:1], leaf.array.shape)
+        other = trials.attempt("L-unpaired", leaf.with_(repeated))
         if other is not None and not _gradients_equal(other, last, 1e-4):
             certain = flat.shape[1] == 1 and not enters_a_layer(last, leaf)
             yield Finding(

@@ -70,6 +70,7 @@ def examine(
     skipped = {} if planned else {"O-over-early, O-over-late": "the length of the run is unknown"}
     if held_out is None or trials.evaluation is None:
         skipped["E-trains, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"
+    skipped |= trials.failed
     return Report(
         task=type(task).__name__,
         findings=[finding for finding in found if finding.code not in ignored],

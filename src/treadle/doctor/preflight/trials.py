@@ -110,12 +110,14 @@ class Trials:
         steps: The number of steps so far.
         base: The trials of the first steps, one after another.
         evaluation: The trial of `eval_step` on the first validation batch; None without one.
+        failed: The checks whose changed steps failed, by code, with the error.
         assigned: Paths of variables that training may change in any branch.
         applied: Ids of the optimizers that training applies in any branch.
     """
 
     def __init__(self, loop: Loop, train: Any, validation: Any) -> None:
         self._loop, self._task, self.steps = loop, loop.task, 0
+        self.failed: dict[str, str] = {}
         loop.prepare(train)
         windows = _first_windows(train, loop, STEPS)
         self._train = CompiledStep(
@@ -182,6 +184,26 @@ class Trials:
         state.assign({**arrays, **(variables or {})}, among=known)
         set_random_states(random)
         return self._run(self._train, window, number)
+
+    def attempt(
+        self, code: str, batch: Any, variables: Mapping[str, Array] | None = None
+    ) -> Trial | None:
+        """Repeat the last step with changes that the user's code may not accept.
+
+        Args:
+            code: The check that needs it, which is listed in `failed` if the step fails.
+            batch: The batch.
+            variables: New values of some variables, by path.
+
+        Returns:
+            The trial; None if the step failed.
+        """
+        try:
+            return self.again(batch, variables)
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            self.failed[code] = f"the changed step ends with {type(error).__name__}: {text}"
+            return None
 
     def _run(self, step: CompiledStep, window: Window, number: int) -> Trial:
         window = window.streamed()
@@ -272,13 +294,3 @@ def leaves_of(batch: Any) -> list[Leaf]:
 
             found.append(Leaf(named(path), np.asarray(leaf), with_))
     return found
-
-
-def attempted(
-    trials: Trials, batch: Any, variables: Mapping[str, Array] | None = None
-) -> Trial | None:
-    """Repeat the last step with changes; None if the step fails or is refused."""
-    try:
-        return trials.again(batch, variables)
-    except Exception:  # the changes may be invalid for the user's code
-        return None
