@@ -137,9 +137,9 @@ class LoopState:
 
         Example:
             >>> start = Progress()
-            >>> state = LoopState(call=0, begun=start, reason=None, random={}, means={},
-            ...     trigger_check=Progress(step=4), last_recorded_step=0, function_calls=0,
-            ...     validation=None)
+            >>> state = LoopState(call=0, begun=start, reason=None, random={}, validation=None,
+            ...     means={"epoch": {}, "look": {}}, trigger_check=Progress(step=4),
+            ...     last_recorded_step=0, function_calls=0)
             >>> state.encode()["looked"]["step"]
             4
             >>> LoopState.decode(Checkpoint(start, {}, loop=state.encode())) == state
