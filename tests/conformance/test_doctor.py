@@ -23,13 +23,19 @@ ROOT = Path(__file__).parents[2]
 PREFLIGHT = ROOT / "src" / "treadle" / "doctor" / "preflight"
 DOC = ROOT / "docs" / "doctor.md"
 
+# `scripts/test --all --every-backend` runs them on each: on JAX each takes two seconds or more.
+FURTHER = [pytest.mark.long, pytest.mark.any_backend]
+
 
 def marked(pairs: list[Pair]) -> list[Any]:
-    """Return the programs as parameters: by default the first of each code, on PyTorch."""
+    """Return the programs as parameters: the first of each code is for every backend."""
     first = {pair.code: pair for pair in reversed(pairs)}
-    quick, slow = pytest.mark.long_to_compile, pytest.mark.long
     return [
-        pytest.param(pair, id=pair.name, marks=quick if first[pair.code] is pair else slow)
+        pytest.param(
+            pair,
+            id=pair.name,
+            marks=[pytest.mark.long_to_compile] if first[pair.code] is pair else FURTHER,
+        )
         for pair in pairs
     ]
 
@@ -48,7 +54,7 @@ def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(p, id=p.__name__, marks=() if number < 3 else pytest.mark.long)
+        pytest.param(p, id=p.__name__, marks=() if number < 3 else FURTHER)
         for number, p in enumerate(SOUND)
     ],
 )
