@@ -69,7 +69,7 @@ class Checkpoint:
     source: Mapping[str, Any] | None = None
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    path: Path = field(default_factory=Path)
+    path: Path = field(default_factory=Path, compare=False)
 
     def damaged(self, why: str) -> CheckpointError:
         """Return the error that a value in the manifest cannot be used."""

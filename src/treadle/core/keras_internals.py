@@ -200,6 +200,11 @@ ATTRIBUTES: dict[str, Attribute] = {
         "`accuracy` of a loss by name is one of several functions",
         f"{KERAS}/metrics/reduction_metrics.py",
     ),
+    "_fn_kwargs": Attribute(
+        "MeanMetricWrapper",
+        "the threshold of an accuracy",
+        f"{KERAS}/metrics/reduction_metrics.py",
+    ),
     "_from_logits": Attribute(
         "AUC", "whether its outputs are logits", f"{KERAS}/metrics/confusion_metrics.py"
     ),
