@@ -20,7 +20,8 @@ def computed(
     """Compute the smallest and the largest integers that a traced step uses.
 
     Those that depend on a matrix product, a convolution or a loop are left out, since computing
-    them takes as long as compiling the step. Such integers are a model's own predictions.
+    them takes as long as compiling the step. Such integers are a model's own predictions. What the
+    step prints or calls is left out too, since a dry run must have no effects.
 
     Args:
         used: The limits, each with a tensor of the trace.
@@ -28,12 +29,13 @@ def computed(
         batch: The batch, on the device.
     """
     outputs = len(closed.jaxpr.outvars)
+    jaxpr = closed.jaxpr.replace(eqns=[e for e in closed.jaxpr.eqns if e.outvars or not e.effects])
     chosen: list[int] = []
     for i in range(len(used)):
-        part, _ = dce_jaxpr(closed.jaxpr, [j == i for j in range(outputs)])
-        if not primitives(part).intersection(LARGE):
+        part, _ = dce_jaxpr(jaxpr, [j == i for j in range(outputs)])
+        if not part.effects and not primitives(part).intersection(LARGE):
             chosen.append(i)
-    part, needed = dce_jaxpr(closed.jaxpr, [j in chosen for j in range(outputs)])
+    part, needed = dce_jaxpr(jaxpr, [j in chosen for j in range(outputs)])
     inputs = [x for x, is_needed in zip(jax.tree.leaves(batch), needed, strict=True) if is_needed]
     run = jax.jit(jaxpr_as_fun(ClosedJaxpr(part, closed.consts)))
     found = jax.device_get(run(*inputs)) if chosen else []
