@@ -15,7 +15,7 @@ from keras import ops
 import treadle
 from treadle import Datasets
 from treadle.core.randomness import random_states
-from treadle.errors import ConfigurationError
+from treadle.errors import ConfigurationError, DataError
 from treadle.steps import transforms
 from treadle.steps.state import State
 
@@ -204,3 +204,27 @@ def test_a_check_whose_changed_batch_the_step_refuses_is_listed() -> None:
     reason = report.skipped["L-sum, L-divided"]
     assert reason == f"the changed step ends with ValueError: {2 * BATCH} rows"
     assert f"not checked: L-sum, L-divided: {reason}" in str(report)
+
+
+def test_variables_may_have_any_name() -> None:
+    class Named(treadle.Task):
+        """Its variables are named as arguments of the recorder."""
+
+        def __init__(self) -> None:
+            self.info, self.what = keras.Variable(1.0), keras.Variable(0.5)
+            self.optimizer = keras.optimizers.SGD(0.01)
+
+        def train_step(self, batch: Any) -> Any:
+            x, y = batch
+
+            def objective() -> Any:
+                return ops.mean((self.info * x[:, :1] + self.what - y) ** 2)
+
+            return {"loss": treadle.minimize(objective, [self.info, self.what], self.optimizer)}
+
+    assert treadle.doctor.examine(Named(), source(*numbers())).codes() == []
+
+
+def test_a_source_without_batches_is_refused() -> None:
+    with pytest.raises(DataError, match="gave no batch in epoch 1"):
+        treadle.doctor.examine(Regression(), [])

@@ -279,7 +279,7 @@ def _mapped(function: Any, batch: Any) -> Any:
 
 
 def _unpaired(trials: Trials) -> Iterator[Finding]:
-    """Reverse the rows of one array against the others: the gradients must change.
+    """Shuffle the rows of one array against the others: the gradients must change.
 
     They stay the same if a loss pairs every row with every label, as arrays of shapes (N,) and
     (N, 1) do. The array must matter at all: other values of it change the gradients.

@@ -37,7 +37,8 @@ def examine(
             Default: the task's own `steps`, or `epochs` × batches.
 
     Raises:
-        ConfigurationError: There are no batches, or `doctor_ignore` is not a list of codes.
+        ConfigurationError: `doctor_ignore` is not a list of codes.
+        DataError: There are no batches.
         TreadleError: The task cannot be trained at all.
 
     Example:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import Any, Final
 
 import keras
@@ -99,8 +100,8 @@ class StepRecorder(Records):
         self.add(GRADIENTS, info, **dict(zip(paths, gradients, strict=True)))
         self.add(OBJECTIVE, info, loss=loss)
 
-    def add(self, what: str, info: Info, **tensors: Any) -> None:
-        """Record an event."""
+    def add(self, what: str, info: Info, /, **tensors: Any) -> None:
+        """Record an event; the names of tensors are those of arguments, or paths of variables."""
         if self.in_place:
             self.met.append((what, info, tensors))
 
@@ -117,7 +118,7 @@ def user_line() -> str:
         file = frame.f_code.co_filename
         ours = file.startswith(PACKAGE) and not file.startswith(RECIPES)
         if not ours and module not in MACHINERY and module not in ("importlib", "numpy"):
-            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+            return f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
@@ -144,8 +145,8 @@ def spying(
     """
     with ExitStack() as stack:
         stack.enter_context(_layers(layer_paths))
-        stack.enter_context(_added_losses())
-        stack.enter_context(_losses())
+        stack.enter_context(_replaced(keras.layers.Layer, "add_loss", _added_losses))
+        stack.enter_context(_replaced(keras.losses.Loss, "__call__", _losses))
         stack.enter_context(_branches(recorder))
         for name in CROSS_ENTROPIES:
             stack.enter_context(_cross_entropy(name))
@@ -177,27 +178,17 @@ def _layers(paths: Mapping[int, str]) -> Generator[None]:
         yield
 
 
-@contextmanager
-def _added_losses() -> Generator[None]:
-    original = keras.layers.Layer.add_loss
-
+def _added_losses(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_loss(self: Any, loss: Any) -> Any:
         recorder = _recorder()
         if recorder is not None:
             recorder.add(ADDED_LOSS, Info(self.name, type(self).__name__, user_line(), self))
         return original(self, loss)
 
-    keras.layers.Layer.add_loss = add_loss
-    try:
-        yield
-    finally:
-        keras.layers.Layer.add_loss = original
+    return add_loss
 
 
-@contextmanager
-def _losses() -> Generator[None]:
-    original = keras.losses.Loss.__call__
-
+def _losses(original: Callable[..., Any]) -> Callable[..., Any]:
     def called(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         result = original(self, y_true, y_pred, sample_weight)
         recorder = _recorder()
@@ -206,11 +197,7 @@ def _losses() -> Generator[None]:
             recorder.add(LOSS, info, true=y_true, pred=y_pred, weight=sample_weight)
         return result
 
-    keras.losses.Loss.__call__ = called
-    try:
-        yield
-    finally:
-        keras.losses.Loss.__call__ = original
+    return called
 
 
 @contextmanager
