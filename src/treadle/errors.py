@@ -53,6 +53,10 @@ class DirectoryError(TreadleError):
     """A run directory contains a different run, or cannot be used."""
 
 
+class ProcessError(TreadleError):
+    """Another process that trains the same task has failed, or does something else."""
+
+
 class CheckpointError(TreadleError):
     """A checkpoint cannot be written, or is damaged."""
 

@@ -39,6 +39,7 @@ from .core.hook import Hook
 from .core.identity import source_facts
 from .core.logs import History, Logs, loggable
 from .core.options import Options
+from .core.processes import process_group
 from .core.progress import Costs, Progress
 from .core.rollback import RolledBack
 from .core.tracebacks import shortened
@@ -498,12 +499,14 @@ class Loop:
     def _evaluate(self, source: Any) -> dict[str, float]:
         """Evaluate a source without notifying hooks."""
         self._check_restored()
+        process_group().exchange(None, "an evaluation")
         with shortened(), noting("evaluation", self.progress), explaining():
             return self._session.evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source and return NumPy arrays joined on the first axis."""
         self._check_restored()
+        process_group().exchange(None, "a prediction")
         with shortened(), explaining():
             return self._session.evaluation.predict(source, self)
 
@@ -523,6 +526,7 @@ class Loop:
         if resuming.has_pending:  # a source may call this for its first batch, before the build
             resuming.assign_what_exists(self.state)
             resuming.check_built(self.state)
+        process_group().exchange(None, "a call of a function")
         with shortened(), explaining():
             return self._session.evaluation.call(function, *inputs)
 

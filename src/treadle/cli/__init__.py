@@ -11,6 +11,7 @@ Features that scripts need are implemented in the other packages, not here.
 | 1 | `tune` ended without a completed trial |
 | 2 | wrong usage, configuration, backend, data or directory |
 | 3 | the time limit was reached before all epochs or steps were done; the run can be resumed |
+| that of the process | `launch`: a process failed; 128 plus its number if a signal ended it |
 | 130 | interrupted, and saved |
 | 143 | terminated, and saved |
 
@@ -20,6 +21,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 # These modules register their commands with `app` when they are imported.
 from . import certifying as certifying
 from . import doctoring as doctoring
+from . import launching as launching
 from . import rates as rates
 from . import tuning as tuning
 from . import watching as watching

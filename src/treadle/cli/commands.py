@@ -7,6 +7,7 @@ import typer
 from .. import __version__
 from ..core import compile_cache
 from ..core.options import Options
+from ..core.processes import is_chief
 from ..errors import ConfigurationError
 from ..recipes import find, resolve
 from . import output, running
@@ -193,7 +194,8 @@ def resume(
 
 
 def _end(outcome: output.RunOutcome, json: bool) -> None:
-    output.print_outcome(outcome, json)
+    if is_chief():
+        output.print_outcome(outcome, json)
     if outcome.unfinished:
         raise typer.Exit(output.UNFINISHED)
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..core import keras_internals
 from ..core.backend_choice import choose_backend, default_backend, installed_backends
 from ..core.terminal import Waiting
+from ..distribute import found_place
 from ..errors import BackendError, DataError
 from ..run.setup import setup
 
@@ -57,9 +58,11 @@ def prepare(
         os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
     chosen = choose(backend, only)
     choose_backend(chosen)
+    place = found_place()
     if chosen == "jax" and devices is not None:
-        _divide_cpu(devices)
-    importing = _importing(chosen, quiet or "keras" in sys.modules)
+        _divide_cpu(devices if place is None else devices // place.size)
+    quiet = quiet or "keras" in sys.modules or (place is not None and place.rank > 0)
+    importing = _importing(chosen, quiet)
     with importing, _quiet_start(), _without_unused(chosen):
         setup(seed=seed or 0, precision=precision, deterministic=deterministic, devices=devices)
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ..core.backend_choice import choose_backend
 from ..core.directory import RUN, LostRecordError, read_run, why_unfinished
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, precision_name, run_seed
+from ..core.processes import is_chief, on_chief
 from ..core.renamed import with_current_names
 from ..core.run_file import RunFile
 from ..core.triggers import Span
@@ -83,6 +84,7 @@ def train(request: Request) -> output.RunOutcome:
         request.deterministic,
         request.devices,
     )
+    request = replace(request, quiet=request.quiet or not is_chief())
     with (
         environment.showing("making the task", request.quiet),
         overriding(request.seed, request.precision, request.backend, request.devices),
@@ -112,7 +114,8 @@ def train(request: Request) -> output.RunOutcome:
             override=request.override,
             console=not request.quiet,
         )
-        trusting.remember(directory, request.recipe, request.data_dir)
+        if is_chief():
+            trusting.remember(directory, request.recipe, request.data_dir)
         with loop:
             with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
@@ -401,12 +404,30 @@ def _directory(given: Path | None, name: str) -> Generator[Path]:
     if given is not None:
         yield given
         return
-    number, made = 1, not RUNS.exists()
+    made = not RUNS.exists()
+    directory = Path(on_chief(lambda: str(_new_directory(name)), "making a directory"))
+    try:
+        yield directory
+    finally:
+        if is_chief() and not (directory / RUN).exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            if made:
+                with suppress(OSError):  # it is not empty
+                    RUNS.rmdir()
+
+
+def _new_directory(name: str) -> Path:
+    """Make the next free directory for a run of a task.
+
+    Raises:
+        DirectoryError: If it cannot be made.
+    """
+    number = 1
     while True:
         directory = RUNS / f"{name}-{number}"
         try:
             directory.mkdir(parents=True)
-            break
+            return directory
         except FileExistsError:
             number += 1
         except OSError as error:
@@ -414,11 +435,3 @@ def _directory(given: Path | None, name: str) -> Generator[Path]:
                 f"cannot make the run directory {directory}: {error.strerror or error}. Name "
                 "another with --directory"
             ) from error
-    try:
-        yield directory
-    finally:
-        if not (directory / RUN).exists():
-            shutil.rmtree(directory, ignore_errors=True)
-            if made:
-                with suppress(OSError):  # it is not empty
-                    RUNS.rmdir()

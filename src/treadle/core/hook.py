@@ -174,11 +174,21 @@ class Hook:
     then end at these steps, so that the hook sees exactly the state after that step. `DetailedHook`
     has further methods.
 
+    If several processes train one task, hooks are called in all of them, with equal values. A hook
+    that only writes files or messages sets `chief_only`; it must not change the run.
+
+    Attributes:
+        chief_only: Whether the hook is called only in the process that writes files.
+
     Example:
         >>> class Loud(Hook):
+        ...     chief_only = True
+        ...
         ...     def record(self, loop, record):
         ...         print(record.kind, dict(record.values))
     """
+
+    chief_only: bool = False
 
     def start(self, loop: LoopView) -> None:
         """Called before the first step of a call that trains, such as `fit`."""

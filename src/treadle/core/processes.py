@@ -5,7 +5,14 @@ decisions. What may differ between them (clocks, signals, files) is agreed on by
 short messages. One of them, the chief, writes files and shows progress.
 """
 
-from typing import Any, Protocol
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from .. import errors
+from ..errors import ProcessError, TreadleError
+
+T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
@@ -14,6 +21,8 @@ class ProcessGroup(Protocol):
     Attributes:
         rank: The number of this process, from 0. Process 0 is the chief.
         size: The number of processes.
+        local_rank: The number of this process among those of its machine, from 0.
+        local_size: The number of processes on this machine.
     """
 
     @property
@@ -26,23 +35,44 @@ class ProcessGroup(Protocol):
         """The number of processes."""
         ...
 
-    def exchange(self, value: Any) -> list[Any]:
+    @property
+    def local_rank(self) -> int:
+        """The number of this process on its machine."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """The number of processes on its machine."""
+        ...
+
+    def exchange(self, value: Any, at: str) -> list[Any]:
         """Return the values of all processes by rank; all must call this at the same point.
 
         Args:
             value: A value of JSON types.
+            at: What this process is doing, for messages; the same in all processes.
+
+        Raises:
+            ProcessError: Another process has failed, has ended, or does something else.
         """
+        ...
+
+    def fail(self, why: str) -> None:
+        """Say to the other processes that this one has failed, so that they end too."""
         ...
 
 
 class SingleProcess:
     """A process that trains alone."""
 
-    rank, size = 0, 1
+    rank, size, local_rank, local_size = 0, 1, 0, 1
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, at: str) -> list[Any]:
         """Return the value in a list."""
         return [value]
+
+    def fail(self, why: str) -> None:
+        """Do nothing: there are no other processes."""
 
 
 _group: ProcessGroup = SingleProcess()
@@ -57,6 +87,7 @@ def join(group: ProcessGroup) -> None:
     """Make this process a member of a group."""
     global _group
     _group = group
+    agree_on_time()
 
 
 def is_chief() -> bool:
@@ -69,6 +100,91 @@ def is_chief() -> bool:
     return _group.rank == 0
 
 
-def of_chief(value: Any) -> Any:
-    """Return the chief's value, of JSON types; all processes must call this at the same point."""
-    return _group.exchange(value if is_chief() else None)[0] if _group.size > 1 else value
+def on_chief(function: Callable[[], T], at: str) -> T:
+    """Return what a function returns in the chief; all processes must call this at the same point.
+
+    The function may read and write files. If it raises an error of Treadle, all processes do.
+
+    Args:
+        function: A function that returns a value of JSON types.
+        at: What the processes are doing, for messages.
+
+    Example:
+        >>> on_chief(lambda: 3, "counting")
+        3
+    """
+    if _group.size == 1:
+        return function()
+    if not is_chief():
+        kind, result = _group.exchange(None, at)[0]
+        if kind:
+            raise getattr(errors, kind)(result)
+        return result
+    try:
+        result = function()
+    except TreadleError as error:
+        _group.exchange([type(error).__name__, str(error)], at)
+        raise
+    _group.exchange(["", result], at)
+    return result
+
+
+def require_equal(what: str, value: T) -> T:
+    """Check that all processes have the same value; all must call this at the same point.
+
+    Args:
+        what: What the value is, for messages.
+        value: A value of JSON types.
+
+    Returns:
+        The value.
+
+    Raises:
+        ProcessError: A process has another value. It is raised in all processes.
+    """
+    if _group.size == 1:
+        return value
+    found = _group.exchange(value, f"comparing the {what}")
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise ProcessError(
+                f"the {what} of process {rank} and of process 0 differ: "
+                f"{'; '.join(_differences(other, found[0], rank))}. All processes must run the "
+                "same script with the same data and settings"
+            )
+    return value
+
+
+def _differences(theirs: Any, chiefs: Any, rank: int, path: str = "") -> list[str]:
+    """Describe where a value differs from that of the chief."""
+    if isinstance(theirs, dict) and isinstance(chiefs, dict):
+        found: list[str] = []
+        for key in dict.fromkeys([*theirs, *chiefs]):  # type: ignore[misc]
+            one, other = theirs.get(key), chiefs.get(key)  # type: ignore[misc]
+            if one != other:
+                found += _differences(one, other, rank, f"{path}.{key}" if path else str(key))
+        return found
+    name = f"{path} " if path else ""
+    return [f"{name}is {theirs!r:.200} in process {rank}, and {chiefs!r:.200} in process 0"]
+
+
+_time = 0.0  # of the chief, when the processes last agreed on it
+
+
+def clock() -> float:
+    """Return the time in seconds, which is the same in all processes.
+
+    In several processes, it is that of the chief when they last agreed on it, so that all of them
+    take the same decisions.
+    """
+    return time.monotonic() if _group.size == 1 else _time
+
+
+def agree_on_time(values: list[float] | None = None) -> None:
+    """Set the clock of all processes.
+
+    Args:
+        values: The times of all processes, by rank; by default they are exchanged.
+    """
+    global _time
+    _time = (values or _group.exchange(time.monotonic(), "reading the clock"))[0]

@@ -10,6 +10,7 @@ from ..core import schema
 from ..core.directory import CHECKPOINTS
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
+from ..core.processes import is_chief, process_group
 from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..errors import CheckpointError, ConfigurationError
@@ -101,7 +102,8 @@ class Checkpoint(Hook):
 
     def start(self, loop: LoopView) -> None:
         """Remove partially written files of a killed process; save the state of step 0."""
-        self.saved.clean()
+        if is_chief():
+            self.saved.clean()
         if loop.progress.step == 0:
             self.save(loop)
         else:
@@ -145,14 +147,18 @@ class Checkpoint(Hook):
         if wait:
             self.saved.settle()
             self._log_failure(loop)
-        elif self.saved.busy:
+        elif self.saved.busy and process_group().size == 1:
             return False
         if self._is_non_finite(loop):
+            return True
+        if not is_chief() and not _is_split(loop):
             return True
         checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
         self._saved_step = loop.progress.step
         # On JAX, they are the variables' own memory: kept, they would hold an old state there.
         self._buffers = {path: x for path, x in checkpoint.state.items() if x.flags.writeable}
+        if not is_chief():  # it only took part in the capture
+            return True
         self.saved.save(checkpoint)
         self._late = False
         if wait:
@@ -221,3 +227,10 @@ class Checkpoint(Hook):
         except CheckpointError as failure:
             loop.log({"warning": f"no checkpoint of step {self._saved_step}: {failure}"})
             self._late = True
+
+
+def _is_split(loop: LoopView) -> bool:
+    """Return whether other processes hold parts of variables, which must all be read together."""
+    from ..backends.base import active  # late: it imports Keras
+
+    return active().is_split(loop.state.variables.values())

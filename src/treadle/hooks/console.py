@@ -55,6 +55,8 @@ class Console(DetailedHook):
         >>> to_stderr = treadle.hooks.Console(to=rich.console.Console(stderr=True))
     """
 
+    chief_only = True
+
     def __init__(self, quiet: bool = False, to: rich.console.Console | None = None) -> None:
         self._quiet = quiet
         self._to = to

@@ -34,6 +34,8 @@ class LearningCurve(Hook):
         >>> curve = treadle.hooks.LearningCurve()  # a default hook of runs with a directory
     """
 
+    chief_only = True
+
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Plot the history."""
         if isinstance(error, DirectoryError):  # the directory belongs to another process

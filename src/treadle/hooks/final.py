@@ -8,6 +8,7 @@ from ..core.directory import OLD_STATE, STATE
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
+from ..core.processes import is_chief
 
 
 class FinalModel(Hook):
@@ -35,7 +36,10 @@ class FinalModel(Hook):
         import keras  # late: it fixes the backend, which may not be chosen yet at import
 
         # Variables first: they are saved even if saving a model fails.
-        write_arrays(loop.directory / STATE, loop.state.arrays())
+        arrays = loop.state.arrays()  # in all processes, each of which may hold a part
+        if not is_chief():
+            return
+        write_arrays(loop.directory / STATE, arrays)
         with Folder.open(loop.directory) as folder:
             folder.remove_file(OLD_STATE)  # of an older version, and now outdated
             for name, value in vars(loop.task).items():

@@ -30,6 +30,8 @@ class Images(Hook):
         >>> images = treadle.hooks.Images()  # a default hook of runs with a directory
     """
 
+    chief_only = True
+
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._unsynced: set[str] = set()

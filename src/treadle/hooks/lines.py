@@ -62,6 +62,8 @@ class JSONLines(Hook):
         >>> log = treadle.hooks.JSONLines("log.jsonl")
     """
 
+    chief_only = True
+
     def __init__(self, path: str | Path | None = None) -> None:
         self._path = path
         self._folder: Folder | None = None
@@ -142,6 +144,8 @@ class CSV(Hook):
         >>> import treadle
         >>> epochs = treadle.hooks.CSV("epochs.csv")
     """
+
+    chief_only = True
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = path

@@ -43,6 +43,8 @@ class Profiler(DetailedHook):
         [100, 110]
     """
 
+    chief_only = True
+
     def __init__(self, steps: str = "100:110", directory: str | Path | None = None) -> None:
         match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d+)\s*", steps)
         first, last = (int(match[1] or 0), int(match[2])) if match else (0, 0)

@@ -27,6 +27,7 @@ from ..core.identity import changed_code, code_of, identity, in_json_types, vers
 from ..core.lock import HOLDER, Lock
 from ..core.logs import StepLogs
 from ..core.options import backend_name, precision_name, run_seed
+from ..core.processes import is_chief, on_chief
 from ..core.progress import Progress
 from ..core.renamed import with_current_names
 from ..core.run_file import RunFile, copy_of
@@ -78,16 +79,12 @@ class RunRecord(Hook):
         self._lock = Lock(path)
         self._made = [place for place in (path, *path.parents) if not place.exists()]
         self._left = False  # whether the directory was removed again
-        with _opened(path) as folder:
-            self._lock.acquire()  # during construction only; `start` acquires it again
-            try:
-                self.facts: dict[str, Any]
-                self.facts, self.recovered = self._claim(folder, fresh)
-                self._remove_leftovers(folder)
-                wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
-                self._seen = folder.version(RUN)
-            finally:
-                self._lock.release()
+        self._seen: tuple[int, int] | None = None
+        self.facts: dict[str, Any]
+        self.facts, self.recovered = on_chief(
+            lambda: self._read(fresh), "opening the run directory"
+        )
+        wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
         self.from_before, self._started, self._begun = bool(self.facts), False, False
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         self._calls_made = 0  # calls of this process, also those that an earlier one completed
@@ -185,17 +182,7 @@ class RunRecord(Hook):
             DirectoryError: If another process trains in it, or has done so since `run.json` was
                 read.
         """
-        if self._left:  # an earlier call of this loop failed before its first step
-            _opened(self.path).close()
-            self._left = False
-        self._lock.acquire()
-        with Folder.open(self.path) as folder:
-            if folder.version(RUN) != self._seen:
-                self._lock.release()
-                raise DirectoryError(
-                    f"another process continued the run in {self.path} after it was read here: run "
-                    "the script again"
-                )
+        on_chief(self._lock_directory, "locking the run directory")
         from ..backends.base import active  # late: it imports Keras
 
         # What is known before the first step is in the checkpoint of step 0, too.
@@ -210,6 +197,20 @@ class RunRecord(Hook):
         if self.recovered:
             self._write()
         self._started, self._begun, self.from_before = True, False, False
+
+    def _lock_directory(self) -> None:
+        """Lock the directory for this process."""
+        if self._left:  # an earlier call of this loop failed before its first step
+            _opened(self.path).close()
+            self._left = False
+        self._lock.acquire()
+        with Folder.open(self.path) as folder:
+            if folder.version(RUN) != self._seen:
+                self._lock.release()
+                raise DirectoryError(
+                    f"another process continued the run in {self.path} after it was read here: run "
+                    "the script again"
+                )
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write `run.json` at the first step: the plan and the start time."""
@@ -235,6 +236,8 @@ class RunRecord(Hook):
         if not self._started:
             return
         self._started = removed = False
+        if not is_chief():
+            return
         try:
             if not self._begun:
                 with Folder.open(self.path) as folder:
@@ -261,10 +264,24 @@ class RunRecord(Hook):
 
     def leave(self) -> None:
         """Remove the run directory if this object created it and it is empty."""
+        if not is_chief():
+            return
         with suppress(OSError):  # it is not empty
             for place in self._made:
                 place.rmdir()
                 self._left = True
+
+    def _read(self, fresh: bool) -> tuple[dict[str, Any], str]:
+        """Return what `_claim` does, and lock the directory meanwhile; `start` locks it again."""
+        with _opened(self.path) as folder:
+            self._lock.acquire()
+            try:
+                claimed = self._claim(folder, fresh)
+                self._remove_leftovers(folder)
+                self._seen = folder.version(RUN)
+                return claimed
+            finally:
+                self._lock.release()
 
     def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str]:
         """Return the record of the run in the directory, after removing the run if `fresh`.
@@ -355,6 +372,9 @@ class RunRecord(Hook):
         return difference.partition(" was ")[0] in self._override
 
     def _write(self) -> None:
+        """Write `run.json`, in the process that writes files."""
+        if not is_chief():
+            return
         text = json.dumps(self.facts, indent=2, default=str) + "\n"
         with Folder.open(self.path) as folder:
             folder.write(RUN, [text.encode()], len(text))

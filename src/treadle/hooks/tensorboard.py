@@ -62,6 +62,8 @@ class TensorBoard(Hook):
         >>> board = treadle.hooks.TensorBoard("logs/first", histograms="1 epoch")
     """
 
+    chief_only = True
+
     def __init__(self, directory: str | Path | None = None, histograms: str | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise ConfigurationError(

@@ -32,6 +32,8 @@ class Watchdog(Hook):
         >>> watchdog = treadle.hooks.Watchdog(after="10 min")
     """
 
+    chief_only = True
+
     def __init__(self, after: str = "10 min", leave: bool = False) -> None:
         span = Span.parse(after)
         if span.of != "seconds":

@@ -1,8 +1,9 @@
 """The state of one call of the loop that trains: planned end, clock and reason for stopping."""
 
-import time
+import signal
 from typing import Literal
 
+from ..core.processes import clock, process_group
 from ..core.progress import Progress
 from ..core.signals import ShutdownRequest
 from .evaluation import Validation
@@ -35,6 +36,7 @@ class Call:
         unfinished: Whether the call was interrupted before its planned end, and resumes when the
             same script runs again.
         request: Shutdown requests received as signals.
+        agreed: The signal that any of several processes has received, once all know of it.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Call:
         self.ended_by: str | None = None
         self.unfinished = False
         self.request = ShutdownRequest()
-        self._started, self._seconds_before = time.monotonic(), now.seconds
+        self.agreed: signal.Signals | None = None
+        self._started, self._seconds_before = clock(), now.seconds
         self._deadline = deadline
 
     @property
@@ -66,16 +69,21 @@ class Call:
 
     def timed(self, progress: Progress) -> Progress:
         """Return progress with the current total training time of the run."""
-        return progress.after_seconds(self._seconds_before + time.monotonic() - self._started)
+        return progress.after_seconds(self._seconds_before + clock() - self._started)
 
     def stop(self, why: str | None) -> None:
         """Stop the call permanently, for a reason: it is not resumed."""
         self.reason = self.ended_by = why
 
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that requests a shutdown: of several processes, one that all know of."""
+        return self.request.signal if process_group().size == 1 else self.agreed
+
     def heed_signals(self) -> None:
         """Interrupt the call if a signal has requested a shutdown; it can be resumed."""
-        if self.request.signal is not None and not self.unfinished:
-            self.reason, self.unfinished = f"received {self.request.signal.name}", True
+        if self.signal is not None and not self.unfinished:
+            self.reason, self.unfinished = f"received {self.signal.name}", True
 
     def is_over(self, progress: Progress) -> bool:
         """Return whether the call has ended, by its steps, its deadline or a stop request."""

@@ -12,6 +12,7 @@ from ..core.error_notes import add_note
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Plain, loggable
+from ..core.processes import is_chief
 from ..core.progress import Progress
 from ..core.triggers import Scheduled, When
 from ..errors import ConfigurationError, DirectoryError
@@ -39,13 +40,17 @@ class HookDispatcher:
     """
 
     def __init__(self, hooks: Sequence[Hook], scheduled: Sequence[Scheduled] = ()) -> None:
+        # Triggers of all hooks count: windows end at the same steps in all processes.
         self._hooks, self._scheduled = list(hooks), list(scheduled)
+        self._called = [hook for hook in hooks if is_chief() or not hook.chief_only]
         self.running = ""
 
     def states(self, loop: LoopView) -> dict[str, dict[str, Any]]:
         """Return the state of each hook for checkpoints, by the hook's name."""
         states: dict[str, dict[str, Any]] = {}
         for name, hook in self._named():
+            if hook not in self._called:
+                continue
             with _HookRun(self, f"{type(hook).__name__}.state", loop):
                 states[name] = hook.state()
         return states
@@ -58,7 +63,7 @@ class HookDispatcher:
         """
         for name, hook in self._named():
             state = found.hooks.get(name)
-            if not state:
+            if not state or hook not in self._called:
                 continue
             is_own = type(hook).__module__.startswith(f"{_OWN}.")
             with found.reading(f"the state of the hook {name}") if is_own else nullcontext():
@@ -84,7 +89,7 @@ class HookDispatcher:
 
         Methods of `DetailedHook` are also called on hooks that define them without that base class.
         """
-        for hook in self._hooks:
+        for hook in self._called:
             method = getattr(hook, what, None)
             # Methods that do nothing are left out: a call of each per window would take time.
             if method is None or getattr(method, "__func__", None) in _EMPTY:
@@ -123,7 +128,7 @@ class HookDispatcher:
         before the final model is written.
         """
         failures: list[Exception] = []
-        for hook in reversed(self._hooks):
+        for hook in reversed(self._called):
             try:
                 with _HookRun(self, f"{type(hook).__name__}.end", loop):
                     hook.end(loop, error or next(iter(failures), None))

@@ -8,6 +8,7 @@ from ..backends.window import Window
 from ..core.error_notes import noting
 from ..core.hook import LoopView
 from ..core.options import run_seed
+from ..core.processes import process_group
 from ..core.progress import Progress
 from ..data.source import (
     Position,
@@ -147,6 +148,8 @@ class Feed:
             return
         reader, window = self._open[2], None
         started, ran_meanwhile = time.monotonic(), running()
+        if process_group().size > 1:  # all processes must read windows of equal size
+            running = _always
         try:
             window = self._read_batches(reader, most, running)
             ready = None if window is None else placed(window)
@@ -265,3 +268,7 @@ class Feed:
             if ahead is not None:
                 reader.put_back(ahead)
             reader.close()
+
+
+def _always() -> bool:
+    return True

@@ -8,6 +8,8 @@ from typing import Any
 from .. import hooks as default_hooks
 from ..checkpoint import Checkpoint as Saved
 from ..core.hook import Hook, LoopView
+from ..core.identity import identity, in_json_types
+from ..core.processes import is_chief, on_chief, require_equal
 from ..core.progress import Progress
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError
@@ -88,7 +90,12 @@ class Services:
         if self.checkpointer is None:
             return None
         saved = self.checkpointer.saved
+        on_chief(saved.settle, "looking for the newest checkpoint")  # it may be writing one
         found = saved.latest()
+        require_equal(
+            f"newest checkpoint in {self.directory}, which must be the same directory,",
+            None if found is None else found.progress.step,
+        )
         for name, reason in saved.rejected:
             self.reporter.warn(f"skipped checkpoint {name}: {reason}")
         if found is not None and found.progress.step == 0:
@@ -173,6 +180,10 @@ def open_services(
         ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
             in a run without a directory.
     """
+    require_equal(
+        "configuration",
+        in_json_types({**identity(task), **configuration, "directory": str(directory)}),
+    )
     record = None
     if directory is not None:
         record = RunRecord(directory, task, configuration, fresh, override)
@@ -215,7 +226,10 @@ def services_of(
         directory=directory,
         record=record,
         checkpointer=savers[-1] if savers else None,
-        reporter=Reporter([hook for hook in hooks if isinstance(hook, default_hooks.Console)]),
+        reporter=Reporter(
+            [hook for hook in hooks if isinstance(hook, default_hooks.Console) and is_chief()],
+            silent=not is_chief(),
+        ),
         guards=[hook for hook in hooks if isinstance(hook, default_hooks.NonFinite)],
         callbacks=[hook for hook in hooks if isinstance(hook, default_hooks.KerasCallbacks)],
         log=(logs or [default_hooks.JSONLines()])[0].path_in(directory) if directory else None,

@@ -16,21 +16,24 @@ from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
 from ..core.hook import LoopView
+from ..core.identity import in_json_types
 from ..core.logs import History, Record
 from ..core.options import Options
+from ..core.processes import process_group, require_equal
 from ..core.progress import Progress
 from ..core.randomness import random_states
 from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
 from ..data.source import Source, is_closed_loop
-from ..errors import StateError, TreadleWarning
+from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages, averaged
 from ..steps.optimizers import build_as_saved
 from ..steps.planning import as_recorded
 from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
+from .agreement import Agreement
 from .call import Call, Kind
 from .evaluation import Evaluation, Validation
 from .explanations import explaining
@@ -90,6 +93,7 @@ class Session:
         self.trigger_check, self.last_recorded_step = self.progress, 0
         self.swapped_optimizers: list[Any] | None = None
         self.averages, self._weights = Averages(), WeightCheck()
+        self._agreement = Agreement()
         self.resuming = Resuming(None)
         # The circumstances and the plan of the checkpoint, until they are compared.
         self._saved_circumstances: Mapping[str, Any] | None = None
@@ -174,6 +178,7 @@ class Session:
         Returns:
             Whether the call was skipped.
         """
+        require_equal("call of the loop", in_json_types(arguments))
         record, reporter = self.services.record, self.services.reporter
         number = self.resuming.call + 1
         if record is None:
@@ -290,17 +295,20 @@ class Session:
         try:
             with handled_signals() as call.request:
                 yield call
+                self._agreement.at_end(call)
                 call.heed_signals()  # those received during the last validation
                 if call.unfinished and self.started:
                     self.services.save(self._loop)
-            if call.request.signal is not None:
-                raise call.request.error()
+            if call.signal is not None:
+                raise call.request.error(call.signal)
         except GeneratorExit:  # the user's `for` ended early; the `with` block gets the reason
             raise
         except BaseException as raised:
             error = raised
             if device_lost(raised):
                 raised.add_note(self.services.recovery())
+            if not isinstance(raised, ProcessError):
+                process_group().fail(f"{type(raised).__name__}: {raised}")
             raise
         finally:
             try:
@@ -481,6 +489,9 @@ class Session:
 
     def count(self, logs: Any) -> None:
         """Add the steps of a window to the progress and the history."""
+        seconds = self._agreement.after_window(self.call, self.training.seconds, self.feed)
+        if seconds is not None:
+            self.training.adapt(seconds)
         self.progress = self.call.timed(logs.progress)
         self.history.add_steps(logs)
         self._weights.ran(logs)
@@ -530,6 +541,8 @@ class Session:
                 self.services.hooks.end(self._loop, error)
             finally:
                 self.swapped_optimizers = None
+        if error is None:  # all files are written before any process goes on
+            require_equal("step at which training ended", self.progress.step)
 
     def _leave_directory(self) -> None:
         """Remove the run directory if this process created it and it is empty."""

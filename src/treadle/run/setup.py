@@ -11,6 +11,8 @@ from ..core import compile_cache as compiled_programs
 from ..core import determinism, keras_internals
 from ..core.backend_choice import choose_backend, choose_default_backend
 from ..core.options import device_count, precision_name, run_seed
+from ..core.processes import process_group
+from ..distribute import found_place, join_processes
 from ..errors import ConfigurationError, did_you_mean, whole_number
 
 if TYPE_CHECKING:
@@ -90,6 +92,10 @@ def setup(
     import keras
 
     built = _existing_layer()
+    place = found_place()
+    if place is not None and process_group().size == 1:
+        join_processes(place, _backend())
+        seed = seed if seed is not None else run_seed()  # all must draw the same numbers
     if devices is not None:
         devices = _checked_devices(_overriding.get("devices", devices))
     for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):

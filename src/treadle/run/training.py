@@ -39,6 +39,7 @@ class Training:
         self.prepared: CompiledStep | None = None
         self.batch_examples, self.ended = 1, 0.0
         self._pace = Pace(options.window)
+        self._timing: tuple[Window, float, int] | None = None
         self._means, self._since_last_logs = Means(), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
@@ -189,7 +190,7 @@ class Training:
         finally:
             values, weights, self._broken = outputs.fetch()
         self.ended = outputs.ended
-        self._pace.ran(window, outputs.seconds, prepared.largest)
+        self._timing = window, outputs.seconds, prepared.largest
         prepared.refuse_moving_constants()
         if len(weights) < len(values):
             examples = np.full(window.count, float(window.examples))
@@ -198,6 +199,17 @@ class Training:
         self._since_last_logs.add(values, weights)
         self._last = progress.step, window
         return StepLogs(progress.step + 1, values, weights, window.examples, after)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the last window took."""
+        return self._timing[1] if self._timing is not None else 0.0
+
+    def adapt(self, seconds: float) -> None:
+        """Adapt the size of the next windows, as if the last one had taken this many seconds."""
+        if self._timing is not None:
+            window, _, largest = self._timing
+            self._pace.ran(window, seconds, largest)
 
     def steps_lost_on_error(self, window: Window) -> int:
         """Return how many steps may have changed the state if running a window fails."""

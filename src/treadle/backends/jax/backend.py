@@ -4,7 +4,7 @@ User code does not pass state explicitly. The file is as long as the protocol
 `backends.base.Backend` requires: one class implements all of it.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jax.core import Tracer
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
+from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution
@@ -25,7 +26,7 @@ from ..program import Program
 from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable
-from . import layouts
+from . import layouts, processes
 from .calls import JitCaller
 from .layouts import active_layouts, adopt, layout_of
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
@@ -239,7 +240,7 @@ class JaxBackend:
             if several is not None:
                 adopt(program.seeds)
             put = self.to_device if several is None else several.put
-            return EagerExecutor(program, _eager_step, put, np.asarray, device)
+            return EagerExecutor(program, _eager_step, put, processes.whole, device)
         return JaxExecutor(program)
 
     def caller(
@@ -274,6 +275,10 @@ class JaxBackend:
         """Set Keras' distribution: `DataParallel` over the first devices, or a given one."""
         layouts.distribute(devices)
 
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Let JAX see the devices of all processes; it must not have started yet."""
+        processes.join(group, address)
+
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
@@ -303,11 +308,11 @@ class JaxBackend:
 
     def read(self, variable: Variable) -> Any:
         """Return a copy of a variable's value as a NumPy array."""
-        return np.array(variable._value)
+        return np.array(processes.whole(variable._value))
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Return the value itself, as JAX arrays are immutable; on a CPU without a copy."""
-        return np.asarray(variable._value)
+        return processes.whole(variable._value)
 
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable, which keeps its layout; on several devices, each is sent its part."""
@@ -321,16 +326,20 @@ class JaxBackend:
         """Return the value itself, as JAX arrays are immutable."""
         return variable._value
 
+    def is_split(self, variables: Iterable[Variable]) -> bool:
+        """Return whether devices of other processes hold parts of a variable."""
+        return processes.several() and any(processes.is_split(v._value) for v in variables)
+
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Check all variables in one program; on a CPU with NumPy, which needs no compilation."""
         values = [v._value for v in variables]
         if jax.default_backend() == "cpu":
-            return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
+            return [bool(np.isfinite(processes.whole(x)).all()) for x in values]
         return np.asarray(_finite(values)).tolist()
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
-        return np.asarray(tensor)
+        return processes.whole(tensor)
 
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a JAX array; 64-bit types become 32-bit."""

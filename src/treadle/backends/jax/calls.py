@@ -16,6 +16,7 @@ from ..types import Variable
 from ..window import Window, capacity, padded
 from .layouts import active_layouts, adopt, on_device
 from .patches import keras_random
+from .processes import several
 from .windows import batch_at, convolves, device_batch, standard
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
@@ -39,7 +40,10 @@ class JitCaller:
         if self._layouts is not None:
             adopt(program.seeds)
 
-        @jax.jit
+        # The results of several processes must be whole in each of them.
+        whole = self._layouts.replicated if self._layouts is not None and several() else None
+
+        @partial(jax.jit, out_shardings=whole)
         def pure(state: Any, inputs: Any, stream: Any) -> Any:
             outer = Scope(zip(variables, state, strict=True))
             step = program.new_context(0)
@@ -49,7 +53,7 @@ class JitCaller:
         self._variables, self._pure = variables, pure
         small = reads is not None and sum(v._value.nbytes for v in reads) <= MOST_BYTES
         self._joins: bool | None = None if small else False  # None: unknown until it is traced
-        self._joined = jax.jit(self._join)
+        self._joined = jax.jit(self._join, out_shardings=whole)
 
     def start(self, inputs: Any, stream: int) -> Fetch:
         """Start a call, and return a function that waits for its outputs."""

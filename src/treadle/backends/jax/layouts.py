@@ -20,10 +20,12 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...core.processes import process_group
 from ...errors import ConfigurationError
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
 from ..window import Rows
+from .processes import put, several
 
 VIRTUAL_DEVICES: Final = "--xla_force_host_platform_device_count"
 _SET: Final = (
@@ -76,11 +78,11 @@ class Layouts:
 
     def put(self, tree: Any, axis: int = 0) -> Any:
         """Copy batches, whose examples lie along an axis, to the devices."""
-        return jax.tree.map(lambda x: jax.device_put(x, self.of_batch(x, axis)), tree)
+        return jax.tree.map(lambda x: put(x, self.of_batch(x, axis)), tree)
 
     def replicate(self, x: Any) -> Tensor:
         """Copy an array to every device."""
-        return jax.device_put(x, self.replicated)
+        return put(x, self.replicated)
 
     def split(self, batch: Any) -> Any:
         """Split a batch among the devices inside a trace."""
@@ -136,6 +138,11 @@ def distribute(devices: Any) -> None:
                 f"{f' to {found[-1]}' if len(found) > 1 else ''}: ask for at most {len(found)}"
                 f"{virtual}"
             )
+        if several() and devices < len(found):
+            raise ConfigurationError(
+                f"devices={devices}, but the {jax.process_count()} processes have {len(found)} "
+                "together: leave it out, and all of them are used"
+            )
         devices = keras.distribution.DataParallel(devices=found[:devices])
     keras.distribution.set_distribution(devices)
 
@@ -147,15 +154,20 @@ def described() -> str:
     if layouts is None:
         return kind if kind == "cpu" else f"1 × {kind}"
     sizes = layouts.mesh.shape
-    axes = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    return f"{layouts.mesh.size} × {kind}{f' ({axes})' if len(sizes) > 1 else ''}"
+    remarks = [f"{name} {size}" for name, size in sizes.items()] if len(sizes) > 1 else []
+    if several():
+        remarks.append(f"{jax.process_count()} processes")
+    more = f" ({', '.join(remarks)})" if remarks else ""
+    return f"{layouts.mesh.size} × {kind}{more}"
 
 
 def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution | None:
     """Return why a loop cannot train with variables, or None; see `base.Devices`."""
-    if jax.process_count() > 1:
-        fault = f"runs in {jax.process_count()} processes of JAX, but a loop trains in one"
-        return RefusedDistribution(fault, "start one process, which may use several devices")
+    if several() and process_group().size == 1:
+        fault = f"runs in {jax.process_count()} processes, which were not connected by Treadle"
+        return RefusedDistribution(
+            fault, "call treadle.setup, which connects them, instead of jax.distributed.initialize"
+        )
     layouts = active_layouts()
     for variable in variables:
         layout = layout_of(variable)

@@ -1,6 +1,6 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import tensorflow as tf
 from ...core.cores import cores
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
+from ...core.processes import ProcessGroup
 from ...errors import StepError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Caller, Executor, RefusedDistribution, single_device_only, single_process_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
@@ -207,6 +208,10 @@ class TensorFlowBackend:
         """Raise an error: a loop trains on one device."""
         raise single_device_only(devices, self.name)
 
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Refuse: this backend trains in one process."""
+        raise single_process_only(self.name)
+
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
@@ -262,6 +267,10 @@ class TensorFlowBackend:
     def keep(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""
         return tf.identity(getattr(variable, "_value", variable))
+
+    def is_split(self, variables: Iterable[Variable]) -> bool:
+        """Return False: every process holds all variables."""
+        return False
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""

@@ -1,7 +1,7 @@
 """The PyTorch backend: steps are captured and replayed; only objectives record gradients."""
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
+from ...core.processes import ProcessGroup
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Caller, Executor, RefusedDistribution, single_device_only, single_process_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
@@ -172,6 +173,10 @@ class TorchBackend:
         """Raise an error: a loop trains on one device."""
         raise single_device_only(devices, self.name)
 
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Refuse: this backend trains in one process."""
+        raise single_process_only(self.name)
+
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
@@ -217,6 +222,10 @@ class TorchBackend:
     def keep(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""
         return variable._value.detach().clone()
+
+    def is_split(self, variables: Iterable[Variable]) -> bool:
+        """Return False: every process holds all variables."""
+        return False
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""

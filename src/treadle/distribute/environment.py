@@ -1,0 +1,177 @@
+"""Which process of how many this is, as launchers say in environment variables."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ConfigurationError
+
+PORT_VARIABLE = "TREADLE_PORT"
+# Of SLURM and Open MPI, which do not choose a port: one for each job, below the ports that Linux
+# gives to outgoing connections (32768 to 60999).
+_FIRST_PORT, _PORTS = 12_000, 20_000
+_INTERACTIVE = ("bash", "zsh", "sh", "interactive", "sys/dashboard")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among those that train together.
+
+    Attributes:
+        rank: The number of this process, from 0.
+        size: The number of processes.
+        host: The address of the machine of process 0.
+        port: The port on which process 0 listens for the others.
+        launcher: What set the variables, for messages.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    launcher: str
+
+    def __str__(self) -> str:
+        return f"process {self.rank} of {self.size}, by {self.launcher}"
+
+
+def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
+    """Return the place of this process, or None if it trains alone.
+
+    In this order: the variables of torchrun (which `treadle launch` also sets), of SLURM, of Open
+    MPI. Those of torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and
+    `WORLD_SIZE` too. Interactive jobs of SLURM do not count.
+
+    Args:
+        variables: The environment variables; by default those of this process.
+
+    Raises:
+        ConfigurationError: A variable is missing, or is not a number in range.
+
+    Example:
+        >>> rank = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+        >>> print(found_place({**rank, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}))
+        process 1 of 2, by torchrun
+        >>> found_place({"RANK": "0", "WORLD_SIZE": "8"}) is None
+        True
+    """
+    env = _Variables(os.environ if variables is None else variables)
+    for find in (_torchrun, _slurm, _open_mpi):
+        place = find(env)
+        if place is not None:
+            return place if place.size > 1 else None
+    return None
+
+
+class _Variables:
+    """Environment variables, read with checks.
+
+    Args:
+        given: The variables.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._given.get(name))
+
+    def text(self, name: str, launcher: str) -> str:
+        """Return a variable.
+
+        Raises:
+            ConfigurationError: It is not set.
+        """
+        if name not in self:
+            raise ConfigurationError(
+                f"{launcher} started this process as one of several, but the environment variable "
+                f"{name} is not set: set it to the same value in all processes"
+            )
+        return self._given[name]
+
+    def number(self, name: str, launcher: str, least: int = 0, below: int = 1 << 20) -> int:
+        """Return a variable that is a whole number.
+
+        Raises:
+            ConfigurationError: It is not set, not a number, or not in range.
+        """
+        text = self.text(name, launcher)
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) < below:
+            raise ConfigurationError(
+                f"{launcher} started this process with {name}={text!r}: expected a whole number "
+                f"of at least {least} and less than {below}"
+            )
+        return int(text)
+
+    def port(self, default: int) -> int:
+        """Return the port of `TREADLE_PORT`, or a default."""
+        if PORT_VARIABLE not in self:
+            return default
+        return self.number(PORT_VARIABLE, "the environment", 1, 1 << 16)
+
+
+def _torchrun(env: _Variables) -> Place | None:
+    if "LOCAL_RANK" not in env or "RANK" not in env:
+        return None
+    name = "treadle launch" if "TREADLE_LAUNCHED" in env else "torchrun"
+    size = env.number("WORLD_SIZE", name, 1)
+    # torchrun itself may listen on its port, so process 0 takes the next one.
+    master = env.number("MASTER_PORT", name, 1, (1 << 16) - 1)
+    return Place(
+        env.number("RANK", name, 0, size),
+        size,
+        env.text("MASTER_ADDR", name),
+        env.port(master + 1),
+        name,
+    )
+
+
+def _slurm(env: _Variables) -> Place | None:
+    if not all(name in env for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")):
+        return None
+    if "SLURM_STEP_NODELIST" not in env:
+        return None  # not started by srun
+    if "SLURM_JOB_NAME" in env and env.text("SLURM_JOB_NAME", "SLURM") in _INTERACTIVE:
+        return None  # a shell in an allocation
+    size = env.number("SLURM_NTASKS", "SLURM", 1)
+    job = env.number("SLURM_JOB_ID", "SLURM", 0, 10**9)
+    return Place(
+        env.number("SLURM_PROCID", "SLURM", 0, size),
+        size,
+        _first_host(env.text("SLURM_STEP_NODELIST", "SLURM")),
+        env.port(_FIRST_PORT + job % _PORTS),
+        "SLURM",
+    )
+
+
+def _open_mpi(env: _Variables) -> Place | None:
+    if "OMPI_COMM_WORLD_RANK" not in env:
+        return None
+    size = env.number("OMPI_COMM_WORLD_SIZE", "Open MPI", 1)
+    host, job = "127.0.0.1", 0
+    if "OMPI_MCA_orte_hnp_uri" in env:  # 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911
+        uri = env.text("OMPI_MCA_orte_hnp_uri", "Open MPI")
+        found = re.match(r"(\d+)\.\d+;tcp://([^,:]+)", uri)
+        if found:
+            host, job = found[2], int(found[1])
+    elif size > env.number("OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", 1):
+        host = env.text("MASTER_ADDR", "Open MPI")
+    return Place(
+        env.number("OMPI_COMM_WORLD_RANK", "Open MPI", 0, size),
+        size,
+        env.text("MASTER_ADDR", "Open MPI") if "MASTER_ADDR" in env else host,
+        env.port(_FIRST_PORT + job % _PORTS),
+        "Open MPI",
+    )
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first host of a list of nodes as SLURM writes it.
+
+    Example:
+        >>> _first_host("gpu[003-005,9],login1"), _first_host("a1,a2")
+        ('gpu003', 'a1')
+    """
+    found = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodes)
+    return nodes if found is None else found[1] + (found[2] or "")

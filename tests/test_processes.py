@@ -1,0 +1,255 @@
+"""Groups of processes: the channel between them, and what they agree on."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from treadle.core import processes
+from treadle.distribute import channel as channels
+from treadle.distribute.channel import Channel, connect, free_port, listen, receive, send
+from treadle.errors import ConfigurationError, DirectoryError, ProcessError
+
+
+def in_threads(functions: list[Callable[[], Any]]) -> list[Any]:
+    """Return the results, or exceptions, of functions that run at the same time."""
+    results: list[Any] = [None] * len(functions)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = functions[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+class Group:
+    """Three channels in one process, and why any of them would have ended its process."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, str] = {}
+        pairs = {1: socket.socketpair(), 2: socket.socketpair()}
+        self.sockets = [s for pair in pairs.values() for s in pair]
+        self.members = in_threads(
+            [
+                lambda: Channel(0, 3, {r: p[0] for r, p in pairs.items()}, self.leave(0)),
+                lambda: Channel(1, 3, {0: pairs[1][1]}, self.leave(1)),
+                lambda: Channel(2, 3, {0: pairs[2][1]}, self.leave(2)),
+            ]
+        )
+
+    def leave(self, rank: int) -> Callable[[str], None]:
+        return lambda why: self.ended.__setitem__(rank, why)
+
+    def each(self, function: Callable[[Channel], Any]) -> list[Any]:
+        return in_threads([lambda member=member: function(member) for member in self.members])
+
+    def kill(self, rank: int) -> None:
+        """Close the connection of a process as the system does when it is killed."""
+        self.sockets[2 * rank - 1].shutdown(socket.SHUT_RDWR)
+        self.sockets[2 * rank - 1].close()
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Generator[Group]:
+    monkeypatch.setattr(channels, "GRACE_SECONDS", 0.3)
+    group = Group()
+    yield group
+    for member in group.members:
+        member.close()
+    for link in group.sockets:
+        with suppress(OSError):  # of a process that was killed
+            link.shutdown(socket.SHUT_RDWR)
+        link.close()
+
+
+def test_all_processes_get_the_values_of_all_in_order(group: Group) -> None:
+    for _ in range(3):
+        assert group.each(lambda m: m.exchange([m.rank], "a test")) == [[[0], [1], [2]]] * 3
+
+
+def test_processes_of_one_machine_are_numbered(group: Group) -> None:
+    assert [(m.local_rank, m.local_size) for m in group.members] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_killed_process_ends_the_exchange_of_the_others(group: Group) -> None:
+    started = time.monotonic()
+    others = [m for m in group.members if m.rank != 1]
+    group.kill(1)
+    found = in_threads([lambda m=m: m.exchange(0, "a window") for m in others])
+    for error in found:
+        assert isinstance(error, ProcessError)
+        assert str(error) == (
+            "process 1 has ended without a message; it may have been killed. This process ends "
+            "too; start all processes again, and the run resumes from its newest checkpoint"
+        )
+    assert time.monotonic() - started < 5
+
+
+def test_a_process_that_waits_elsewhere_is_ended_after_a_failure(group: Group) -> None:
+    group.members[2].fail("ValueError: no such file")
+    time.sleep(1)
+    assert set(group.ended) == {0, 1}
+    for why in group.ended.values():
+        assert why.startswith("process 2 failed: ValueError: no such file. This process ends too")
+
+
+def test_processes_that_do_different_things_are_named(group: Group) -> None:
+    found = group.each(lambda m: m.exchange(0, "validating" if m.rank == 2 else "a window"))
+    assert str(found[0]) == (
+        "process 2 is at validating, and process 0 at a window: all processes must make the same "
+        "calls of the loop, and stop it together"
+    )
+    assert all(isinstance(error, ProcessError) for error in found)
+
+
+def test_a_process_that_ends_its_script_early_is_named(group: Group) -> None:
+    group.members[1].close()
+    found = in_threads([lambda: group.members[0].exchange(0, "a window")])
+    assert str(found[0]) == (
+        "process 1 has ended its script, but process 0 still trains: all processes must make the "
+        "same calls of the loop, and stop it together"
+    )
+
+
+def test_a_process_that_waits_too_long_gives_up(
+    group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(channels, "WARN_SECONDS", 0.5)
+    monkeypatch.setattr(channels, "MOST_SECONDS", 1.5)
+    found = in_threads([lambda: group.members[0].exchange(0, "a window")])
+    assert str(found[0]) == (
+        "process 0 has waited 2 s for process 1, at a window: all processes must make the same "
+        "calls of the loop, and stop it together"
+    )
+    assert capsys.readouterr().err == (
+        "treadle: process 0 has waited 1 s for process 1, at a window\n"
+    )
+
+
+def test_an_invalid_message_counts_as_a_failure(group: Group) -> None:
+    group.sockets[1].sendall(b"\xff\xff\xff\xff not a message")
+    found = in_threads([lambda: group.members[0].exchange(0, "a window")])
+    assert isinstance(found[0], ProcessError)
+
+
+def test_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_TOKEN", "secret")
+    port = free_port()
+
+    def foreign() -> None:
+        for first in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02[]"):
+            with socket.create_connection(("127.0.0.1", port)) as link:
+                link.sendall(first)
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            send(link, {"rank": 1, "token": "guessed"})
+
+    def member() -> Any:
+        link = connect("127.0.0.1", port, {"rank": 1})
+        answer = receive(link)
+        link.close()
+        return answer
+
+    def chief() -> Any:
+        found = listen("127.0.0.1", port, 2, wait=20)
+        send(found[1][0], {"address": "here"})
+        found[1][0].close()
+        return {rank: first for rank, (_, first) in found.items()}
+
+    started = [threading.Event()]
+    found = in_threads(
+        [chief, lambda: (time.sleep(0.3), foreign()), lambda: (time.sleep(0.6), member())[1]]
+    )
+    assert not started[0].is_set()
+    assert found[0] == {1: {"rank": 1, "token": "secret"}}
+    assert found[2] == {"address": "here"}
+
+
+def test_processes_that_do_not_start_are_named() -> None:
+    port = free_port()
+    with pytest.raises(ConfigurationError, match=r"for processes 1, 2 of 3: check that all were"):
+        listen("127.0.0.1", port, 3, wait=0.2)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen on port {port}: .* TREADLE_P"):
+            listen("127.0.0.1", port, 2)
+
+
+def test_a_chief_that_is_not_there_is_named() -> None:
+    port = free_port()
+    with pytest.raises(
+        ConfigurationError, match=f"process 1 cannot reach process 0 at 127.0.0.1, port {port}"
+    ):
+        connect("127.0.0.1", port, {"rank": 1}, wait=0.2)
+
+
+class Pair:
+    """A group of two, of which the other member sends what the test says."""
+
+    local_rank, local_size = 0, 2
+
+    def __init__(self, rank: int, theirs: Any) -> None:
+        self.rank, self.size, self._theirs = rank, 2, theirs
+
+    def exchange(self, value: Any, at: str) -> list[Any]:
+        value = json.loads(json.dumps(value))
+        return [value, self._theirs] if self.rank == 0 else [self._theirs, value]
+
+    def fail(self, why: str) -> None: ...
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pair], None]:
+    return lambda pair: monkeypatch.setattr(processes, "_group", pair)
+
+
+def test_what_the_chief_reads_is_read_once(joined: Callable[[Pair], None]) -> None:
+    joined(Pair(1, ["", {"step": 3}]))
+    assert processes.on_chief(pytest.fail, "reading") == {"step": 3}
+    assert not processes.is_chief()
+
+
+def test_an_error_of_the_chief_is_one_of_all(joined: Callable[[Pair], None]) -> None:
+    def refuse() -> None:
+        raise DirectoryError("no such place")
+
+    joined(Pair(1, ["DirectoryError", "no such place"]))
+    with pytest.raises(DirectoryError, match="no such place"):
+        processes.on_chief(refuse, "reading")
+    joined(Pair(0, None))
+    with pytest.raises(DirectoryError, match="no such place"):
+        processes.on_chief(refuse, "reading")
+
+
+def test_different_values_are_named_by_process(joined: Callable[[Pair], None]) -> None:
+    joined(Pair(0, {"train": {"examples": 332, "length": 11}}))
+    with pytest.raises(ProcessError) as raised:
+        processes.require_equal("data", {"train": {"examples": 333, "length": 11}})
+    assert str(raised.value) == (
+        "the data of process 1 and of process 0 differ: train.examples is 332 in process 1, and "
+        "333 in process 0. All processes must run the same script with the same data and settings"
+    )
+    assert processes.require_equal("step", 3) if not joined(Pair(0, 3)) else False
+
+
+def test_one_process_agrees_with_itself() -> None:
+    assert processes.process_group().size == 1
+    assert processes.on_chief(lambda: 3, "counting") == 3
+    assert processes.require_equal("step", 4) == 4
+    before = processes.clock()
+    assert processes.clock() >= before
