@@ -21,6 +21,7 @@ NAMES = (
     "streams",
     "inductor",
     "logs",
+    "processes",
 )
 
 if __name__ == "__main__":

@@ -99,11 +99,18 @@ def test_a_killed_process_ends_the_exchange_of_the_others(group: Group) -> None:
 
 
 def test_a_process_that_waits_elsewhere_is_ended_after_a_failure(group: Group) -> None:
-    group.members[2].fail("ValueError: no such file")
+    group.members[2].fail(ValueError("no such file"))
     time.sleep(1)
     assert set(group.ended) == {0, 1}
     for why in group.ended.values():
         assert why.startswith("process 2 failed: ValueError: no such file. This process ends too")
+
+
+def test_an_error_that_follows_from_another_process_is_explained(group: Group) -> None:
+    group.kill(1)
+    with pytest.raises(ProcessError, match="process 1 has ended without a message") as raised:
+        group.members[2].fail(RuntimeError("connection reset by peer"))
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 def test_processes_that_do_different_things_are_named(group: Group) -> None:
@@ -201,7 +208,7 @@ def test_a_chief_that_is_not_there_is_named() -> None:
 class Pair:
     """A group of two, of which the other member sends what the test says."""
 
-    local_rank, local_size = 0, 2
+    local_rank, local_size, failed = 0, 2, False
 
     def __init__(self, rank: int, theirs: Any) -> None:
         self.rank, self.size, self._theirs = rank, 2, theirs
@@ -210,7 +217,7 @@ class Pair:
         value = json.loads(json.dumps(value))
         return [value, self._theirs] if self.rank == 0 else [self._theirs, value]
 
-    def fail(self, why: str) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
 
 @pytest.fixture

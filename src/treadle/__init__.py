@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .core.images import image_grid as image_grid
     from .core.logs import History as History
     from .core.options import Options as Options
+    from .core.processes import is_chief as is_chief
     from .core.progress import Progress as Progress
     from .core.ranges import Choice as Choice
     from .core.ranges import Range as Range
@@ -72,6 +73,7 @@ _NAMES = {
     "core.images": "Image image_grid",
     "core.logs": "History",
     "core.options": "Options",
+    "core.processes": "is_chief",
     "core.progress": "Progress",
     "core.ranges": "Choice Range",
     "core.triggers": "after at every",

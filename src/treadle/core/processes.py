@@ -57,21 +57,30 @@ class ProcessGroup(Protocol):
         """
         ...
 
-    def fail(self, why: str) -> None:
-        """Say to the other processes that this one has failed, so that they end too."""
+    @property
+    def failed(self) -> bool:
+        """Whether this or another process has failed, so that all end."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Say to the other processes that this one has failed, so that they end too.
+
+        Raises:
+            ProcessError: Another process has failed, of which the error is a consequence.
+        """
         ...
 
 
 class SingleProcess:
     """A process that trains alone."""
 
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    rank, size, local_rank, local_size, failed = 0, 1, 0, 1, False
 
     def exchange(self, value: Any, at: str) -> list[Any]:
         """Return the value in a list."""
         return [value]
 
-    def fail(self, why: str) -> None:
+    def fail(self, error: BaseException) -> None:
         """Do nothing: there are no other processes."""
 
 

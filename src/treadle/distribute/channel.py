@@ -29,6 +29,7 @@ WAIT_SECONDS: Final = 300.0
 GRACE_SECONDS: Final = 10.0
 """How long a process may go on after another one has failed; it may be in a collective operation
 that never returns."""
+MESSAGE_SECONDS: Final = 0.5
 WARN_SECONDS: Final = 30.0
 MOST_SECONDS: Final = 600.0
 """How long a process waits for another one in an exchange; a warning comes before."""
@@ -52,6 +53,7 @@ class Channel:
         size: The number of processes.
         local_rank: The number of this process among those of its machine, from 0.
         local_size: The number of processes on this machine.
+        failed: Whether this or another process has failed, so that all end.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Channel:
         self._received: dict[int, SimpleQueue[Any]] = {other: SimpleQueue() for other in links}
         self._count, self._closing = 0, False
         self._failure: str | None = None
+        self.failed = False
         self._lock = threading.Lock()
         for other in links:
             threading.Thread(target=self._listen, args=(other,), daemon=True).start()
@@ -93,9 +96,20 @@ class Channel:
             self._send(other, {**mine, "value": found})
         return found
 
-    def fail(self, why: str) -> None:
-        """Say to the other processes that this one has failed, so that they end too."""
-        self._tell(self.rank, f"process {self.rank} failed: {why}")
+    def fail(self, error: BaseException) -> None:
+        """Say to the other processes that this one has failed, so that they end too.
+
+        Raises:
+            ProcessError: Another process has failed. Then an operation that communicates with it
+                raises an error too, perhaps before its message has arrived.
+        """
+        end = time.monotonic() + MESSAGE_SECONDS
+        while self._failure is None and time.monotonic() < end:
+            time.sleep(0.02)
+        if self._failure is not None:
+            raise ProcessError(self._failure) from error
+        self.failed = True
+        self._tell(self.rank, f"process {self.rank} failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Say to the other processes that this one ends as planned, and close the connections."""
@@ -127,7 +141,7 @@ class Channel:
                 text = f"process {self.rank} has waited {waited:.0f} s for process {other}, at {at}"
                 if waited > MOST_SECONDS:
                     error = ProcessError(f"{text}: {_EQUAL_CALLS}")
-                    self.fail(str(error))
+                    self.fail(error)
                     raise error from None
                 if waited > WARN_SECONDS and not warned:
                     warned = True
@@ -140,7 +154,7 @@ class Channel:
                     f"process {other} is at {message['at']}, and process {self.rank} at {at}: "
                     f"{_EQUAL_CALLS}"
                 )
-                self.fail(str(error))
+                self.fail(error)
                 raise error
             return message
 
@@ -179,6 +193,7 @@ class Channel:
         """Note a failure, pass it on, and end this process if it does not end by itself."""
         if self._failure is not None:
             return
+        self.failed = True
         self._failure = (
             f"{clean(why, limit=500)}. This process ends too; start all processes again, and the "
             "run resumes from its newest checkpoint"

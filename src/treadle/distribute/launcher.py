@@ -149,7 +149,7 @@ class _Group:
 
 
 def _of_group(shared: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a launch within another one must set anew."""
+    """Return the variables that a launch within another one must replace."""
     return {name: value for name, value in shared.items() if name not in _LIBRARIES}
 
 

@@ -307,8 +307,8 @@ class Session:
             error = raised
             if device_lost(raised):
                 raised.add_note(self.services.recovery())
-            if not isinstance(raised, ProcessError):
-                process_group().fail(f"{type(raised).__name__}: {raised}")
+            if call.signal is None and not isinstance(raised, ProcessError):
+                process_group().fail(raised)
             raise
         finally:
             try:

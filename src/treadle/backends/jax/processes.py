@@ -4,7 +4,9 @@ Every process has all batches, and hands its devices their parts. What is read a
 whole in every process.
 """
 
+import atexit
 import os
+import sys
 from typing import Any
 
 import jax
@@ -39,9 +41,18 @@ def join(group: ProcessGroup, address: str) -> None:
             "treadle.setup joins the other processes, and must come before JAX computes anything: "
             "move it to the top of the script"
         ) from error
+    atexit.register(_leave_after_failure, group)
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(devices=keras.distribution.list_devices())
     )
+
+
+def _leave_after_failure(group: ProcessGroup) -> None:
+    """End the process at once after a failure: JAX would wait for the others, and then abort."""
+    if group.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def several() -> bool:

@@ -1,0 +1,91 @@
+"""A small run, as one of several processes; `FAULT=kind@rank@step` makes one of them fail.
+
+    treadle launch --workers 2 -- group_run.py DIRECTORY
+
+Prints the step and a hash of all variables at the end, in each process.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import treadle
+
+treadle.setup(seed=0)
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from keras import layers  # noqa: E402
+
+from treadle.core.processes import process_group  # noqa: E402
+
+RANK = process_group().rank
+DIRECTORY = Path(sys.argv[1])
+KIND, WHO, AT = (*os.environ.get("FAULT", "none@0@0").split("@"),)
+IS_IT = int(WHO) == RANK
+
+
+def once() -> bool:
+    """Whether the fault has not happened yet; a process that is started again has none."""
+    try:
+        (DIRECTORY.parent / f"{DIRECTORY.name}.fault").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Fault(treadle.Hook):
+    def steps(self, loop: Any, logs: Any) -> None:
+        if not IS_IT:
+            return
+        if KIND == "slow":
+            time.sleep(0.02)
+        if loop.progress.step < int(AT) or KIND in ("none", "slow", "save", "data") or not once():
+            return
+        if KIND == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if KIND == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if KIND == "raise":
+            raise ValueError("planted")
+
+
+class Saving(treadle.hooks.Checkpoint):
+    def save(self, loop: Any, wait: bool = False) -> bool:
+        if KIND == "save" and IS_IT and loop.progress.step >= int(AT) and once():
+            super().save(loop)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().save(loop, wait)
+
+
+def source(count: int, batch_size: int, **how: Any) -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 8)).astype("float32")
+    return treadle.data.from_arrays(x, 2 * x[:, :1], batch_size=batch_size, **how)
+
+
+def main() -> None:
+    hidden = layers.Dense(8, activation="relu")
+    model = keras.Sequential([keras.Input((8,)), hidden, layers.Dropout(0.2), layers.Dense(1)])
+    count = 96 if KIND == "data" and IS_IT else 97
+    loop = treadle.Loop(
+        treadle.Supervised(model, "mse", keras.optimizers.Adam(1e-2)),
+        DIRECTORY,
+        hooks=[Fault(), Saving(every="7 steps")],
+        options=treadle.Options(window=4),
+        console=False,
+    )
+    until = os.environ.get("UNTIL")
+    lasts: dict[str, Any] = {"epochs": 5} if until is None else {"until": until}
+    loop.fit(source(count, 16, shuffle=True), source(33, 8), **lasts)
+    found = hashlib.sha256()
+    for path, value in sorted(loop.state.arrays().items()):
+        found.update(path.encode() + value.tobytes())
+    print(RANK, loop.progress.step, found.hexdigest()[:16], flush=True)
+
+
+main()

@@ -1,0 +1,151 @@
+"""Several processes that train one task: their files, signals, failures and resumed runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from treadle.checkpoint import Checkpoints
+from treadle.core.directory import CHECKPOINTS, read_run
+
+pytestmark = pytest.mark.skipif(
+    keras.config.backend() == "tensorflow", reason="TensorFlow trains in one process"
+)
+LAST = re.compile(r"(?:\[\d\] )?(\d) (\d+) ([0-9a-f]{16})")
+
+
+class Ended:
+    """How a group of processes ended.
+
+    Attributes:
+        code: The exit code.
+        errors: What was printed as errors.
+        last: For each process, the step and the hash of all variables.
+    """
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.errors = done.returncode, done.stderr
+        found = (LAST.fullmatch(line) for line in done.stdout.splitlines())
+        self.last = {int(m[1]): (int(m[2]), m[3]) for m in found if m}
+
+
+def train(directory: Path, *options: str, workers: int = 2, **variables: str) -> Ended:
+    """Train `group_run.py` in so many processes; in one without a launcher."""
+    script = [str(Path(__file__).parent / "group_run.py"), str(directory)]
+    launch = ["-m", "treadle", "launch", "--workers", str(workers), *options, "--"]
+    return Ended(
+        subprocess.run(
+            [sys.executable, *(launch if workers > 1 else []), *script],
+            env={**os.environ, "PYTHONWARNINGS": "always::UserWarning", **variables},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """An uninterrupted run."""
+    directory = tmp_path_factory.mktemp("groups") / "whole"
+    ended = train(directory)
+    assert ended.code == 0, ended.errors
+    return directory, ended
+
+
+def lines(directory: Path) -> list[Any]:
+    """The lines of the log, without times."""
+    found = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+
+
+def test_all_processes_have_equal_results_and_one_writes_the_files(
+    whole: tuple[Path, Ended],
+) -> None:
+    directory, ended = whole
+    assert set(ended.last) == {0, 1}
+    assert ended.last[0] == ended.last[1]
+    assert ended.last[0][0] == 35
+    steps = [line["step"] for line in lines(directory) if "kind" not in line]
+    assert steps == list(range(1, 36))
+    assert read_run(directory)["finished"]
+
+
+def test_a_signal_to_one_process_saves_the_same_step_in_all(
+    whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    stopped = train(directory, FAULT="term@1@10")
+    assert stopped.code == 143, stopped.errors
+    saved = Checkpoints(directory / CHECKPOINTS).steps()[-1]
+    assert 10 <= saved < 35
+    resumed = train(directory)
+    assert resumed.code == 0, resumed.errors
+    assert resumed.last == whole[1].last
+    assert lines(directory) == lines(whole[0])
+
+
+KILLED = ["kill@1@10"] + [
+    pytest.param(fault, marks=pytest.mark.long) for fault in ("kill@0@10", "save@0@14", "save@1@14")
+]
+
+
+@pytest.mark.parametrize("fault", KILLED)
+def test_a_group_with_a_killed_process_starts_again_bit_for_bit(
+    whole: tuple[Path, Ended], tmp_path: Path, fault: str
+) -> None:
+    ended = train(tmp_path / "run", "--restarts", "1", FAULT=fault)
+    assert ended.code == 0, ended.errors
+    assert "ended with signal SIGKILL, so all are ended" in ended.errors
+    assert "all 2 processes start again (0 restarts left)" in ended.errors
+    assert ended.last == whole[1].last
+    assert lines(tmp_path / "run") == lines(whole[0])
+
+
+@pytest.mark.long
+def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="raise@1@10")
+    assert ended.code == 1
+    assert "ValueError: planted" in ended.errors
+    assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
+
+
+@pytest.mark.long
+def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="data@1@0")
+    assert ended.code == 1
+    assert (
+        "the call of the loop of process 1 and of process 0 differ: train.examples is 96 in "
+        "process 1, and 97 in process 0" in ended.errors
+    )
+
+
+@pytest.mark.long
+def test_a_slow_process_and_a_time_limit_do_not_hang(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="slow@1@0", UNTIL="2 s")
+    assert ended.code == 0, ended.errors
+    assert ended.last[0] == ended.last[1]
+
+
+@pytest.mark.long
+def test_a_run_resumes_in_another_number_of_processes(
+    whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    assert train(directory, FAULT="term@0@10").code == 143
+    middle = train(directory, workers=3, FAULT="term@0@20")
+    assert middle.code == 143, middle.errors
+    assert "may not be bit-for-bit exact" in middle.errors
+    ended = train(directory, workers=1)
+    assert ended.code == 0, ended.errors
+    assert ended.last[0][0] == 35
+    last, expected = lines(directory)[-1], lines(whole[0])[-1]
+    assert last == {
+        k: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v for k, v in expected.items()
+    }
