@@ -32,7 +32,7 @@ IS_IT = int(WHO) == RANK
 def once() -> bool:
     """Whether the fault has not happened yet; a process that is started again has none."""
     try:
-        (DIRECTORY.parent / f"{DIRECTORY.name}.fault").touch(exist_ok=False)
+        (DIRECTORY.parent / f"{DIRECTORY.name}.{AT}.fault").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

@@ -91,12 +91,8 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(
     assert lines(directory) == lines(whole[0])
 
 
-KILLED = ["kill@1@10"] + [
-    pytest.param(fault, marks=pytest.mark.long) for fault in ("kill@0@10", "save@0@14", "save@1@14")
-]
-
-
-@pytest.mark.parametrize("fault", KILLED)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill@1@10", "kill@0@10", "save@0@14", "save@1@14"])
 def test_a_group_with_a_killed_process_starts_again_bit_for_bit(
     whole: tuple[Path, Ended], tmp_path: Path, fault: str
 ) -> None:
@@ -120,10 +116,8 @@ def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> N
 def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="data@1@0")
     assert ended.code == 1
-    assert (
-        "the call of the loop of process 1 and of process 0 differ: train.examples is 96 in "
-        "process 1, and 97 in process 0" in ended.errors
-    )
+    assert "the call of the loop of process 1 and of process 0 differ: train." in ended.errors
+    assert "train.examples is 96 in process 1, and 97 in process 0" in ended.errors
 
 
 @pytest.mark.long
