@@ -16,6 +16,7 @@ import keras
 from ..core.determinism import is_deterministic
 from ..core.keras_internals import warn_if_untested
 from ..core.options import Options
+from ..core.processes import ProcessGroup
 from ..errors import ConfigurationError
 from .plans import Facts, Plan
 from .program import Program
@@ -117,6 +118,14 @@ def single_device_only(devices: Any, backend: str) -> ConfigurationError:
         f"devices={devices!r}: Treadle trains on several devices on JAX only, and this process "
         f"runs on {backend}. Use treadle.setup(backend='jax', devices=…) before Keras is imported, "
         "or one device"
+    )
+
+
+def single_process_only(backend: str) -> ConfigurationError:
+    """Return the error for a group of processes on a backend that trains in one."""
+    return ConfigurationError(
+        f"Treadle does not train in several processes on {backend}: start one process, or choose "
+        "JAX with treadle.setup(backend='jax')"
     )
 
 
@@ -335,6 +344,19 @@ class Devices(Protocol):
 
         Raises:
             ConfigurationError: There are fewer devices, or the backend trains on one only.
+        """
+        ...
+
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Connect the framework of this process with that of the others of a group.
+
+        Args:
+            group: The processes.
+            address: The host and port where process 0 coordinates them; the port is free.
+
+        Raises:
+            ConfigurationError: The backend trains in one process only, or its framework has
+                already started.
         """
         ...
 

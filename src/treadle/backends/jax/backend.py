@@ -17,9 +17,10 @@ from jax.core import Tracer
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
+from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution
+from ..base import Caller, Executor, RefusedDistribution, single_process_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..scope import Scope, hand_outward
@@ -273,6 +274,10 @@ class JaxBackend:
     def distribute(self, devices: Any) -> None:
         """Set Keras' distribution: `DataParallel` over the first devices, or a given one."""
         layouts.distribute(devices)
+
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Refuse: this backend trains in one process."""
+        raise single_process_only(self.name)
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool

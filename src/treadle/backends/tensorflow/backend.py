@@ -12,9 +12,10 @@ import tensorflow as tf
 from ...core.cores import cores
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
+from ...core.processes import ProcessGroup
 from ...errors import StepError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Caller, Executor, RefusedDistribution, single_device_only, single_process_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
@@ -206,6 +207,10 @@ class TensorFlowBackend:
     def distribute(self, devices: Any) -> None:
         """Raise an error: a loop trains on one device."""
         raise single_device_only(devices, self.name)
+
+    def join_processes(self, group: ProcessGroup, address: str) -> None:
+        """Refuse: this backend trains in one process."""
+        raise single_process_only(self.name)
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool

@@ -9,6 +9,7 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -122,6 +123,24 @@ INTERNALS: dict[str, Internal] = {
         "which the mode needs, although all shapes are fixed",
         f"{_PYTORCH}/torch/fx/experimental/symbolic_shapes.py",
     ),
+    "functional_collectives": Internal(
+        "torch:ops._c10d_functional",
+        "sums over processes without a change in place; the public functions wrap their results",
+        f"{_PYTORCH}/torch/distributed/_functional_collectives.py",
+        members=("all_reduce", "wait_tensor"),
+    ),
+    "moments": Internal(
+        "keras.src.backend.torch.nn:moments",
+        "patched on several processes: the moments are those of the whole batch",
+        f"{KERAS}/backend/torch/nn.py",
+        "(x, axes, keepdims=False, synchronized=False)",
+    ),
+    "masked_moments": Internal(
+        "keras.src.layers.normalization.batch_normalization:BatchNormalization._moments",
+        "patched on several processes, likewise: with a mask, it computes them itself",
+        f"{KERAS}/layers/normalization/batch_normalization.py",
+        "(self, inputs, mask)",
+    ),
     "C": Internal(
         "torch:_C",
         "replays call operators below autograd by their C functions, which takes less time",
@@ -180,6 +199,7 @@ ATTRIBUTES: dict[str, Attribute] = {
 get_device: Any = INTERNALS["get_device"].resolve()
 TorchDispatchMode: Any = INTERNALS["TorchDispatchMode"].resolve()
 C: Any = INTERNALS["C"].resolve()
+functional_collectives: Any = INTERNALS["functional_collectives"].resolve
 
 Call = Callable[..., Any]
 
@@ -309,6 +329,23 @@ def _in_this_thread(function: Any, original: Any) -> Any:
         return chosen(*args, **kwargs)
 
     return choose
+
+
+@contextmanager
+def moments_replaced(moments: Call, masked: Call) -> Generator[None]:
+    """Replace the functions that compute moments over a batch, in this context, in this thread.
+
+    Args:
+        moments: Takes the original function of `keras.ops.moments`, and its arguments.
+        masked: The same of BatchNormalization with a mask.
+    """
+    with ExitStack() as stack:
+        for name, replacement in (("moments", moments), ("masked_moments", masked)):
+            internal = INTERNALS[name]
+            original: Call = internal.resolve()
+            patched = _in_this_thread(partial(replacement, original), original)
+            stack.enter_context(internal.replaced(patched))
+        yield
 
 
 def _sum_of_seed(seed: Any) -> Any:

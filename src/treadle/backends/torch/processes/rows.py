@@ -1,0 +1,226 @@
+"""The rows of a batch that this process computes, and sums over the rows of all processes."""
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import torch
+
+from ....errors import StepError
+from .group import Processes, Total
+
+Shape = tuple[int, ...]
+_running = threading.local()
+
+
+class Seen:
+    """What a step did with the whole batch, which tells how shapes depend on the number of rows.
+
+    Attributes:
+        draws: The shapes of its random draws.
+        moments: The shapes of the tensors whose moments it computed.
+        results: For each outermost call of `gradients`, its losses and the gradients.
+    """
+
+    def __init__(self) -> None:
+        self.draws: set[Shape] = set()
+        self.moments: set[Shape] = set()
+        self.results: list[tuple[list[Any], list[Any]]] = []
+
+    def note(self, losses: Mapping[str, Any], gradients: Mapping[str, Sequence[Any]]) -> None:
+        """Note what an outermost call of `gradients` returns."""
+        found = [g for name in gradients for g in gradients[name] if g is not None]
+        self.results.append(([losses[name].detach() for name in gradients], found))
+
+
+class Rows:
+    """The rows of a batch that this process computes.
+
+    Each process computes consecutive rows: some may have one more than others. A process without
+    rows computes the first row, and its results are dropped: layers and losses need not work for
+    empty batches.
+
+    Args:
+        processes: The processes.
+        examples: The number of rows of the whole batch.
+        seen: What the step did with the whole batch.
+
+    Attributes:
+        examples: The number of rows of the whole batch.
+        first: The first row.
+        count: The number of rows that are computed.
+        is_idle: Whether their results are dropped.
+        share: The share of the rows in the batch; 0 if they are dropped.
+    """
+
+    def __init__(self, processes: Processes, examples: int, seen: Seen) -> None:
+        each, more = divmod(examples, processes.size)
+        rank = processes.rank
+        count = each + (rank < more)
+        self.examples, self.seen = examples, seen
+        self.is_idle = count == 0
+        self.first = 0 if self.is_idle else rank * each + min(rank, more)
+        self.count, self.share = max(count, 1), count / examples
+        self._total = Total(processes, 1 / self.share if count else 1.0)
+        self.results: list[tuple[list[Any], list[Any]]] | None = None
+
+    def of_batch(self, batch: Any) -> Any:
+        """Return these rows of each tensor of the batch that has one for each example."""
+        return keras.tree.map_structure(lambda x: self._of(x), batch)
+
+    def _of(self, x: Any) -> Any:
+        if x is None or not x.ndim or x.shape[0] != self.examples:
+            return x
+        return x.narrow(0, self.first, self.count)
+
+    def whole_shape(self, shape: Shape, seen: set[Shape], what: str) -> Shape | None:
+        """Return the shape for the whole batch of a tensor with these rows, or None for others.
+
+        Args:
+            shape: The shape here.
+            seen: The shapes of the whole batch.
+            what: The tensor, for messages.
+
+        Raises:
+            StepError: Both are possible.
+        """
+        if not shape or shape[0] % self.count:
+            return None
+        whole = shape[0] // self.count * self.examples, *shape[1:]
+        if whole == shape:
+            return whole
+        if whole in seen and shape in seen:
+            raise StepError(
+                f"{what} of shape {shape} may be rows of the batch, of which this process has "
+                f"{self.count}, or not: choose another batch size than {self.examples}"
+            )
+        if whole in seen or (shape not in seen and shape[0] == self.count):
+            return whole
+        return None
+
+    def rows_of(self, x: Any) -> Any:
+        """Return these rows of a tensor for the whole batch, or for several ones concatenated."""
+        blocks = x.shape[0] // self.examples
+        if blocks == 1:
+            return x.narrow(0, self.first, self.count)
+        parts = x.unflatten(0, (blocks, self.examples)).narrow(1, self.first, self.count)
+        return parts.flatten(0, 1)
+
+    def padded(self, x: Any, value: Any) -> Any:
+        """Return rows as a tensor for the whole batch, with a value in the other rows."""
+        blocks = x.shape[0] // self.count
+        whole = x.new_full((blocks, self.examples, *x.shape[1:]), value)
+        whole.narrow(1, self.first, self.count).copy_(x.unflatten(0, (blocks, self.count)))
+        return whole.flatten(0, 1)
+
+    def sum(self, x: Any) -> Any:
+        """Return the sum of a tensor over the processes with rows; it can be differentiated."""
+        return _Sum.apply(x, self)
+
+    def total(self, x: Any) -> Any:
+        """Return the sum of a tensor over the processes with rows."""
+        x = x.detach()
+        return self._total.recorded(torch.zeros_like(x) if self.is_idle else x)
+
+    def totals(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sums of tensors over the processes, in one message for each type."""
+        found: list[Any] = [None] * len(tensors)
+        kinds: dict[torch.dtype, list[int]] = {}
+        for i, x in enumerate(tensors):
+            kinds.setdefault(_wide(x.dtype), []).append(i)
+        for dtype, chosen in kinds.items():
+            flat = torch.cat([tensors[i].detach().reshape(-1).to(dtype) for i in chosen])
+            sizes = [tensors[i].numel() for i in chosen]
+            for i, part in zip(chosen, self.total(flat).split(sizes), strict=True):
+                found[i] = part.reshape(tensors[i].shape).to(tensors[i].dtype)
+        return found
+
+    def weighted(self, losses: Mapping[str, Any]) -> dict[str, Any]:
+        """Return losses, means over these rows, multiplied by the share of these rows."""
+        return {name: loss * self.share for name, loss in losses.items()}
+
+    def reduced(
+        self, result: Any, gradients: Mapping[str, Sequence[Any]], losses: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, list[Any]]]:
+        """Return the mean over processes of float scalars in a result, and the sum of gradients.
+
+        Args:
+            result: A structure of tensors and other objects.
+            gradients: The gradients of weighted losses.
+            losses: The losses.
+        """
+        leaves = keras.tree.flatten(result)
+        scalars = [i for i, x in enumerate(leaves) if _is_float_scalar(x)]
+        names = list(gradients)
+        places = [(n, i) for n in names for i, g in enumerate(gradients[n]) if g is not None]
+        tensors = [gradients[n][i] for n, i in places]
+        shares = [leaves[i].detach() * self.share for i in scalars]
+        means = [losses[n].detach() * self.share for n in names]
+        found = iter(self.totals([*tensors, *shares, *means]))
+        sums = {name: list[Any](gradients[name]) for name in names}
+        for name, i in places:
+            sums[name][i] = next(found)
+        for i in scalars:
+            leaves[i] = next(found)
+        if self.results is not None:
+            self.results.append((list(found), [sums[n][i] for n, i in places]))
+        return keras.tree.pack_sequence_as(result, leaves), sums
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over all processes: what flows back is summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, rows: Rows) -> Any:
+        ctx.rows = rows
+        return rows.total(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # All processes take part, those without rows too: their graphs are the same.
+        total = _Sum.apply(gradients[0], ctx.rows)
+        return torch.zeros_like(total) if ctx.rows.is_idle else total, None
+
+
+def rows() -> Rows | None:
+    """Return the rows that the running step computes, or None if it computes whole batches."""
+    return getattr(_running, "rows", None)
+
+
+def seen() -> Seen | None:
+    """Return where a step that computes the whole batch notes what it does, or None."""
+    return getattr(_running, "seen", None)
+
+
+@contextmanager
+def computing(rows: Rows | None, seen: Seen | None = None) -> Generator[None]:
+    """Compute these rows in this context, or note what the step does with the whole batch."""
+    before = getattr(_running, "rows", None), getattr(_running, "seen", None)
+    _running.rows, _running.seen = rows, seen
+    try:
+        yield
+    finally:
+        _running.rows, _running.seen = before
+
+
+def unsplit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one row, in which no batch is divided."""
+
+    def whole(*args: Any) -> Any:
+        with computing(None):
+            return function(*args)
+
+    return whole
+
+
+def _is_float_scalar(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.ndim == 0
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the message in which tensors of a type are summed."""
+    if dtype == torch.float64:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int64

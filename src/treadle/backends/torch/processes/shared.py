@@ -1,0 +1,347 @@
+"""Steps on several processes: each computes its rows of every batch, with the same results."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Final
+
+import keras
+import torch
+
+from ....core.options import Options
+from ....errors import ConfigurationError, StepError
+from ...base import Executor, Outputs
+from ...eager import EagerExecutor, StepResult, run_step
+from ...plans import Facts, Plan
+from ...program import Program
+from ...window import Following, Window
+from ..capture.proof import Captured
+from ..capture.trials import device, undone
+from ..capture.windows import CaptureExecutor
+from .draws import Draws
+from .group import Processes
+from .moments import batch_moments
+from .rows import Rows, Seen, computing
+
+# By how much a step on several processes may differ from a step for the whole batch when it runs
+# for the first time. Rounding differs less; a loss that is no mean over examples differs more.
+CLOSE_VALUES, CLOSE_GRADIENTS, SMALL = 1e-2, 5e-2, 1e-4
+
+_REMEDY: Final = (
+    "Each process computes its rows, and the mean over processes is weighted by their number: "
+    "compute losses and values as means over the examples, without operations that combine "
+    "examples, or train with one process"
+)
+
+
+class SharedExecutor:
+    """Runs a step on several processes, with the results of one.
+
+    The first time, the step runs for the whole batch too, and both must agree; the state is
+    restored.
+
+    Args:
+        program: The step for whole batches.
+        options: Execution options.
+        around: A function that returns the context manager for each eager step.
+        to_device: A function that converts an array to a tensor.
+        to_numpy: A function that converts a tensor to an array.
+        processes: The processes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        around: Callable[[Program], AbstractContextManager[Any]],
+        to_device: Callable[[Any], Any],
+        to_numpy: Callable[[Any], Any],
+        processes: Processes,
+    ) -> None:
+        self._program, self._around, self._to_device = program, around, to_device
+        self._processes = processes
+        self._rows: Rows | None = None
+        self._is_ready = False
+        self._shared = replace(program, function=self._function)
+        self._executor: Executor
+        if options.execution == "eager":
+            self._executor = EagerExecutor(self._shared, around, to_device, to_numpy, device())
+        else:
+            self._executor = CaptureExecutor(
+                self._shared, options, around, to_device, self._agreed
+            )
+
+    @property
+    def plan(self) -> Plan:
+        """The execution plan."""
+        return self._executor.plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._executor.plan = plan
+
+    @property
+    def whole(self) -> bool:
+        """Whether a window that fails leaves the state unchanged."""
+        return self._executor.whole
+
+    @whole.setter
+    def whole(self, whole: bool) -> None:
+        self._executor.whole = whole
+
+    @property
+    def programs(self) -> int:
+        """The number of programs compiled so far."""
+        return self._executor.programs
+
+    def facts(self, window: Window) -> Facts:
+        """Check the step on several processes, and return the facts that determine its plan."""
+        self._prepare(window)
+        with self._processes.alone():
+            return self._executor.facts(window)
+
+    def compile(self, window: Window) -> bool:
+        """Capture the step if it is not captured yet."""
+        self._prepare(window)
+        with self._processes.alone():
+            return self._executor.compile(window)
+
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Outputs:
+        """Run the window's batches in order."""
+        self.compile(window)
+        return self._executor.run(window, first_step, background, following)
+
+    def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the step for these rows, and reduce what it returns and what metrics count."""
+        mine = self._rows
+        if mine is None:
+            return self._program.function(batch)
+        counts = _Counts(self._program)
+        with computing(mine), Draws(), batch_moments():
+            values, weights = self._program.function(mine.of_batch(batch))
+        return _reduced(mine, values, weights, counts)
+
+    def _agreed(self, captured: Captured | str) -> Captured | str:
+        """Return the captured step, or why it cannot be captured in one of the processes."""
+        reason = captured if isinstance(captured, str) else ""
+        for rank, text in enumerate(self._processes.group.exchange(reason)):
+            if text:
+                return captured if captured == text else f"in process {rank}, {text}"
+        return captured
+
+    def _prepare(self, window: Window) -> None:
+        """Check, the first time, that the processes agree, and that the step gives equal results.
+
+        Raises:
+            ConfigurationError: The processes have different variables.
+            StepError: The step gives other results on several processes.
+        """
+        if self._is_ready:
+            return
+        self._is_ready = True
+        program, name = self._program, self._program.name
+        if program.native and name == "train_step":
+            raise StepError(
+                f"{name} computes no gradients with treadle.gradients or treadle.minimize, so "
+                f"{self._processes.size} processes would train apart: use these, or train with one "
+                "process"
+            )
+        _share_state(program, self._processes)
+        batch = keras.tree.map_structure(
+            lambda x: None if x is None else self._to_device(x), window.batch(0)
+        )
+        first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
+        if first is None or not first.ndim:
+            return  # no rows to divide: all processes compute the same
+        noted = Seen()
+        with undone(program), self._around(program), Draws(), batch_moments():
+            with computing(None, noted):
+                expected = _copied(run_step(program, batch, 0))
+            counted = {path: v._value.clone() for path, v in _summed(program).items()}
+        self._rows = mine = Rows(self._processes, window.examples, noted)
+        mine.results = []
+        with undone(program), self._around(program):
+            found = run_step(self._shared, batch, 0)
+            why = _difference(mine, expected, found)
+            why = why or _different_count(program, counted)
+            digests = _digests(program)
+        everyone = self._processes.group.exchange([why, digests])
+        mine.results = None
+        for why, _ in everyone:
+            if why:
+                raise StepError(
+                    f"{name} on {self._processes.size} processes: {why}. {_REMEDY}"
+                )
+        for path in digests:
+            if any(others[path] != digests[path] for _, others in everyone):
+                raise StepError(
+                    f"{name} on {self._processes.size} processes: each has another value of {path} "
+                    "after the step. Compute it from what treadle.gradients returns, or create the "
+                    "variable with keras.Variable(…, aggregation='mean') or 'sum'"
+                )
+
+
+class _Counts:
+    """Variables whose values are combined after a step, as their `aggregation` says.
+
+    Args:
+        program: The step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._before = [
+            (v, v._value._version, v._value.detach().clone() if v.aggregation == "sum" else None)
+            for v in program.variables
+            if v.aggregation in ("sum", "mean")
+        ]
+
+    def changes(self, mine: Rows) -> list[tuple[Any, Any, Any]]:
+        """Return the changed variables, each with its value before and what is to be summed."""
+        found: list[tuple[Any, Any, Any]] = []
+        for variable, version, before in self._before:
+            value = variable._value.detach()
+            if variable._value._version == version:
+                continue
+            if before is None:
+                found.append((variable, None, value * mine.share))
+            else:
+                found.append((variable, before, value - before))
+        return found
+
+
+def _reduced(
+    mine: Rows, values: Mapping[str, Any], weights: Mapping[str, Any], counts: _Counts
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the means of values over all processes, and add up what metrics have counted."""
+    changes = counts.changes(mine)
+    parts: list[Any] = []
+    for name, value in values.items():
+        wide = value.double() if not value.dtype.is_floating_point else value
+        if name in weights:
+            weight = weights[name].to(wide.dtype)
+            parts += [torch.where(weight != 0, wide * weight, 0), weights[name]]
+        else:
+            parts.append(wide * mine.share)
+    found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
+    means: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
+    for name, value in values.items():
+        mean = next(found)
+        if name in weights:
+            totals[name] = next(found)
+            mean = torch.where(totals[name] != 0, mean / totals[name].to(mean.dtype), mean)
+        is_float = value.dtype.is_floating_point
+        means[name] = mean if is_float else mean.round().to(value.dtype)
+    for variable, before, _ in changes:
+        total = next(found)
+        variable.assign(total if before is None else before + total)
+    return means, totals
+
+
+def _share_state(program: Program, processes: Processes) -> None:
+    """Give new variables the values of process 0; values of others must be equal already.
+
+    Raises:
+        ConfigurationError: The processes have different variables.
+        StepError: A variable has different values although earlier steps used it.
+    """
+    named = _named(program)
+    forms = [[path, str(v.dtype), list(v.shape)] for path, v in named.items()]
+    for rank, other in enumerate(processes.group.exchange(forms)):
+        if other != forms:
+            differ = (a for a, b in zip_longest(forms, other) if a != b)
+            raise ConfigurationError(
+                f"process {processes.rank} has {len(forms)} variables, and process {rank} has "
+                f"{len(other)}; the first that differs here is {next(differ)}: start all processes "
+                "with the same script, settings and data"
+            )
+    is_new = {path: processes.share(v) for path, v in named.items()}
+    generator = torch.get_rng_state()
+    mine = {**_digests(program), "": _digest(generator)}
+    everyone = processes.group.exchange(mine)
+    differing = [path for path in mine if any(other[path] != mine[path] for other in everyone)]
+    for path in differing:
+        if not path or is_new[path]:
+            continue
+        raise StepError(
+            f"{path} has different values in the {processes.size} processes: each has changed it "
+            "by itself. Change variables in steps, or in all processes alike"
+        )
+    with torch.no_grad():
+        for path in differing:
+            processes.broadcast(named[path]._value.data if path else generator)
+    if "" in differing:
+        torch.set_rng_state(generator)
+
+
+def _named(program: Program) -> dict[str, Any]:
+    """Return the state's variables by path."""
+    return dict(program.new_context(0).variables)
+
+
+def _summed(program: Program) -> dict[str, Any]:
+    return {path: v for path, v in _named(program).items() if v.aggregation == "sum"}
+
+
+def _digests(program: Program) -> dict[str, str]:
+    return {path: _digest(v._value) for path, v in _named(program).items()}
+
+
+def _digest(tensor: Any) -> str:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _copied(result: StepResult) -> StepResult:
+    parts = (result.values, result.weights, result.broken)
+    return StepResult(*({name: x.detach().clone() for name, x in part.items()} for part in parts))
+
+
+def _difference(mine: Rows, expected: StepResult, found: StepResult) -> str:
+    """Return what several processes compute differently than one, as a clause, or an empty text."""
+    one, several = mine.seen.results, mine.results or []
+    if len(one) == len(several):
+        for (losses, gradients), (others, sums) in zip(one, several, strict=True):
+            for a, b in zip(losses, others, strict=True):
+                if not _close(a, b):
+                    return f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+            apart = _distance(gradients, sums)
+            if apart > CLOSE_GRADIENTS:
+                return f"gradients differ by {apart:.0%} from those of the whole batch"
+    for name, a in expected.values.items():
+        b = found.values.get(name)
+        if b is not None and not _close(a, b):
+            return f"{name!r} is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+    return ""
+
+
+def _different_count(program: Program, expected: Mapping[str, Any]) -> str:
+    """Return which variable of a metric is no sum over the rows, or an empty text."""
+    for path, value in expected.items():
+        found = program.new_context(0).variables[path]._value
+        if _distance([value], [found]) > CLOSE_VALUES:
+            return f"{path}, a variable of a metric, is not a sum over examples"
+    return ""
+
+
+def _close(a: Any, b: Any) -> bool:
+    a, b = a.double(), b.double()
+    limit = CLOSE_VALUES * max(float(a.abs()), float(b.abs())) + SMALL
+    return bool((a - b).abs() <= limit) or not bool(a.isfinite())
+
+
+def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """Return the distance of tensors, relative to their size; 0 if they are small or not finite."""
+    norm = sum(float(x.double().square().sum()) for x in a) ** 0.5
+    pairs = zip(a, b, strict=True)
+    apart = sum(float((x.double() - y.double()).square().sum()) for x, y in pairs) ** 0.5
+    size = norm + SMALL
+    return apart / size if apart == apart and norm == norm and norm < float("inf") else 0.0

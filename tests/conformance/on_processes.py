@@ -1,0 +1,240 @@
+"""Programs on several processes, compared with the same in one: on PyTorch.
+
+Each process runs this file. Without a rank, it starts the others, and prints as JSON how far their
+results are apart from those of one process, and whether all processes have equal results:
+
+    python on_processes.py SIZE reference short-batch-3 …
+"""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from cases import CASES, batches_of
+from classifier import Classifier, cross_entropy
+from gradient_tasks import Adversarial
+from keras import layers, ops
+from torch.distributed import TCPStore
+
+import treadle
+from treadle import data
+from treadle.backends.base import active
+from treadle.core import processes
+from treadle.testing.running import Runner
+
+FEATURES, CLASSES, STEPS = 6, 4, 7
+Results = dict[str, Any]
+CHECKS: dict[str, Callable[[], Results]] = {}
+
+
+def check(function: Callable[[], Results]) -> Callable[[], Results]:
+    CHECKS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+class Group:
+    """Processes that exchange JSON through a store of `torch.distributed`."""
+
+    def __init__(self, rank: int, size: int, port: int) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = rank, size, rank, size
+        self._store = TCPStore("127.0.0.1", port, size, rank == 0, timedelta(seconds=120))
+        self._count = 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        self._count += 1
+        self._store.set(f"{self._count}/{self.rank}", json.dumps(value))
+        return [json.loads(self._store.get(f"{self._count}/{i}")) for i in range(self.size)]
+
+
+class Reference(Classifier):
+    """What is computed over a whole batch, or drawn: statistics, masks, norms, averages."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            [
+                layers.Dense(8, activation="relu", name="hidden", kernel_regularizer="l2"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.2, seed=3),
+                layers.Dropout(0.1),
+                layers.Dense(CLASSES, name="out"),
+            ],
+            keras.optimizers.Adam(1e-2, global_clipnorm=0.5, use_ema=True),
+        )
+
+    def predict_step(self, batch: Any) -> Any:
+        return self.model(batch[0], training=False)
+
+
+class Accumulating(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulator = treadle.Accumulator(steps=3)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        weights = self.model.trainable_variables
+        loss, grads = treadle.gradients(lambda: self.loss(y, self.model(x, training=True)), weights)
+        self.accumulator.add(grads, lambda mean: self.optimizer.apply(mean, weights))
+        return {"loss": loss}
+
+
+def rows(count: int, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, FEATURES)).astype("float32")
+    return x, rng.integers(0, CLASSES, size=count).astype("int32")
+
+
+def source(count: int, batch_size: int, **kwargs: Any) -> Any:
+    return data.from_arrays(*rows(count), batch_size=batch_size, **kwargs)
+
+
+def trained(
+    make: Callable[[], Any] = Reference,
+    count: int = 51,
+    batch_size: int = 8,
+    whole: bool = False,
+    plan: str = "captured",
+    **options: Any,
+) -> Results:
+    """Return losses, logs and the whole state after two epochs."""
+    treadle.setup(seed=0)
+    validation = source(333, 64, shuffle=False) if whole else None
+    with treadle.Loop(
+        make(), console=False, options=treadle.Options(**{"window": 8, **options})
+    ) as loop:
+        history = loop.fit(source(count, batch_size), validation, epochs=2)
+        logged = [name for name in history.names() if "loss" in name or "accuracy" in name]
+        found = {name: np.array(history[name]) for name in logged}
+        found |= {"step losses": history.steps("loss"), **loop.state.arrays()}
+        if whole:
+            found["predictions"] = loop.predict(validation)
+        assert plan in loop.plan, loop.plan
+    return found
+
+
+CHECKS |= {
+    "reference": lambda: trained(whole=True),
+    "eager": lambda: trained(count=19, execution="eager", plan="eager"),
+    "accumulating": lambda: trained(Accumulating),
+    "short-batch-1": lambda: trained(count=33),
+    "short-batch-41": lambda: trained(count=64 + 41, batch_size=64),
+    "fewer-rows-than-processes": lambda: trained(count=11, batch_size=3),
+    "streamed": lambda: trained(data_on_device=False),
+}
+
+
+def of_case(name: str) -> Callable[[], Results]:
+    """Seven steps of one of the conformance cases, with batches of eight rows."""
+
+    def run() -> Results:
+        treadle.setup(seed=0)
+        runner = Runner(CASES[name].make(), batches_of(name, 1)[0])
+        trace = runner.run(batches_of(name, STEPS), (3, 1, 3))
+        return {**trace.values, **trace.state}
+
+    return run
+
+
+CHECKS |= {f"case-{name}": of_case(name) for name in CASES}
+
+
+def difference(found: Results, expected: Results) -> float:
+    """The largest difference, infinite where whole numbers differ; NaN equals NaN."""
+    assert list(found) == list(expected)
+    worst = 0.0
+    for name, value in expected.items():
+        same, other = np.asarray(found[name]), np.asarray(value)
+        assert same.shape == other.shape, name
+        if other.dtype.kind == "f":
+            assert (np.isnan(same) == np.isnan(other)).all(), name
+            worst = max(worst, float(np.nanmax(np.abs(same - other), initial=0)))
+        elif not (same == other).all():
+            return float("inf")
+    return worst
+
+
+def digest(found: Results) -> str:
+    raw = hashlib.sha256()
+    for name, value in found.items():
+        raw.update(name.encode() + np.asarray(value).tobytes())
+    return raw.hexdigest()
+
+
+def result_of(name: str, group: Group) -> Any:
+    """The difference of a check from one process, or its error."""
+    backends = sys.modules["treadle.backends.torch.processes.group"]
+    together = backends._processes
+    try:
+        keras.backend.clear_session()
+        found = CHECKS[name]()
+        equal = len(set(group.exchange(digest(found)))) == 1
+    except Exception:
+        return {"error": traceback.format_exc()}
+    if not equal:
+        return {"error": "the processes have different results"}
+    if group.rank:
+        return None
+    try:
+        backends._processes = None
+        keras.backend.clear_session()
+        return difference(found, CHECKS[name]())
+    except Exception:
+        return {"error": traceback.format_exc()}
+    finally:
+        backends._processes = together
+
+
+def member(rank: int, size: int, port: int, names: list[str]) -> None:
+    group = Group(rank, size, port)
+    ports = [free_port() for _ in names[:1]]
+    address = group.exchange(f"127.0.0.1:{ports[0]}")[0]
+    active().join_processes(group, address)
+    processes.join(group)
+    results: dict[str, Any] = {}
+    for name in names:
+        results[name] = result_of(name, group)
+        group.exchange("")
+    if rank == 0:
+        print(json.dumps(results))
+    group.exchange("")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def main() -> None:
+    if os.environ.get("MEMBER"):
+        rank, size, port = map(int, os.environ["MEMBER"].split())
+        member(rank, size, port, sys.argv[2:])
+        return
+    size, port = int(sys.argv[1]), free_port()
+    members = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__)), *sys.argv[1:]],
+            env={**os.environ, "MEMBER": f"{rank} {size} {port}", "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(size)
+    ]
+    try:
+        codes = [each.wait(timeout=500) for each in members]
+    finally:
+        for each in members:
+            each.kill()
+    sys.exit(max(map(abs, codes)))
+
+
+if __name__ == "__main__":
+    main()
