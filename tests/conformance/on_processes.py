@@ -21,9 +21,8 @@ from typing import Any
 import keras
 import numpy as np
 from cases import CASES, batches_of
-from classifier import Classifier, cross_entropy
-from gradient_tasks import Adversarial
-from keras import layers, ops
+from classifier import Classifier
+from keras import layers
 from torch.distributed import TCPStore
 
 import treadle
@@ -148,18 +147,22 @@ def of_case(name: str) -> Callable[[], Results]:
 CHECKS |= {f"case-{name}": of_case(name) for name in CASES}
 
 
-def difference(found: Results, expected: Results) -> float:
-    """The largest difference, infinite where whole numbers differ; NaN equals NaN."""
+def difference(found: Results, expected: Results) -> tuple[float, str]:
+    """The largest difference and where it is, infinite if whole numbers differ; NaN equals NaN.
+
+    That of an array with entries above 1 is relative to its largest one.
+    """
     assert list(found) == list(expected)
-    worst = 0.0
+    worst = 0.0, ""
     for name, value in expected.items():
         same, other = np.asarray(found[name]), np.asarray(value)
         assert same.shape == other.shape, name
         if other.dtype.kind == "f":
             assert (np.isnan(same) == np.isnan(other)).all(), name
-            worst = max(worst, float(np.nanmax(np.abs(same - other), initial=0)))
+            size = max(1.0, float(np.nanmax(np.abs(other), initial=0)))
+            worst = max(worst, (float(np.nanmax(np.abs(same - other), initial=0)) / size, name))
         elif not (same == other).all():
-            return float("inf")
+            return float("inf"), name
     return worst
 
 

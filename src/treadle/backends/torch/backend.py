@@ -69,7 +69,8 @@ class TorchBackend:
             with scope or nullcontext():
                 losses, result = function(inputs)
                 own = losses
-                mine = None if nested or not variables else mine
+                if not variables or (nested and not (mine and mine.sums_nested)):
+                    mine = None
                 if mine is not None:
                     losses = mine.weighted(losses)
         gradients: dict[str, list[Tensor | None]] = {}
@@ -93,7 +94,7 @@ class TorchBackend:
             hand_outward(scope.changed())
             hand_losses(scope)
         if nested:
-            return result, gradients
+            return result, gradients if mine is None else mine.summed(gradients)
         if mine is not None:
             result, gradients = mine.reduced(_detached(result), gradients, own)
         elif whole is not None and variables:

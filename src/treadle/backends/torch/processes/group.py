@@ -35,6 +35,7 @@ class Processes:
     def __init__(self, group: ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
         self.is_alone = False
+        self._forms: list[str] = []
         self._shared: dict[int, ref[Any]] = {}
 
     def share(self, variable: Any) -> bool:
@@ -44,13 +45,21 @@ class Processes:
         return known is None or known() is not variable
 
     @contextmanager
-    def alone(self) -> Generator[None]:
-        """Replace collectives by local operations, so that processes need not do the same."""
+    def alone(self) -> Generator[list[str]]:
+        """Replace collectives by local operations, so that processes need not do the same.
+
+        The context gets the forms of the tensors that are summed.
+        """
         before, self.is_alone = self.is_alone, True
+        self._forms = []
         try:
-            yield
+            yield self._forms
         finally:
-            self.is_alone = before
+            self.is_alone, self._forms = before, []
+
+    def note(self, x: Any) -> None:
+        """Note a tensor that would be summed."""
+        self._forms.append(f"{x.dtype} {tuple(x.shape)}")
 
     def sum(self, x: Any) -> Any:
         """Return the sum of the tensors of all processes, which has the same bits in all."""
@@ -130,6 +139,7 @@ class Total:
         """Return the sum; the tensor is not differentiated."""
         if not self._processes.is_alone:
             return self._processes.sum(x)
+        self._processes.note(x)
         return x * self._stand_in if x.dtype.is_floating_point else x.clone()
 
     def recorded(self, x: Any) -> Any:

@@ -53,6 +53,10 @@ class Rows:
         count: The number of rows that are computed.
         is_idle: Whether their results are dropped.
         share: The share of the rows in the batch; 0 if they are dropped.
+        averaged: The paths of variables of metrics that are updated once for a batch, and not with
+            its examples: of their changes, the mean is taken.
+        sums_nested: Whether gradients inside of an objective are means over the batch too.
+        results: The losses and gradients of each outermost call of `gradients`, if not None.
     """
 
     def __init__(self, processes: Processes, examples: int, seen: Seen) -> None:
@@ -64,7 +68,24 @@ class Rows:
         self.first = 0 if self.is_idle else rank * each + min(rank, more)
         self.count, self.share = max(count, 1), count / examples
         self._total = Total(processes, 1 / self.share if count else 1.0)
+        self.averaged: frozenset[str] = frozenset()
+        self.sums_nested = False
         self.results: list[tuple[list[Any], list[Any]]] | None = None
+
+    def adapt(self, kind: str, names: Sequence[str]) -> bool:
+        """Combine results in another way, and return whether there is one that was not tried.
+
+        Args:
+            kind: What differs from a step for the whole batch: `"gradients"` or `"metric"`.
+            names: The paths of the variables of the metric.
+        """
+        if kind == "gradients" and not self.sums_nested:
+            self.sums_nested = True
+            return True
+        if kind == "metric" and not self.averaged.issuperset(names):
+            self.averaged |= set(names)
+            return True
+        return False
 
     def of_batch(self, batch: Any) -> Any:
         """Return these rows of each tensor of the batch that has one for each example."""
@@ -167,6 +188,13 @@ class Rows:
         if self.results is not None:
             self.results.append((list(found), [sums[n][i] for n, i in places]))
         return keras.tree.pack_sequence_as(result, leaves), sums
+
+    def summed(self, gradients: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the sums of gradients over the processes, which can be differentiated."""
+        return {
+            name: [None if g is None else self.sum(g) for g in part]
+            for name, part in gradients.items()
+        }
 
 
 class _Sum(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -14,11 +14,11 @@ from ....core.options import Options
 from ....errors import ConfigurationError, StepError
 from ...base import Executor, Outputs
 from ...eager import EagerExecutor, StepResult, run_step
-from ...plans import Facts, Plan
+from ...plans import Facts
 from ...program import Program
 from ...window import Following, Window
 from ..capture.proof import Captured
-from ..capture.trials import device, undone
+from ..capture.trials import device, in_one_line, undone
 from ..capture.windows import CaptureExecutor
 from .draws import Draws
 from .group import Processes
@@ -69,27 +69,8 @@ class SharedExecutor:
         if options.execution == "eager":
             self._executor = EagerExecutor(self._shared, around, to_device, to_numpy, device())
         else:
-            self._executor = CaptureExecutor(
-                self._shared, options, around, to_device, self._agreed
-            )
-
-    @property
-    def plan(self) -> Plan:
-        """The execution plan."""
-        return self._executor.plan
-
-    @plan.setter
-    def plan(self, plan: Plan) -> None:
-        self._executor.plan = plan
-
-    @property
-    def whole(self) -> bool:
-        """Whether a window that fails leaves the state unchanged."""
-        return self._executor.whole
-
-    @whole.setter
-    def whole(self, whole: bool) -> None:
-        self._executor.whole = whole
+            self._executor = CaptureExecutor(self._shared, options, around, to_device, self._agreed)
+        self.plan, self.whole = self._executor.plan, self._executor.whole
 
     @property
     def programs(self) -> int:
@@ -105,6 +86,7 @@ class SharedExecutor:
     def compile(self, window: Window) -> bool:
         """Capture the step if it is not captured yet."""
         self._prepare(window)
+        self._executor.plan = self.plan
         with self._processes.alone():
             return self._executor.compile(window)
 
@@ -167,26 +149,84 @@ class SharedExecutor:
                 expected = _copied(run_step(program, batch, 0))
             counted = {path: v._value.clone() for path, v in _summed(program).items()}
         self._rows = mine = Rows(self._processes, window.examples, noted)
+        while why := self._difference(mine, batch, expected, counted):
+            if not mine.adapt(why.kind, why.names):
+                raise StepError(f"{name} on {self._processes.size} processes: {why}. {_REMEDY}")
+
+    def _difference(
+        self, mine: Rows, batch: Any, expected: StepResult, counted: Mapping[str, Any]
+    ) -> "_Difference | None":
+        """Run a step on all processes, and return how it differs from one for the whole batch.
+
+        Raises:
+            StepError: The processes do different things.
+        """
+        program, processes = self._program, self._processes
+        self._check_sums(batch)
         mine.results = []
         with undone(program), self._around(program):
             found = run_step(self._shared, batch, 0)
-            why = _difference(mine, expected, found)
-            why = why or _different_count(program, counted)
+            why = _difference(mine, expected, found) or _different_count(program, counted)
             digests = _digests(program)
-        everyone = self._processes.group.exchange([why, digests])
         mine.results = None
+        everyone = processes.group.exchange([why and [why.kind, why.text, why.names], digests])
         for why, _ in everyone:
             if why:
-                raise StepError(
-                    f"{name} on {self._processes.size} processes: {why}. {_REMEDY}"
-                )
+                return _Difference(*why)
         for path in digests:
             if any(others[path] != digests[path] for _, others in everyone):
                 raise StepError(
-                    f"{name} on {self._processes.size} processes: each has another value of {path} "
-                    "after the step. Compute it from what treadle.gradients returns, or create the "
-                    "variable with keras.Variable(…, aggregation='mean') or 'sum'"
+                    f"{program.name} on {processes.size} processes: each has another value of "
+                    f"{path} after the step. Compute it from what treadle.gradients returns, or "
+                    "create the variable with keras.Variable(…, aggregation='mean') or 'sum'"
                 )
+        return None
+
+    def _check_sums(self, batch: Any) -> None:
+        """Check that all processes would sum the same tensors: otherwise they wait forever.
+
+        Raises:
+            StepError: They would not, or the step fails in one of them.
+        """
+        program, processes = self._program, self._processes
+        failure: Exception | None = None
+        with processes.alone() as sums, undone(program), self._around(program):
+            try:
+                run_step(self._shared, batch, 0)
+            except Exception as error:
+                failure = error
+        mine = ["" if failure is None else in_one_line(failure), sums]
+        everyone = processes.group.exchange(mine)
+        if failure is not None:
+            raise failure
+        for rank, (failed, others) in enumerate(everyone):
+            if failed:
+                raise StepError(f"{program.name} fails for the rows of process {rank}: {failed}")
+            if others != sums:
+                raise StepError(
+                    f"{program.name}: process {rank} sums {len(others)} messages in a step, and "
+                    f"process {processes.rank} {len(sums)} or others: what is differentiated must "
+                    "not depend on the number of rows or their values. Use treadle.for_each or "
+                    "keras.ops.vectorized_map for functions of single examples"
+                )
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How a step on several processes differs from one for the whole batch.
+
+    Attributes:
+        kind: What differs: `"gradients"` or `"metric"`.
+        text: The difference, as a clause.
+        names: The paths of the variables of the metric.
+    """
+
+    kind: str
+    text: str
+    names: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class _Counts:
@@ -198,22 +238,21 @@ class _Counts:
 
     def __init__(self, program: Program) -> None:
         self._before = [
-            (v, v._value._version, v._value.detach().clone() if v.aggregation == "sum" else None)
-            for v in program.variables
+            (path, v, v._value._version, v._value.detach().clone())
+            for path, v in _named(program).items()
             if v.aggregation in ("sum", "mean")
         ]
 
     def changes(self, mine: Rows) -> list[tuple[Any, Any, Any]]:
         """Return the changed variables, each with its value before and what is to be summed."""
         found: list[tuple[Any, Any, Any]] = []
-        for variable, version, before in self._before:
-            value = variable._value.detach()
+        for path, variable, version, before in self._before:
             if variable._value._version == version:
                 continue
-            if before is None:
-                found.append((variable, None, value * mine.share))
-            else:
-                found.append((variable, before, value - before))
+            change = variable._value.detach() - before
+            if variable.aggregation == "mean" or path in mine.averaged:
+                change = change * mine.share
+            found.append((variable, before, change))
         return found
 
 
@@ -242,7 +281,7 @@ def _reduced(
         means[name] = mean if is_float else mean.round().to(value.dtype)
     for variable, before, _ in changes:
         total = next(found)
-        variable.assign(total if before is None else before + total)
+        variable.assign(before + total)
     return means, totals
 
 
@@ -305,31 +344,37 @@ def _copied(result: StepResult) -> StepResult:
     return StepResult(*({name: x.detach().clone() for name, x in part.items()} for part in parts))
 
 
-def _difference(mine: Rows, expected: StepResult, found: StepResult) -> str:
-    """Return what several processes compute differently than one, as a clause, or an empty text."""
+def _difference(mine: Rows, expected: StepResult, found: StepResult) -> _Difference | None:
+    """Return what several processes compute differently than one."""
     one, several = mine.seen.results, mine.results or []
     if len(one) == len(several):
         for (losses, gradients), (others, sums) in zip(one, several, strict=True):
             for a, b in zip(losses, others, strict=True):
                 if not _close(a, b):
-                    return f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+                    text = f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+                    return _Difference("gradients", text)
             apart = _distance(gradients, sums)
             if apart > CLOSE_GRADIENTS:
-                return f"gradients differ by {apart:.0%} from those of the whole batch"
+                text = f"gradients differ by {apart:.0%} from those of the whole batch"
+                return _Difference("gradients", text)
     for name, a in expected.values.items():
         b = found.values.get(name)
         if b is not None and not _close(a, b):
-            return f"{name!r} is {float(b):.6g}, but {float(a):.6g} for the whole batch"
-    return ""
+            text = f"{name!r} is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+            return _Difference("values", text)
+    return None
 
 
-def _different_count(program: Program, expected: Mapping[str, Any]) -> str:
-    """Return which variable of a metric is no sum over the rows, or an empty text."""
+def _different_count(program: Program, expected: Mapping[str, Any]) -> _Difference | None:
+    """Return which variable of a metric has another value than for the whole batch."""
+    named = _named(program)
     for path, value in expected.items():
-        found = program.new_context(0).variables[path]._value
-        if _distance([value], [found]) > CLOSE_VALUES:
-            return f"{path}, a variable of a metric, is not a sum over examples"
-    return ""
+        if _distance([value], [named[path]._value]) > CLOSE_VALUES:
+            owner = path.rpartition("/")[0]
+            names = [other for other in expected if other.rpartition("/")[0] == owner]
+            text = f"{path}, a variable of a metric, is no sum or mean over the examples"
+            return _Difference("metric", text, names)
+    return None
 
 
 def _close(a: Any, b: Any) -> bool:
