@@ -26,6 +26,7 @@ from keras import layers
 from torch.distributed import TCPStore
 
 import treadle
+from benchmarks import devices as benchmark
 from treadle import data
 from treadle.backends.base import active
 from treadle.core import processes
@@ -145,6 +146,19 @@ def of_case(name: str) -> Callable[[], Results]:
 
 
 CHECKS |= {f"case-{name}": of_case(name) for name in CASES}
+
+
+def of_recipe(name: str) -> Callable[[], Results]:
+    """Eight steps of a recipe, with small settings."""
+
+    def run() -> Results:
+        values, state = benchmark.trained(name, 1, 8)
+        return {**values, **state}
+
+    return run
+
+
+CHECKS |= {f"recipe-{name}": of_recipe(name) for name in benchmark.SMALL}
 
 
 def difference(found: Results, expected: Results) -> tuple[float, str]:

@@ -141,6 +141,12 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/layers/normalization/batch_normalization.py",
         "(self, inputs, mask)",
     ),
+    "apply": Internal(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        "patched on several processes: the gradients that they apply are compared, or averaged",
+        f"{KERAS}/optimizers/base_optimizer.py",
+        "(self, grads, trainable_variables=None)",
+    ),
     "C": Internal(
         "torch:_C",
         "replays call operators below autograd by their C functions, which takes less time",
@@ -332,17 +338,18 @@ def _in_this_thread(function: Any, original: Any) -> Any:
 
 
 @contextmanager
-def moments_replaced(moments: Call, masked: Call) -> Generator[None]:
-    """Replace the functions that compute moments over a batch, in this context, in this thread.
+def wrapped(replacements: Mapping[str, Call]) -> Generator[None]:
+    """Replace functions in this context, in this thread.
 
     Args:
-        moments: Takes the original function of `keras.ops.moments`, and its arguments.
-        masked: The same of BatchNormalization with a mask.
+        replacements: By the name in the register, functions that take the original one and its
+            arguments.
     """
     with ExitStack() as stack:
-        for name, replacement in (("moments", moments), ("masked_moments", masked)):
+        for name, replacement in replacements.items():
             internal = INTERNALS[name]
             original: Call = internal.resolve()
+            # A function, since a `partial` in a class would not be a method.
             patched = _in_this_thread(partial(replacement, original), original)
             stack.enter_context(internal.replaced(patched))
         yield

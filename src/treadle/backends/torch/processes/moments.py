@@ -1,28 +1,21 @@
 """Moments over the rows of all processes, for BatchNormalization and `keras.ops.moments`."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import torch
 from keras import ops
 
-from ..patches import moments_replaced
 from .rows import Rows, rows, seen
 
 Call = Callable[..., Any]
 
 
-def batch_moments() -> AbstractContextManager[None]:
-    """Return a context in which moments over a batch axis are those of the whole batch."""
-    return moments_replaced(_moments, _masked_moments)
-
-
-def _moments(
+def moments(
     original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
 ) -> Any:
-    """Compute what `keras.ops.moments` does, over the rows of all processes."""
+    """Compute what `keras.ops.moments` does, but over the rows of all processes."""
     x = ops.convert_to_tensor(x)
     over = [axes] if isinstance(axes, int) else list(axes)
     mine = _rows_in(x, over)
@@ -51,8 +44,8 @@ def _number(x: Any, axes: Sequence[int]) -> int:
     return number
 
 
-def _masked_moments(original: Call, layer: Any, inputs: Any, mask: Any) -> Any:
-    """Compute what BatchNormalization does, over the rows of all processes."""
+def masked_moments(original: Call, layer: Any, inputs: Any, mask: Any) -> Any:
+    """Compute what BatchNormalization does with a mask, but over the rows of all processes."""
     axes = list(layer._reduction_axes)
     mine = None if mask is None else _rows_in(inputs, axes)
     if mine is None:

@@ -56,6 +56,8 @@ class Rows:
         averaged: The paths of variables of metrics that are updated once for a batch, and not with
             its examples: of their changes, the mean is taken.
         sums_nested: Whether gradients inside of an objective are means over the batch too.
+        averages_applied: Whether the gradients that optimizers apply are means over the batch that
+            each process has computed for its rows.
         results: The losses and gradients of each outermost call of `gradients`, if not None.
     """
 
@@ -69,18 +71,20 @@ class Rows:
         self.count, self.share = max(count, 1), count / examples
         self._total = Total(processes, 1 / self.share if count else 1.0)
         self.averaged: frozenset[str] = frozenset()
-        self.sums_nested = False
+        self.sums_nested = self.averages_applied = False
         self.results: list[tuple[list[Any], list[Any]]] | None = None
 
     def adapt(self, kind: str, names: Sequence[str]) -> bool:
         """Combine results in another way, and return whether there is one that was not tried.
 
         Args:
-            kind: What differs from a step for the whole batch: `"gradients"` or `"metric"`.
+            kind: What differs from a step for the whole batch: `"gradients"`, `"metric"`, or
+                `"values"`, for which there is no other way.
             names: The paths of the variables of the metric.
         """
-        if kind == "gradients" and not self.sums_nested:
-            self.sums_nested = True
+        if kind == "gradients" and not (self.sums_nested and self.averages_applied):
+            self.averages_applied ^= self.sums_nested
+            self.sums_nested = not self.sums_nested
             return True
         if kind == "metric" and not self.averaged.issuperset(names):
             self.averaged |= set(names)
@@ -196,6 +200,12 @@ class Rows:
             for name, part in gradients.items()
         }
 
+    def averaged_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the means of gradients over the processes."""
+        chosen = [g for g in gradients if g is not None]
+        found = iter(self.totals([g * self.share for g in chosen]))
+        return [None if g is None else next(found) for g in gradients]
+
 
 class _Sum(torch.autograd.Function):
     """The sum of a tensor over all processes: what flows back is summed as well."""
@@ -241,6 +251,17 @@ def unsplit(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args)
 
     return whole
+
+
+def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any) -> Any:
+    """Apply the gradients of the whole batch, and note them in the first step."""
+    mine, noted = rows(), seen()
+    if mine is not None and mine.averages_applied:
+        grads = mine.averaged_gradients(grads)
+    results = mine.results if mine is not None else noted and noted.results
+    if results is not None:
+        results.append(([], [g.detach() for g in grads if g is not None]))
+    return original(optimizer, grads, *more)
 
 
 def _is_float_scalar(x: Any) -> bool:

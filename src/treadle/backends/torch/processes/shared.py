@@ -1,8 +1,8 @@
 """Steps on several processes: each computes its rows of every batch, with the same results."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final
@@ -20,10 +20,11 @@ from ...window import Following, Window
 from ..capture.proof import Captured
 from ..capture.trials import device, in_one_line, undone
 from ..capture.windows import CaptureExecutor
+from ..patches import wrapped
 from .draws import Draws
 from .group import Processes
-from .moments import batch_moments
-from .rows import Rows, Seen, computing
+from .moments import masked_moments, moments
+from .rows import Rows, Seen, applied, computing
 
 # By how much a step on several processes may differ from a step for the whole batch when it runs
 # for the first time. Rounding differs less; a loss that is no mean over examples differs more.
@@ -107,7 +108,7 @@ class SharedExecutor:
         if mine is None:
             return self._program.function(batch)
         counts = _Counts(self._program)
-        with computing(mine), Draws(), batch_moments():
+        with computing(mine), _patched():
             values, weights = self._program.function(mine.of_batch(batch))
         return _reduced(mine, values, weights, counts)
 
@@ -144,14 +145,17 @@ class SharedExecutor:
         if first is None or not first.ndim:
             return  # no rows to divide: all processes compute the same
         noted = Seen()
-        with undone(program), self._around(program), Draws(), batch_moments():
+        with undone(program), self._around(program), _patched():
             with computing(None, noted):
                 expected = _copied(run_step(program, batch, 0))
             counted = {path: v._value.clone() for path, v in _summed(program).items()}
         self._rows = mine = Rows(self._processes, window.examples, noted)
+        first: dict[str, _Difference] = {}
         while why := self._difference(mine, batch, expected, counted):
+            first.setdefault(why.kind, why)
             if not mine.adapt(why.kind, why.names):
-                raise StepError(f"{name} on {self._processes.size} processes: {why}. {_REMEDY}")
+                text = first[why.kind].text
+                raise StepError(f"{name} on {self._processes.size} processes: {text}. {_REMEDY}")
 
     def _difference(
         self, mine: Rows, batch: Any, expected: StepResult, counted: Mapping[str, Any]
@@ -175,11 +179,11 @@ class SharedExecutor:
                 return _Difference(*why)
         for path in digests:
             if any(others[path] != digests[path] for _, others in everyone):
-                raise StepError(
-                    f"{program.name} on {processes.size} processes: each has another value of "
-                    f"{path} after the step. Compute it from what treadle.gradients returns, or "
-                    "create the variable with keras.Variable(…, aggregation='mean') or 'sum'"
+                text = (
+                    f"each has another value of {path} after the step, which is not computed from "
+                    "gradients and is no variable with aggregation='mean' or 'sum'"
                 )
+                return _Difference("gradients", text)
         return None
 
     def _check_sums(self, batch: Any) -> None:
@@ -225,8 +229,13 @@ class _Difference:
     text: str
     names: Sequence[str] = ()
 
-    def __str__(self) -> str:
-        return self.text
+
+@contextmanager
+def _patched() -> Generator[None]:
+    """Run a step such that what depends on the whole batch goes through `Rows`."""
+    replacements = {"moments": moments, "masked_moments": masked_moments, "apply": applied}
+    with wrapped(replacements), Draws():
+        yield
 
 
 class _Counts:
