@@ -1,7 +1,7 @@
 """Programs on several processes, compared with the same in one: on PyTorch.
 
-Each process runs this file. Without a rank, it starts the others, and prints as JSON how far their
-results are apart from those of one process, and whether all processes have equal results:
+The file starts itself once for each process. It prints as JSON how far the results are from those
+of one process, and where; for checks of errors, it prints the messages:
 
     python on_processes.py SIZE reference short-batch-3 …
 """
@@ -20,9 +20,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import torch
 from cases import CASES, batches_of
-from classifier import Classifier
-from keras import layers
+from classifier import Classifier, dense
+from keras import layers, ops
 from torch.distributed import TCPStore
 
 import treadle
@@ -37,8 +38,12 @@ Results = dict[str, Any]
 CHECKS: dict[str, Callable[[], Results]] = {}
 
 
-def check(function: Callable[[], Results]) -> Callable[[], Results]:
-    CHECKS[function.__name__.replace("_", "-")] = function
+MESSAGES: dict[str, Callable[[], None]] = {}
+"""Programs that fail."""
+
+
+def fails(function: Callable[[], None]) -> Callable[[], None]:
+    MESSAGES[function.__name__.replace("_", "-")] = function
     return function
 
 
@@ -161,6 +166,191 @@ def of_recipe(name: str) -> Callable[[], Results]:
 CHECKS |= {f"recipe-{name}": of_recipe(name) for name in benchmark.SMALL}
 
 
+def rank() -> int:
+    """The number of this process; 0 also while one process computes what is expected."""
+    return processes.process_group().rank
+
+
+class Apart(Reference):
+    """Begins with other weights and seeds in each process, which process 0 sends to the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.layers[0].kernel_initializer = keras.initializers.HeNormal(seed=rank())
+        self.noise = keras.random.SeedGenerator(rank())
+        torch.manual_seed(rank())
+
+
+class Small(Classifier):
+    """A step, given as a function of the task and a batch."""
+
+    def __init__(self, step: Callable[[Any, Any, Any], Any], units: int = 5) -> None:
+        super().__init__([dense(units), keras.layers.Dense(CLASSES)])
+        self.step = step
+        self.mean = keras.Variable(0.0, trainable=False, name="mean")
+        self.known = keras.Variable(0.0, trainable=False, aggregation="mean", name="known")
+        self.count = keras.Variable(0, dtype="int32", trainable=False, aggregation="sum")
+
+    def minimized(self, loss: Callable[[], Any]) -> Any:
+        return {"loss": treadle.minimize(loss, self.model, self.optimizer)}
+
+    def train_step(self, batch: Any) -> Any:
+        return self.step(self, *batch)
+
+
+def usual(task: Any, x: Any, y: Any) -> Any:
+    return task.minimized(lambda: task.loss(y, task.model(x, training=True)))
+
+
+def counted(task: Any, x: Any, y: Any) -> Any:
+    """Variables that say how their changes are combined."""
+    task.known.assign(0.9 * task.known + ops.mean(x))
+    task.count.assign(task.count + x.shape[0])
+    return usual(task, x, y)
+
+
+def contrastive(task: Any, x: Any, y: Any) -> Any:
+    """A loss that compares each view with all other views."""
+
+    def objective() -> Any:
+        views = ops.concatenate([x, x + 0.1 * keras.random.normal(ops.shape(x))])
+        z = ops.normalize(treadle.gathered(task.model(views, training=True)))
+        count = z.shape[0]
+        logits = ops.matmul(z, ops.transpose(z)) - 1e9 * ops.eye(count)
+        return task.loss(ops.roll(ops.arange(count), count // 2), logits)
+
+    return task.minimized(objective)
+
+
+def on_values(task: Any, x: Any, y: Any) -> Any:
+    """Python decides by the loss, which is that of the whole batch."""
+    logs = usual(task, x, y)
+    return logs if float(logs["loss"]) > 1.3 else {"loss": logs["loss"] + 1}
+
+
+CHECKS |= {
+    "apart": lambda: trained(Apart),
+    "counted": lambda: trained(lambda: Small(counted)),
+    "gathered": lambda: trained(lambda: Small(contrastive), count=21, batch_size=9),
+    "on-values": lambda: trained(lambda: Small(on_values), plan="could not be captured"),
+}
+
+
+def fit(step: Callable[[Any, Any, Any], Any], count: int = 19, units: int = 5) -> None:
+    treadle.setup(seed=0)
+    with treadle.Loop(Small(step, units), console=False) as loop:
+        loop.fit(source(count, 8), epochs=1)
+
+
+@fails
+def sum_of_losses() -> None:
+    fit(lambda task, x, y: task.minimized(lambda: ops.sum(task.model(x) ** 2)))
+
+
+@fails
+def coupled_examples() -> None:
+    def similarity(task: Any, x: Any, y: Any) -> Any:
+        z = task.model(x)
+        return ops.mean(ops.logsumexp(ops.matmul(z, ops.transpose(z)), axis=1))
+
+    fit(lambda task, x, y: task.minimized(lambda: similarity(task, x, y)))
+
+
+@fails
+def sum_that_is_logged() -> None:
+    fit(lambda task, x, y: {**usual(task, x, y), "labels": ops.sum(y)})
+
+
+@fails
+def variable_of_own_rows() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        task.mean.assign(ops.mean(x))
+        return usual(task, x, y)
+
+    fit(step)
+
+
+@fails
+def backward() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        loss = task.loss(y, task.model(x))
+        loss.backward()
+        return {"loss": loss}
+
+    fit(step)
+
+
+@fails
+def loop_over_rows() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        losses = [usual(task, x[i : i + 1], y[i : i + 1])["loss"] for i in range(x.shape[0])]
+        return {"loss": sum(losses) / len(losses)}
+
+    fit(step, count=3)
+
+
+@fails
+def error_for_some_rows() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        if x.shape[0] == 1:
+            raise ValueError("too few rows")
+        return usual(task, x, y)
+
+    fit(step, count=3)
+
+
+@fails
+def shuffled_rows() -> None:
+    fit(lambda task, x, y: usual(task, x + 0 * torch.randperm(x.shape[0])[:, None], y))
+
+
+@fails
+def ambiguous_draw() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        noise = keras.random.normal((x.shape[0],)), keras.random.normal((4,))
+        return usual(task, x + noise[0][:, None] + ops.sum(noise[1]), y)
+
+    fit(step, count=8)
+
+
+@fails
+def other_data() -> None:
+    treadle.setup(seed=rank())
+    with treadle.Loop(Small(usual), console=False) as loop:
+        loop.fit(source(19, 8), epochs=1)
+
+
+@fails
+def gathered_without_rows() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        treadle.gathered(task.mean)
+        return usual(task, x, y)
+
+    fit(step)
+
+
+@fails
+def other_variables() -> None:
+    fit(usual, units=5 + rank())
+
+
+@fails
+def changed_by_hand() -> None:
+    treadle.setup(seed=0)
+    with treadle.Loop(Small(usual), console=False) as loop:
+        loop.fit(source(16, 8), epochs=1)
+        loop.task.model.layers[0].bias.assign_add(ops.ones((5,)) * rank())
+        loop.fit(source(6, 6), epochs=1)
+
+
+def message_of(name: str) -> str:
+    try:
+        MESSAGES[name]()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error was raised")
+
+
 def difference(found: Results, expected: Results) -> tuple[float, str]:
     """The largest difference and where it is, infinite if whole numbers differ; NaN equals NaN.
 
@@ -193,6 +383,8 @@ def result_of(name: str, group: Group) -> Any:
     together = backends._processes
     try:
         keras.backend.clear_session()
+        if name in MESSAGES:
+            return group.exchange(message_of(name))
         found = CHECKS[name]()
         equal = len(set(group.exchange(digest(found)))) == 1
     except Exception:
@@ -203,12 +395,14 @@ def result_of(name: str, group: Group) -> Any:
         return None
     try:
         backends._processes = None
+        processes.join(processes.SingleProcess())
         keras.backend.clear_session()
         return difference(found, CHECKS[name]())
     except Exception:
         return {"error": traceback.format_exc()}
     finally:
         backends._processes = together
+        processes.join(group)
 
 
 def member(rank: int, size: int, port: int, names: list[str]) -> None:

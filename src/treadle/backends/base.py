@@ -150,6 +150,13 @@ class Transformations(Protocol):
         """Return a context in which no intermediate results are stored for a backward pass."""
         ...
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return the rows of the whole batch for a tensor with the rows of this process.
+
+        It can be differentiated.
+        """
+        ...
+
     def place(self) -> Any:
         """Return what identifies the trace that records operations now; None outside of traces.
 

@@ -105,6 +105,11 @@ class TorchBackend:
         """Return `torch.no_grad()`."""
         return torch.no_grad()
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes."""
+        mine = rows()
+        return x if mine is None else mine.gathered(x)
+
     def place(self) -> Any:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
         return INTERNALS["transform_level"].resolve()()

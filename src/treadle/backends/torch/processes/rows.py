@@ -133,12 +133,28 @@ class Rows:
         parts = x.unflatten(0, (blocks, self.examples)).narrow(1, self.first, self.count)
         return parts.flatten(0, 1)
 
+    def gathered(self, x: Any) -> Any:
+        """Return a tensor with the rows of all processes; it can be differentiated.
+
+        Raises:
+            StepError: The tensor has no rows of the batch.
+        """
+        if not x.ndim or x.shape[0] % self.count:
+            raise StepError(
+                f"gathered got a tensor of shape {tuple(x.shape)}, which has no rows of the batch: "
+                f"its first dimension must be a multiple of {self.count}, the number of rows of "
+                "this process"
+            )
+        dtype = x.dtype
+        wide = x if dtype.is_floating_point else x.long()
+        return self.sum(self.padded(wide, 0)).to(dtype)
+
     def padded(self, x: Any, value: Any) -> Any:
         """Return rows as a tensor for the whole batch, with a value in the other rows."""
         blocks = x.shape[0] // self.count
-        whole = x.new_full((blocks, self.examples, *x.shape[1:]), value)
-        whole.narrow(1, self.first, self.count).copy_(x.unflatten(0, (blocks, self.count)))
-        return whole.flatten(0, 1)
+        sizes = self.first, self.examples - self.first - self.count
+        before, after = (x.new_full((blocks, size, *x.shape[1:]), value) for size in sizes)
+        return torch.cat([before, x.unflatten(0, (blocks, self.count)), after], 1).flatten(0, 1)
 
     def sum(self, x: Any) -> Any:
         """Return the sum of a tensor over the processes with rows; it can be differentiated."""

@@ -8,10 +8,11 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import keras
+import numpy as np
 import torch
 
 from ....core.options import Options
-from ....errors import ConfigurationError, StepError
+from ....errors import ConfigurationError, DataError, StepError
 from ...base import Executor, Outputs
 from ...eager import EagerExecutor, StepResult, run_step
 from ...plans import Facts
@@ -32,8 +33,8 @@ CLOSE_VALUES, CLOSE_GRADIENTS, SMALL = 1e-2, 5e-2, 1e-4
 
 _REMEDY: Final = (
     "Each process computes its rows, and the mean over processes is weighted by their number: "
-    "compute losses and values as means over the examples, without operations that combine "
-    "examples, or train with one process"
+    "compute losses and values as means over the examples, combine examples only with "
+    "treadle.gathered, or train with one process"
 )
 
 
@@ -125,6 +126,7 @@ class SharedExecutor:
 
         Raises:
             ConfigurationError: The processes have different variables.
+            DataError: They have different batches.
             StepError: The step gives other results on several processes.
         """
         if self._is_ready:
@@ -137,12 +139,13 @@ class SharedExecutor:
                 f"{self._processes.size} processes would train apart: use these, or train with one "
                 "process"
             )
+        _check_batch(window.batch(0), name, self._processes)
         _share_state(program, self._processes)
         batch = keras.tree.map_structure(
             lambda x: None if x is None else self._to_device(x), window.batch(0)
         )
-        first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-        if first is None or not first.ndim:
+        leaf = next((x for x in keras.tree.flatten(batch) if x is not None), None)
+        if leaf is None or not leaf.ndim:
             return  # no rows to divide: all processes compute the same
         noted = Seen()
         with undone(program), self._around(program), _patched():
@@ -260,6 +263,7 @@ class _Counts:
                 continue
             change = variable._value.detach() - before
             if variable.aggregation == "mean" or path in mine.averaged:
+                change = change.double() if _is_whole(change) else change
                 change = change * mine.share
             found.append((variable, before, change))
         return found
@@ -272,26 +276,50 @@ def _reduced(
     changes = counts.changes(mine)
     parts: list[Any] = []
     for name, value in values.items():
-        wide = value.double() if not value.dtype.is_floating_point else value
+        wide = value.double() if _is_whole(value) else value
         if name in weights:
             weight = weights[name].to(wide.dtype)
             parts += [torch.where(weight != 0, wide * weight, 0), weights[name]]
-        else:
-            parts.append(wide * mine.share)
+        parts.append(wide * mine.share)
     found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
     means: dict[str, Any] = {}
     totals: dict[str, Any] = {}
     for name, value in values.items():
-        mean = next(found)
         if name in weights:
-            totals[name] = next(found)
-            mean = torch.where(totals[name] != 0, mean / totals[name].to(mean.dtype), mean)
-        is_float = value.dtype.is_floating_point
-        means[name] = mean if is_float else mean.round().to(value.dtype)
+            total, totals[name] = next(found), next(found)
+            weight = totals[name].to(total.dtype)
+            mean = torch.where(weight != 0, total / weight, next(found))
+        else:
+            mean = next(found)
+        means[name] = mean.round().to(value.dtype) if _is_whole(value) else mean
     for variable, before, _ in changes:
         total = next(found)
-        variable.assign(before + total)
+        variable.assign(before + (total.round().to(before.dtype) if _is_whole(before) else total))
     return means, totals
+
+
+def _is_whole(x: Any) -> bool:
+    return not x.dtype.is_floating_point
+
+
+def _check_batch(batch: Any, name: str, processes: Processes) -> None:
+    """Check that all processes have the same batch.
+
+    Raises:
+        DataError: They have different ones.
+    """
+    mine = [
+        [str(x.dtype), list(x.shape), hashlib.blake2b(np.asarray(x).tobytes()).hexdigest()]
+        for x in keras.tree.flatten(batch)
+        if x is not None
+    ]
+    for rank, other in enumerate(processes.group.exchange(mine)):
+        if other != mine:
+            raise DataError(
+                f"{name}: process {rank} has another batch than process {processes.rank}. All "
+                "processes must read the same data in the same order, and take their rows of each "
+                "batch: give all the same seed and data, without a part of the data for each"
+            )
 
 
 def _share_state(program: Program, processes: Processes) -> None:
