@@ -66,35 +66,60 @@ MORE = (
     *("recipe-self-supervised", "recipe-char-lm"),
 )
 FAILURES = {
-    "sum-of-losses": r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. Each "
-    r"process computes its rows, and the mean over processes is weighted by their number: compute "
-    r"losses and values as means over the examples, combine examples only with treadle\.gathered, "
-    r"or train with one process",
-    "coupled-examples": r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. .*",
-    "sum-that-is-logged": r"train_step on 2 processes: 'labels' is 6, but 11 for the whole batch\. .*",
-    "variable-of-own-rows": r"train_step on 2 processes: each has another value of mean after the "
-    r"step, which is not computed from gradients and is no variable with aggregation='mean' or "
-    r"'sum'\. .*",
-    "backward": r"train_step computes no gradients with treadle\.gradients or treadle\.minimize, so 2 "
-    r"processes would train apart: use these, or train with one process",
-    "loop-over-rows": r"train_step: process 1 sums 2 messages in a step, and process 0 3 or others: "
-    r"what is differentiated must not depend on the number of rows or their values\. Use "
-    r"treadle\.for_each or keras\.ops\.vectorized_map for functions of single examples",
-    "error-for-some-rows": r"train_step fails for the rows of process 1: ValueError: too few rows",
-    "shuffled-rows": r"aten\.randperm\.default draws for the 8 rows of a batch together, which "
-    r"several processes cannot divide: draw uniform or normal numbers, or train with one process",
-    "ambiguous-draw": r"a random draw of shape \(4,\) may be rows of the batch, of which this process "
-    r"has 4, or not: choose another batch size than 8",
-    "other-data": r"train_step: process 1 has another batch than process 0\. All processes must read "
-    r"the same data in the same order, and take their rows of each batch: give all the same seed "
-    r"and data, without a part of the data for each",
-    "gathered-without-rows": r"gathered got a tensor of shape \(\), which has no rows of the batch: "
-    r"its first dimension must be a multiple of 4, the number of rows of this process",
-    "other-variables": r"process 0 has 12 variables, and process 1 has 12; the first that differs "
-    r"here is \['model/layers/0/kernel', 'float32', \[6, 5\]\]: start all processes with the same "
-    r"script, settings and data",
-    "changed-by-hand": r"model/layers/0/bias has different values in the 2 processes: each has "
-    r"changed it by itself\. Change variables in steps, or in all processes alike",
+    "sum-of-losses": (
+        r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. Each process "
+        r"computes its rows, and the mean over processes is weighted by their number: compute "
+        r"losses and values as means over the examples, combine examples only with "
+        r"treadle\.gathered, or train with one process"
+    ),
+    "coupled-examples": (
+        r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. .*"
+    ),
+    "sum-that-is-logged": (
+        r"train_step on 2 processes: 'labels' is 6, but 11 for the whole batch\. .*"
+    ),
+    "variable-of-own-rows": (
+        r"train_step on 2 processes: each has another value of mean after the step, which is "
+        r"not computed from gradients and is no variable with aggregation='mean' or 'sum'\. .*"
+    ),
+    "backward": (
+        r"train_step computes no gradients with treadle\.gradients or treadle\.minimize, so 2 "
+        r"processes would train apart: use these, or train with one process"
+    ),
+    "loop-over-rows": (
+        r"train_step: process 1 sums 2 messages in a step, and process 0 3 or others: what is "
+        r"differentiated must not depend on the number of rows or their values\. Use "
+        r"treadle\.for_each or keras\.ops\.vectorized_map for functions of single examples"
+    ),
+    "error-for-some-rows": (
+        r"train_step fails for the rows of process 1: ValueError: too few rows"
+    ),
+    "shuffled-rows": (
+        r"aten\.randperm\.default draws for the 8 rows of a batch together, which several "
+        r"processes cannot divide: draw uniform or normal numbers, or train with one process"
+    ),
+    "ambiguous-draw": (
+        r"a random draw of shape \(4,\) may be rows of the batch, of which this process has 4, "
+        r"or not: choose another batch size than 8"
+    ),
+    "other-data": (
+        r"train_step: process 1 has another batch than process 0\. All processes must read the "
+        r"same data in the same order, and take their rows of each batch: give all the same "
+        r"seed and data, without a part of the data for each"
+    ),
+    "gathered-without-rows": (
+        r"gathered got a tensor of shape \(\), which has no rows of the batch: its first "
+        r"dimension must be a multiple of 4, the number of rows of this process"
+    ),
+    "other-variables": (
+        r"process 0 has 12 variables, and process 1 has 12; the first that differs here is "
+        r"\['model/layers/0/kernel', 'float32', \[6, 5\]\]: start all processes with the same "
+        r"script, settings and data"
+    ),
+    "changed-by-hand": (
+        r"model/layers/0/bias has different values in the 2 processes: each has changed it by "
+        r"itself\. Change variables in steps, or in all processes alike"
+    ),
 }
 TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
