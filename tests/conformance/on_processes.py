@@ -314,6 +314,15 @@ def ambiguous_draw() -> None:
 
 
 @fails
+def draw_along_the_second_axis() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        noise = keras.random.normal((FEATURES, x.shape[0]))
+        return usual(task, x + ops.transpose(noise), y)
+
+    fit(step, count=8)
+
+
+@fails
 def other_data() -> None:
     treadle.setup(seed=rank())
     with treadle.Loop(Small(usual), console=False) as loop:

@@ -102,6 +102,11 @@ FAILURES = {
         r"a random draw of shape \(4,\) may be rows of the batch, of which this process has 4, "
         r"or not: choose another batch size than 8"
     ),
+    "draw-along-the-second-axis": (
+        r"a random draw of shape \(6, 4\) has the rows of the batch along axis 1, but several "
+        r"processes divide the first axis only: move the rows to the first axis, and transpose "
+        r"the result"
+    ),
     "other-data": (
         r"train_step: process 1 has another batch than process 0\. All processes must read the "
         r"same data in the same order, and take their rows of each batch: give all the same "

@@ -65,12 +65,13 @@ class Draws(TorchDispatchMode):
 
 def _shape_of(func: Any, args: Any, kwargs: Any) -> tuple[int, ...] | None:
     """Return the shape of what an operator draws, or None if it draws nothing."""
-    names = [argument.name for argument in func._schema.arguments]
-    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        if name == "size":
-            return tuple(value)
-        if name == "dropout_p" and value == 0:
-            return None
+    arguments = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    if given.get("dropout_p") == 0:
+        return None
+    if "size" in given:
+        return tuple(given["size"])
     if func in (aten.randperm.default, aten.randperm.generator):
         return (args[0],)
     if func in _WITH_PARAMETERS:

@@ -109,8 +109,17 @@ class Rows:
             what: The tensor, for messages.
 
         Raises:
-            StepError: Both are possible.
+            StepError: Both are possible, or the rows are along another axis.
         """
+        if shape not in seen:
+            for axis, size in enumerate(shape[1:], 1):
+                along = (*shape[:axis], self.examples, *shape[axis + 1 :])
+                if size == self.count and along in seen:
+                    raise StepError(
+                        f"{what} of shape {shape} has the rows of the batch along axis {axis}, but "
+                        "several processes divide the first axis only: move the rows to the first "
+                        "axis, and transpose the result"
+                    )
         if not shape or shape[0] % self.count:
             return None
         whole = shape[0] // self.count * self.examples, *shape[1:]

@@ -1,18 +1,15 @@
 """Steps on several processes: each computes its rows of every batch, with the same results."""
 
-import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, Final
 
 import keras
-import numpy as np
 import torch
 
 from ....core.options import Options
-from ....errors import ConfigurationError, DataError, StepError
+from ....errors import StepError
 from ...base import Executor, Outputs
 from ...eager import EagerExecutor, StepResult, run_step
 from ...plans import Facts
@@ -22,6 +19,7 @@ from ..capture.proof import Captured
 from ..capture.trials import device, in_one_line, undone
 from ..capture.windows import CaptureExecutor
 from ..patches import wrapped
+from .agreement import check_batch, digests_of, share_state, variables_of
 from .draws import Draws
 from .group import Processes
 from .moments import masked_moments, moments
@@ -139,8 +137,8 @@ class SharedExecutor:
                 f"{self._processes.size} processes would train apart: use these, or train with one "
                 "process"
             )
-        _check_batch(window.batch(0), name, self._processes)
-        _share_state(program, self._processes)
+        check_batch(window.batch(0), name, self._processes)
+        share_state(program, self._processes)
         batch = keras.tree.map_structure(
             lambda x: None if x is None else self._to_device(x), window.batch(0)
         )
@@ -174,7 +172,7 @@ class SharedExecutor:
         with undone(program), self._around(program):
             found = run_step(self._shared, batch, 0)
             why = _difference(mine, expected, found) or _different_count(program, counted)
-            digests = _digests(program)
+            digests = digests_of(program)
         mine.results = None
         everyone = processes.group.exchange([why and [why.kind, why.text, why.names], digests])
         for why, _ in everyone:
@@ -251,7 +249,7 @@ class _Counts:
     def __init__(self, program: Program) -> None:
         self._before = [
             (path, v, v._value._version, v._value.detach().clone())
-            for path, v in _named(program).items()
+            for path, v in variables_of(program).items()
             if v.aggregation in ("sum", "mean")
         ]
 
@@ -302,78 +300,8 @@ def _is_whole(x: Any) -> bool:
     return not x.dtype.is_floating_point
 
 
-def _check_batch(batch: Any, name: str, processes: Processes) -> None:
-    """Check that all processes have the same batch.
-
-    Raises:
-        DataError: They have different ones.
-    """
-    mine = [
-        [str(x.dtype), list(x.shape), hashlib.blake2b(np.asarray(x).tobytes()).hexdigest()]
-        for x in keras.tree.flatten(batch)
-        if x is not None
-    ]
-    for rank, other in enumerate(processes.group.exchange(mine)):
-        if other != mine:
-            raise DataError(
-                f"{name}: process {rank} has another batch than process {processes.rank}. All "
-                "processes must read the same data in the same order, and take their rows of each "
-                "batch: give all the same seed and data, without a part of the data for each"
-            )
-
-
-def _share_state(program: Program, processes: Processes) -> None:
-    """Give new variables the values of process 0; values of others must be equal already.
-
-    Raises:
-        ConfigurationError: The processes have different variables.
-        StepError: A variable has different values although earlier steps used it.
-    """
-    named = _named(program)
-    forms = [[path, str(v.dtype), list(v.shape)] for path, v in named.items()]
-    for rank, other in enumerate(processes.group.exchange(forms)):
-        if other != forms:
-            differ = (a for a, b in zip_longest(forms, other) if a != b)
-            raise ConfigurationError(
-                f"process {processes.rank} has {len(forms)} variables, and process {rank} has "
-                f"{len(other)}; the first that differs here is {next(differ)}: start all processes "
-                "with the same script, settings and data"
-            )
-    is_new = {path: processes.share(v) for path, v in named.items()}
-    generator = torch.get_rng_state()
-    mine = {**_digests(program), "": _digest(generator)}
-    everyone = processes.group.exchange(mine)
-    differing = [path for path in mine if any(other[path] != mine[path] for other in everyone)]
-    for path in differing:
-        if not path or is_new[path]:
-            continue
-        raise StepError(
-            f"{path} has different values in the {processes.size} processes: each has changed it "
-            "by itself. Change variables in steps, or in all processes alike"
-        )
-    with torch.no_grad():
-        for path in differing:
-            processes.broadcast(named[path]._value.data if path else generator)
-    if "" in differing:
-        torch.set_rng_state(generator)
-
-
-def _named(program: Program) -> dict[str, Any]:
-    """Return the state's variables by path."""
-    return dict(program.new_context(0).variables)
-
-
 def _summed(program: Program) -> dict[str, Any]:
-    return {path: v for path, v in _named(program).items() if v.aggregation == "sum"}
-
-
-def _digests(program: Program) -> dict[str, str]:
-    return {path: _digest(v._value) for path, v in _named(program).items()}
-
-
-def _digest(tensor: Any) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
+    return {path: v for path, v in variables_of(program).items() if v.aggregation == "sum"}
 
 
 def _copied(result: StepResult) -> StepResult:
@@ -404,7 +332,7 @@ def _difference(mine: Rows, expected: StepResult, found: StepResult) -> _Differe
 
 def _different_count(program: Program, expected: Mapping[str, Any]) -> _Difference | None:
     """Return which variable of a metric has another value than for the whole batch."""
-    named = _named(program)
+    named = variables_of(program)
     for path, value in expected.items():
         if _distance([value], [named[path]._value]) > CLOSE_VALUES:
             owner = path.rpartition("/")[0]
