@@ -181,6 +181,25 @@ class Apart(Reference):
         torch.manual_seed(rank())
 
 
+class Masked(Classifier):
+    """Statistics over the elements that a mask selects, of which rows have different numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            [
+                layers.Reshape((3, 2)),
+                layers.Masking(0.0),
+                layers.BatchNormalization(),
+                layers.Flatten(),
+                layers.Dense(CLASSES),
+            ]
+        )
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        return super().train_step((ops.where(x[:, :1] > ops.abs(x) - 1, x, 0), y))
+
+
 class Small(Classifier):
     """A step, given as a function of the task and a batch."""
 
@@ -229,6 +248,7 @@ def on_values(task: Any, x: Any, y: Any) -> Any:
 
 
 CHECKS |= {
+    "masked": lambda: trained(Masked),
     "apart": lambda: trained(Apart),
     "counted": lambda: trained(lambda: Small(counted)),
     "gathered": lambda: trained(lambda: Small(contrastive), count=21, batch_size=9),
