@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .steps.gradients import substituted as substituted
     from .steps.helpers import blend as blend
     from .steps.helpers import frozen_copy as frozen_copy
+    from .steps.helpers import gathered as gathered
     from .steps.helpers import phase as phase
     from .steps.helpers import step as step
     from .steps.helpers import weighted as weighted
@@ -84,7 +85,7 @@ _NAMES = {
     "steps.accumulation": "Accumulator",
     "steps.control_flow": "cond for_each remat",
     "steps.gradients": "gradients input_gradients minimize substituted",
-    "steps.helpers": "blend frozen_copy phase step weighted",
+    "steps.helpers": "blend frozen_copy gathered phase step weighted",
     "steps.loss_scale": "LossScale",
     "steps.task": "Datasets Supervised Task task",
     "steps.transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "

@@ -125,7 +125,7 @@ def single_process_only(backend: str) -> ConfigurationError:
     """Return the error for a group of processes on a backend that trains in one."""
     return ConfigurationError(
         f"Treadle does not train in several processes on {backend}: start one process, or choose "
-        "JAX with treadle.setup(backend='jax')"
+        "PyTorch or JAX, as in treadle.setup(backend='jax')"
     )
 
 
@@ -148,6 +148,13 @@ class Transformations(Protocol):
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return a context in which no intermediate results are stored for a backward pass."""
+        ...
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return the rows of the whole batch for a tensor with the rows of this process.
+
+        It can be differentiated.
+        """
         ...
 
     def place(self) -> Any:

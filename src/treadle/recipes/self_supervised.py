@@ -84,7 +84,8 @@ class SelfSupervised(treadle.Task):
 
         def objective() -> Any:
             projections = self.projector(self.encoder(views, training=True), training=True)
-            return nt_xent(projections, self.temperature)
+            # The loss compares each view with all others, also with those in other processes.
+            return nt_xent(treadle.gathered(projections), self.temperature)
 
         loss, accuracy = treadle.minimize(objective, variables, self.optimizer)
         return {"loss": loss, "contrastive_accuracy": accuracy}

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from ..backends.base import active
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
 from ..core.options import without_tensorflow
@@ -49,6 +50,31 @@ def weighted(value: Tensor, weight: Tensor) -> Weighted:
         7
     """
     return Weighted(value, weight)
+
+
+def gathered(x: Tensor) -> Tensor:
+    """Return a tensor with the rows of the whole batch, for losses that combine examples.
+
+    In several PyTorch processes, each one computes its rows of a batch. A contrastive loss compares
+    each example with all others: compute it from gathered embeddings, in all processes alike.
+    Gradients flow back to the process that computed the row. Elsewhere a step has the whole batch,
+    and the tensor itself is returned.
+
+    Args:
+        x: A tensor with one row for each example, or several such tensors concatenated.
+
+    Raises:
+        StepError: The tensor has no rows of the batch.
+
+    Example:
+        >>> import treadle
+        >>> from keras import ops
+        >>> treadle.gathered(ops.ones((4, 2))).shape[0]
+        4
+    """
+    if context().build is not None:
+        return x
+    return active().gathered(x)
 
 
 @contextmanager

@@ -169,6 +169,11 @@ def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution |
             fault, "call treadle.setup, which connects them, instead of jax.distributed.initialize"
         )
     layouts = active_layouts()
+    if several() and layouts is None:
+        fault = f"runs in {jax.process_count()} processes, but no keras.distribution is set"
+        return RefusedDistribution(
+            fault, "do not call keras.backend.clear_session or set_distribution after treadle.setup"
+        )
     for variable in variables:
         layout = layout_of(variable)
         mesh = getattr(layout, "mesh", None)

@@ -15,7 +15,7 @@ from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...core.processes import ProcessGroup
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only, single_process_only
+from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
@@ -29,6 +29,9 @@ from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
 from .patches import INTERNALS, fused_lstm, updates_in_parts
+from .processes.group import connect, processes
+from .processes.rows import rows, seen, unsplit
+from .processes.shared import SharedExecutor
 from .trace import tracing
 
 _OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self")
@@ -57,6 +60,7 @@ class TorchBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
+        mine, whole = rows(), seen()
         scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
             sources = [_leaf(v.value, fresh=scoped) for v in variables]
@@ -64,6 +68,11 @@ class TorchBackend:
             scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
             with scope or nullcontext():
                 losses, result = function(inputs)
+                own = losses
+                if not variables or (nested and not (mine and mine.sums_nested)):
+                    mine = None
+                if mine is not None:
+                    losses = mine.weighted(losses)
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):
@@ -84,11 +93,22 @@ class TorchBackend:
         if scope is not None:
             hand_outward(scope.changed())
             hand_losses(scope)
-        return result if nested else _detached(result), gradients
+        if nested:
+            return result, gradients if mine is None else mine.summed(gradients)
+        if mine is not None:
+            result, gradients = mine.reduced(_detached(result), gradients, own)
+        elif whole is not None and variables:
+            whole.note(own, gradients)
+        return _detached(result), gradients
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return `torch.no_grad()`."""
         return torch.no_grad()
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes."""
+        mine = rows()
+        return x if mine is None else mine.gathered(x)
 
     def place(self) -> Any:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
@@ -112,6 +132,7 @@ class TorchBackend:
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
         """Run a Python loop, or record one if nothing is differentiated through it."""
         tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        function = unsplit(function)
         tape = current()
         if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
             return tape.for_each(function, tensors)
@@ -145,6 +166,9 @@ class TorchBackend:
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the captured step, or the eager one."""
+        group = processes()
+        if group is not None and group.size > 1:
+            return SharedExecutor(program, options, _step, self.to_device, self.to_numpy, group)
         if options.execution == "eager":
             return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
         return CaptureExecutor(program, options, _step, self.to_device)
@@ -174,8 +198,8 @@ class TorchBackend:
         raise single_device_only(devices, self.name)
 
     def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Refuse: this backend trains in one process."""
-        raise single_process_only(self.name)
+        """Connect this process to the others with `torch.distributed`."""
+        connect(group, address)
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool

@@ -9,6 +9,7 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -122,6 +123,30 @@ INTERNALS: dict[str, Internal] = {
         "which the mode needs, although all shapes are fixed",
         f"{_PYTORCH}/torch/fx/experimental/symbolic_shapes.py",
     ),
+    "functional_collectives": Internal(
+        "torch:ops._c10d_functional",
+        "sums over processes without a change in place; the public functions wrap their results",
+        f"{_PYTORCH}/torch/distributed/_functional_collectives.py",
+        members=("all_reduce", "wait_tensor"),
+    ),
+    "moments": Internal(
+        "keras.src.backend.torch.nn:moments",
+        "patched on several processes: the moments are those of the whole batch",
+        f"{KERAS}/backend/torch/nn.py",
+        "(x, axes, keepdims=False, synchronized=False)",
+    ),
+    "masked_moments": Internal(
+        "keras.src.layers.normalization.batch_normalization:BatchNormalization._moments",
+        "patched on several processes, likewise: with a mask, it computes them itself",
+        f"{KERAS}/layers/normalization/batch_normalization.py",
+        "(self, inputs, mask)",
+    ),
+    "apply": Internal(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        "patched on several processes: the gradients that they apply are compared, or averaged",
+        f"{KERAS}/optimizers/base_optimizer.py",
+        "(self, grads, trainable_variables=None)",
+    ),
     "C": Internal(
         "torch:_C",
         "replays call operators below autograd by their C functions, which takes less time",
@@ -180,6 +205,7 @@ ATTRIBUTES: dict[str, Attribute] = {
 get_device: Any = INTERNALS["get_device"].resolve()
 TorchDispatchMode: Any = INTERNALS["TorchDispatchMode"].resolve()
 C: Any = INTERNALS["C"].resolve()
+functional_collectives: Any = INTERNALS["functional_collectives"].resolve
 
 Call = Callable[..., Any]
 
@@ -309,6 +335,24 @@ def _in_this_thread(function: Any, original: Any) -> Any:
         return chosen(*args, **kwargs)
 
     return choose
+
+
+@contextmanager
+def wrapped(replacements: Mapping[str, Call]) -> Generator[None]:
+    """Replace functions in this context, in this thread.
+
+    Args:
+        replacements: By the name in the register, functions that take the original one and its
+            arguments.
+    """
+    with ExitStack() as stack:
+        for name, replacement in replacements.items():
+            internal = INTERNALS[name]
+            original: Call = internal.resolve()
+            # A function, since a `partial` in a class would not be a method.
+            patched = _in_this_thread(partial(replacement, original), original)
+            stack.enter_context(internal.replaced(patched))
+        yield
 
 
 def _sum_of_seed(seed: Any) -> Any:

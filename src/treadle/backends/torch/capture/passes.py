@@ -136,7 +136,7 @@ def _need_of_rows(node: LoopNode, wanted: set[Ref]) -> None:
 def _acts(node: Operation) -> bool:
     """Return whether an operation has side effects."""
     if not is_operator(node.function):
-        return False
+        return getattr(node.function, "acts", False)
     kind = Kind.of(node.function)
     return bool(kind.writes) or kind.random or not kind.returns
 

@@ -108,6 +108,8 @@ class CaptureExecutor:
         options: Execution options.
         around: A function that returns the context manager for each eager step.
         to_device: A function that converts an array to a tensor.
+        agreed: A function that returns the captured step, or the reason why it cannot be captured
+            here or in another process.
     """
 
     def __init__(
@@ -116,9 +118,10 @@ class CaptureExecutor:
         options: Options,
         around: Callable[[Program], AbstractContextManager[Any]],
         to_device: Callable[[Any], Any],
+        agreed: Callable[[Captured | str], Captured | str] = lambda captured: captured,
     ) -> None:
         self._program, self._options, self._around = program, options, around
-        self._to_device = to_device
+        self._to_device, self._agreed = to_device, agreed
         self._captured: Captured | str | None = None  # not tried yet
         self._ready: tuple[Window, Batches] | None = None
         self.whole = False
@@ -201,7 +204,7 @@ class CaptureExecutor:
             elif self._program.number < MOST_FORMS:
                 compiles = self._options.compiler == INDUCTOR
                 prover = Prover(self._program, self._around, compiles)
-                self._captured = prover.capture(self._batches(window))
+                self._captured = self._agreed(prover.capture(self._batches(window)))
             else:
                 self._captured = f"batches have more than {MOST_FORMS} different shapes"
         return self._captured

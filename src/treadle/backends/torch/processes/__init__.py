@@ -1,0 +1,1 @@
+"""PyTorch on several processes, each of which computes its rows of every batch."""

@@ -1,0 +1,86 @@
+"""What all processes must agree on before a step runs: batches, variables, and their values."""
+
+import hashlib
+from itertools import zip_longest
+from typing import Any, Final
+
+import keras
+import numpy as np
+import torch
+
+from ....errors import ConfigurationError, DataError, StepError
+from ...program import Program
+from .group import Processes
+
+AT: Final = "preparing a step for batches of a new form"
+
+
+def check_batch(batch: Any, name: str, processes: Processes) -> None:
+    """Check that all processes have the same batch.
+
+    Raises:
+        DataError: They have different ones.
+    """
+    mine = [
+        [str(x.dtype), list(x.shape), hashlib.blake2b(np.asarray(x).tobytes()).hexdigest()]
+        for x in keras.tree.flatten(batch)
+        if x is not None
+    ]
+    for rank, other in enumerate(processes.group.exchange(mine, AT)):
+        if other != mine:
+            raise DataError(
+                f"{name}: process {rank} has another batch than process {processes.rank}. All "
+                "processes must read the same data in the same order, and take their rows of each "
+                "batch: give all the same seed and data, without a part of the data for each"
+            )
+
+
+def share_state(program: Program, processes: Processes) -> None:
+    """Give new variables the values of process 0; values of others must be equal already.
+
+    Raises:
+        ConfigurationError: The processes have different variables.
+        StepError: A variable has different values although earlier steps used it.
+    """
+    named = variables_of(program)
+    forms = [[path, str(v.dtype), list(v.shape)] for path, v in named.items()]
+    for rank, other in enumerate(processes.group.exchange(forms, AT)):
+        if other != forms:
+            differ = (a for a, b in zip_longest(forms, other) if a != b)
+            raise ConfigurationError(
+                f"process {processes.rank} has {len(forms)} variables, and process {rank} has "
+                f"{len(other)}; the first that differs here is {next(differ)}: start all processes "
+                "with the same script, settings and data"
+            )
+    is_new = {path: processes.share(v) for path, v in named.items()}
+    generator = torch.get_rng_state()
+    mine = {**digests_of(program), "": _digest(generator)}
+    everyone = processes.group.exchange(mine, AT)
+    differing = [path for path in mine if any(other[path] != mine[path] for other in everyone)]
+    for path in differing:
+        if not path or is_new[path]:
+            continue
+        raise StepError(
+            f"{path} has different values in the {processes.size} processes: each has changed it "
+            "by itself. Change variables in steps, or in all processes alike"
+        )
+    with torch.no_grad():
+        for path in differing:
+            processes.broadcast(named[path]._value.data if path else generator)
+    if "" in differing:
+        torch.set_rng_state(generator)
+
+
+def variables_of(program: Program) -> dict[str, Any]:
+    """Return the state's variables by path."""
+    return dict(program.new_context(0).variables)
+
+
+def digests_of(program: Program) -> dict[str, str]:
+    """Return digests of the values of the state's variables, by path."""
+    return {path: _digest(v._value) for path, v in variables_of(program).items()}
+
+
+def _digest(tensor: Any) -> str:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()

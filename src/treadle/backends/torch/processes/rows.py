@@ -1,0 +1,300 @@
+"""The rows of a batch that this process computes, and sums over the rows of all processes."""
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import torch
+
+from ....errors import StepError
+from .group import Processes, Total
+
+Shape = tuple[int, ...]
+_running = threading.local()
+
+
+class Seen:
+    """What a step did with the whole batch, which tells how shapes depend on the number of rows.
+
+    Attributes:
+        draws: The shapes of its random draws.
+        moments: The shapes of the tensors whose moments it computed.
+        results: For each outermost call of `gradients`, its losses and the gradients.
+    """
+
+    def __init__(self) -> None:
+        self.draws: set[Shape] = set()
+        self.moments: set[Shape] = set()
+        self.results: list[tuple[list[Any], list[Any]]] = []
+
+    def note(self, losses: Mapping[str, Any], gradients: Mapping[str, Sequence[Any]]) -> None:
+        """Note what an outermost call of `gradients` returns."""
+        found = [g for name in gradients for g in gradients[name] if g is not None]
+        self.results.append(([losses[name].detach() for name in gradients], found))
+
+
+class Rows:
+    """The rows of a batch that this process computes.
+
+    Each process computes consecutive rows: some may have one more than others. A process without
+    rows computes the first row, and its results are dropped: layers and losses need not work for
+    empty batches.
+
+    Args:
+        processes: The processes.
+        examples: The number of rows of the whole batch.
+        seen: What the step did with the whole batch.
+
+    Attributes:
+        examples: The number of rows of the whole batch.
+        first: The first row.
+        count: The number of rows that are computed.
+        is_idle: Whether their results are dropped.
+        share: The share of the rows in the batch; 0 if they are dropped.
+        averaged: The paths of variables of metrics that are updated once for a batch, and not with
+            its examples: of their changes, the mean is taken.
+        sums_nested: Whether gradients inside of an objective are means over the batch too.
+        averages_applied: Whether the gradients that optimizers apply are means over the batch that
+            each process has computed for its rows.
+        results: The losses and gradients of each outermost call of `gradients`, if not None.
+    """
+
+    def __init__(self, processes: Processes, examples: int, seen: Seen) -> None:
+        each, more = divmod(examples, processes.size)
+        rank = processes.rank
+        count = each + (rank < more)
+        self.examples, self.seen = examples, seen
+        self.is_idle = count == 0
+        self.first = 0 if self.is_idle else rank * each + min(rank, more)
+        self.count, self.share = max(count, 1), count / examples
+        self._total = Total(processes, 1 / self.share if count else 1.0)
+        self.averaged: frozenset[str] = frozenset()
+        self.sums_nested = self.averages_applied = False
+        self.results: list[tuple[list[Any], list[Any]]] | None = None
+
+    def adapt(self, kind: str, names: Sequence[str]) -> bool:
+        """Combine results in another way, and return whether there is one that was not tried.
+
+        Args:
+            kind: What differs from a step for the whole batch: `"gradients"`, `"metric"`, or
+                `"values"`, for which there is no other way.
+            names: The paths of the variables of the metric.
+        """
+        if kind == "gradients" and not (self.sums_nested and self.averages_applied):
+            self.averages_applied ^= self.sums_nested
+            self.sums_nested = not self.sums_nested
+            return True
+        if kind == "metric" and not self.averaged.issuperset(names):
+            self.averaged |= set(names)
+            return True
+        return False
+
+    def of_batch(self, batch: Any) -> Any:
+        """Return these rows of each tensor of the batch that has one for each example."""
+        return keras.tree.map_structure(lambda x: self._of(x), batch)
+
+    def _of(self, x: Any) -> Any:
+        if x is None or not x.ndim or x.shape[0] != self.examples:
+            return x
+        return x.narrow(0, self.first, self.count)
+
+    def whole_shape(self, shape: Shape, seen: set[Shape], what: str) -> Shape | None:
+        """Return the shape for the whole batch of a tensor with these rows, or None for others.
+
+        Args:
+            shape: The shape here.
+            seen: The shapes of the whole batch.
+            what: The tensor, for messages.
+
+        Raises:
+            StepError: Both are possible, or the rows are along another axis.
+        """
+        if shape not in seen:
+            for axis, size in enumerate(shape[1:], 1):
+                along = (*shape[:axis], self.examples, *shape[axis + 1 :])
+                if size == self.count and along in seen:
+                    raise StepError(
+                        f"{what} of shape {shape} has the rows of the batch along axis {axis}, but "
+                        "several processes divide the first axis only: move the rows to the first "
+                        "axis, and transpose the result"
+                    )
+        if not shape or shape[0] % self.count:
+            return None
+        whole = shape[0] // self.count * self.examples, *shape[1:]
+        if whole == shape:
+            return whole
+        if whole in seen and shape in seen:
+            raise StepError(
+                f"{what} of shape {shape} may be rows of the batch, of which this process has "
+                f"{self.count}, or not: choose another batch size than {self.examples}"
+            )
+        if whole in seen or (shape not in seen and shape[0] == self.count):
+            return whole
+        return None
+
+    def rows_of(self, x: Any) -> Any:
+        """Return these rows of a tensor for the whole batch, or for several ones concatenated."""
+        blocks = x.shape[0] // self.examples
+        if blocks == 1:
+            return x.narrow(0, self.first, self.count)
+        parts = x.unflatten(0, (blocks, self.examples)).narrow(1, self.first, self.count)
+        return parts.flatten(0, 1)
+
+    def gathered(self, x: Any) -> Any:
+        """Return a tensor with the rows of all processes; it can be differentiated.
+
+        Raises:
+            StepError: The tensor has no rows of the batch.
+        """
+        if not x.ndim or x.shape[0] % self.count:
+            raise StepError(
+                f"gathered got a tensor of shape {tuple(x.shape)}, which has no rows of the batch: "
+                f"its first dimension must be a multiple of {self.count}, the number of rows of "
+                "this process"
+            )
+        dtype = x.dtype
+        wide = x if dtype.is_floating_point else x.long()
+        return self.sum(self.padded(wide, 0)).to(dtype)
+
+    def padded(self, x: Any, value: Any) -> Any:
+        """Return rows as a tensor for the whole batch, with a value in the other rows."""
+        blocks = x.shape[0] // self.count
+        sizes = self.first, self.examples - self.first - self.count
+        before, after = (x.new_full((blocks, size, *x.shape[1:]), value) for size in sizes)
+        return torch.cat([before, x.unflatten(0, (blocks, self.count)), after], 1).flatten(0, 1)
+
+    def sum(self, x: Any) -> Any:
+        """Return the sum of a tensor over the processes with rows; it can be differentiated."""
+        return _Sum.apply(x, self)
+
+    def total(self, x: Any) -> Any:
+        """Return the sum of a tensor over the processes with rows."""
+        x = x.detach()
+        return self._total.recorded(torch.zeros_like(x) if self.is_idle else x)
+
+    def totals(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the sums of tensors over the processes, in one message for each type."""
+        found: list[Any] = [None] * len(tensors)
+        kinds: dict[torch.dtype, list[int]] = {}
+        for i, x in enumerate(tensors):
+            kinds.setdefault(_wide(x.dtype), []).append(i)
+        for dtype, chosen in kinds.items():
+            flat = torch.cat([tensors[i].detach().reshape(-1).to(dtype) for i in chosen])
+            sizes = [tensors[i].numel() for i in chosen]
+            for i, part in zip(chosen, self.total(flat).split(sizes), strict=True):
+                found[i] = part.reshape(tensors[i].shape).to(tensors[i].dtype)
+        return found
+
+    def weighted(self, losses: Mapping[str, Any]) -> dict[str, Any]:
+        """Return losses, means over these rows, multiplied by the share of these rows."""
+        return {name: loss * self.share for name, loss in losses.items()}
+
+    def reduced(
+        self, result: Any, gradients: Mapping[str, Sequence[Any]], losses: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, list[Any]]]:
+        """Return the mean over processes of float scalars in a result, and the sum of gradients.
+
+        Args:
+            result: A structure of tensors and other objects.
+            gradients: The gradients of weighted losses.
+            losses: The losses.
+        """
+        leaves = keras.tree.flatten(result)
+        scalars = [i for i, x in enumerate(leaves) if _is_float_scalar(x)]
+        names = list(gradients)
+        places = [(n, i) for n in names for i, g in enumerate(gradients[n]) if g is not None]
+        tensors = [gradients[n][i] for n, i in places]
+        shares = [leaves[i].detach() * self.share for i in scalars]
+        means = [losses[n].detach() * self.share for n in names]
+        found = iter(self.totals([*tensors, *shares, *means]))
+        sums = {name: list[Any](gradients[name]) for name in names}
+        for name, i in places:
+            sums[name][i] = next(found)
+        for i in scalars:
+            leaves[i] = next(found)
+        if self.results is not None:
+            self.results.append((list(found), [sums[n][i] for n, i in places]))
+        return keras.tree.pack_sequence_as(result, leaves), sums
+
+    def summed(self, gradients: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the sums of gradients over the processes, which can be differentiated."""
+        return {
+            name: [None if g is None else self.sum(g) for g in part]
+            for name, part in gradients.items()
+        }
+
+    def averaged_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the means of gradients over the processes."""
+        chosen = [g for g in gradients if g is not None]
+        found = iter(self.totals([g * self.share for g in chosen]))
+        return [None if g is None else next(found) for g in gradients]
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of a tensor over all processes: what flows back is summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, rows: Rows) -> Any:
+        ctx.rows = rows
+        return rows.total(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # All processes take part, those without rows too: their graphs are the same.
+        total = _Sum.apply(gradients[0], ctx.rows)
+        return torch.zeros_like(total) if ctx.rows.is_idle else total, None
+
+
+def rows() -> Rows | None:
+    """Return the rows that the running step computes, or None if it computes whole batches."""
+    return getattr(_running, "rows", None)
+
+
+def seen() -> Seen | None:
+    """Return where a step that computes the whole batch notes what it does, or None."""
+    return getattr(_running, "seen", None)
+
+
+@contextmanager
+def computing(rows: Rows | None, seen: Seen | None = None) -> Generator[None]:
+    """Compute these rows in this context, or note what the step does with the whole batch."""
+    before = getattr(_running, "rows", None), getattr(_running, "seen", None)
+    _running.rows, _running.seen = rows, seen
+    try:
+        yield
+    finally:
+        _running.rows, _running.seen = before
+
+
+def unsplit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one row, in which no batch is divided."""
+
+    def whole(*args: Any) -> Any:
+        with computing(None):
+            return function(*args)
+
+    return whole
+
+
+def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any) -> Any:
+    """Apply the gradients of the whole batch, and note them in the first step."""
+    mine, noted = rows(), seen()
+    if mine is not None and mine.averages_applied:
+        grads = mine.averaged_gradients(grads)
+    results = mine.results if mine is not None else noted and noted.results
+    if results is not None:
+        results.append(([], [g.detach() for g in grads if g is not None]))
+    return original(optimizer, grads, *more)
+
+
+def _is_float_scalar(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.ndim == 0
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the message in which tensors of a type are summed."""
+    if dtype == torch.float64:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int64

@@ -1,0 +1,358 @@
+"""Steps on several processes: each computes its rows of every batch, with the same results."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import keras
+import torch
+
+from ....core.options import Options
+from ....errors import StepError
+from ...base import Executor, Outputs
+from ...eager import EagerExecutor, StepResult, run_step
+from ...plans import Facts
+from ...program import Program
+from ...window import Following, Window
+from ..capture.proof import Captured
+from ..capture.trials import device, in_one_line, undone
+from ..capture.windows import CaptureExecutor
+from ..patches import wrapped
+from .agreement import AT, check_batch, digests_of, share_state, variables_of
+from .draws import Draws
+from .group import Processes
+from .moments import masked_moments, moments
+from .rows import Rows, Seen, applied, computing
+
+# By how much a step on several processes may differ from a step for the whole batch when it runs
+# for the first time. Rounding differs less; a loss that is no mean over examples differs more.
+CLOSE_VALUES, CLOSE_GRADIENTS, SMALL = 1e-2, 5e-2, 1e-4
+
+_REMEDY: Final = (
+    "Each process computes its rows, and the mean over processes is weighted by their number: "
+    "compute losses and values as means over the examples, combine examples only with "
+    "treadle.gathered, or train with one process"
+)
+
+
+class SharedExecutor:
+    """Runs a step on several processes, with the results of one.
+
+    The first time, the step runs for the whole batch too, and both must agree; the state is
+    restored.
+
+    Args:
+        program: The step for whole batches.
+        options: Execution options.
+        around: A function that returns the context manager for each eager step.
+        to_device: A function that converts an array to a tensor.
+        to_numpy: A function that converts a tensor to an array.
+        processes: The processes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        around: Callable[[Program], AbstractContextManager[Any]],
+        to_device: Callable[[Any], Any],
+        to_numpy: Callable[[Any], Any],
+        processes: Processes,
+    ) -> None:
+        self._program, self._around, self._to_device = program, around, to_device
+        self._processes = processes
+        self._rows: Rows | None = None
+        self._is_ready = False
+        self._shared = replace(program, function=self._function)
+        self._executor: Executor
+        if options.execution == "eager":
+            self._executor = EagerExecutor(self._shared, around, to_device, to_numpy, device())
+        else:
+            self._executor = CaptureExecutor(self._shared, options, around, to_device, self._agreed)
+        self.plan, self.whole = self._executor.plan, self._executor.whole
+
+    @property
+    def programs(self) -> int:
+        """The number of programs compiled so far."""
+        return self._executor.programs
+
+    def facts(self, window: Window) -> Facts:
+        """Check the step on several processes, and return the facts that determine its plan."""
+        self._prepare(window)
+        with self._processes.alone():
+            return self._executor.facts(window)
+
+    def compile(self, window: Window) -> bool:
+        """Capture the step if it is not captured yet."""
+        self._prepare(window)
+        self._executor.plan = self.plan
+        with self._processes.alone():
+            return self._executor.compile(window)
+
+    def run(
+        self,
+        window: Window,
+        first_step: int,
+        background: bool = True,
+        following: Following | None = None,
+    ) -> Outputs:
+        """Run the window's batches in order."""
+        self.compile(window)
+        return self._executor.run(window, first_step, background, following)
+
+    def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the step for these rows, and reduce what it returns and what metrics count."""
+        mine = self._rows
+        if mine is None:
+            return self._program.function(batch)
+        counts = _Counts(self._program)
+        with computing(mine), _patched():
+            values, weights = self._program.function(mine.of_batch(batch))
+        return _reduced(mine, values, weights, counts)
+
+    def _agreed(self, captured: Captured | str) -> Captured | str:
+        """Return the captured step, or why it cannot be captured in one of the processes."""
+        reason = captured if isinstance(captured, str) else ""
+        for rank, text in enumerate(self._processes.group.exchange(reason, AT)):
+            if text:
+                return captured if captured == text else f"in process {rank}, {text}"
+        return captured
+
+    def _prepare(self, window: Window) -> None:
+        """Check, the first time, that the processes agree, and that the step gives equal results.
+
+        Raises:
+            ConfigurationError: The processes have different variables.
+            DataError: They have different batches.
+            StepError: The step gives other results on several processes.
+        """
+        if self._is_ready:
+            return
+        self._is_ready = True
+        program, name = self._program, self._program.name
+        if program.native and name == "train_step":
+            raise StepError(
+                f"{name} computes no gradients with treadle.gradients or treadle.minimize, so "
+                f"{self._processes.size} processes would train apart: use these, or train with one "
+                "process"
+            )
+        check_batch(window.batch(0), name, self._processes)
+        share_state(program, self._processes)
+        batch = keras.tree.map_structure(
+            lambda x: None if x is None else self._to_device(x), window.batch(0)
+        )
+        leaf = next((x for x in keras.tree.flatten(batch) if x is not None), None)
+        if leaf is None or not leaf.ndim:
+            return  # no rows to divide: all processes compute the same
+        noted = Seen()
+        with undone(program), self._around(program), _patched():
+            with computing(None, noted):
+                expected = _copied(run_step(program, batch, 0))
+            counted = {path: v._value.clone() for path, v in _summed(program).items()}
+        self._rows = mine = Rows(self._processes, window.examples, noted)
+        first: dict[str, _Difference] = {}
+        while why := self._difference(mine, batch, expected, counted):
+            first.setdefault(why.kind, why)
+            if not mine.adapt(why.kind, why.names):
+                text = first[why.kind].text
+                raise StepError(f"{name} on {self._processes.size} processes: {text}. {_REMEDY}")
+
+    def _difference(
+        self, mine: Rows, batch: Any, expected: StepResult, counted: Mapping[str, Any]
+    ) -> "_Difference | None":
+        """Run a step on all processes, and return how it differs from one for the whole batch.
+
+        Raises:
+            StepError: The processes do different things.
+        """
+        program, processes = self._program, self._processes
+        self._check_sums(batch)
+        mine.results = []
+        with undone(program), self._around(program):
+            found = run_step(self._shared, batch, 0)
+            why = _difference(mine, expected, found) or _different_count(program, counted)
+            digests = digests_of(program)
+        mine.results = None
+        result = [why and [why.kind, why.text, why.names], digests]
+        everyone = processes.group.exchange(result, AT)
+        for why, _ in everyone:
+            if why:
+                return _Difference(*why)
+        for path in digests:
+            if any(others[path] != digests[path] for _, others in everyone):
+                text = (
+                    f"each has another value of {path} after the step, which is not computed from "
+                    "gradients and is no variable with aggregation='mean' or 'sum'"
+                )
+                return _Difference("gradients", text)
+        return None
+
+    def _check_sums(self, batch: Any) -> None:
+        """Check that all processes would sum the same tensors: otherwise they wait forever.
+
+        Raises:
+            StepError: They would not, or the step fails in one of them.
+        """
+        program, processes = self._program, self._processes
+        failure: Exception | None = None
+        with processes.alone() as sums, undone(program), self._around(program):
+            try:
+                run_step(self._shared, batch, 0)
+            except Exception as error:
+                failure = error
+        mine = ["" if failure is None else in_one_line(failure), sums]
+        everyone = processes.group.exchange(mine, AT)
+        if failure is not None:
+            raise failure
+        for rank, (failed, others) in enumerate(everyone):
+            if failed:
+                raise StepError(f"{program.name} fails for the rows of process {rank}: {failed}")
+            if others != sums:
+                raise StepError(
+                    f"{program.name}: process {rank} sums {len(others)} messages in a step, and "
+                    f"process {processes.rank} {len(sums)} or others: what is differentiated must "
+                    "not depend on the number of rows or their values. Use treadle.for_each or "
+                    "keras.ops.vectorized_map for functions of single examples"
+                )
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How a step on several processes differs from one for the whole batch.
+
+    Attributes:
+        kind: What differs: `"gradients"` or `"metric"`.
+        text: The difference, as a clause.
+        names: The paths of the variables of the metric.
+    """
+
+    kind: str
+    text: str
+    names: Sequence[str] = ()
+
+
+@contextmanager
+def _patched() -> Generator[None]:
+    """Run a step such that what depends on the whole batch goes through `Rows`."""
+    replacements = {"moments": moments, "masked_moments": masked_moments, "apply": applied}
+    with wrapped(replacements), Draws():
+        yield
+
+
+class _Counts:
+    """Variables whose values are combined after a step, as their `aggregation` says.
+
+    Args:
+        program: The step.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._before = [
+            (path, v, v._value._version, v._value.detach().clone())
+            for path, v in variables_of(program).items()
+            if v.aggregation in ("sum", "mean")
+        ]
+
+    def changes(self, mine: Rows) -> list[tuple[Any, Any, Any]]:
+        """Return the changed variables, each with its value before and what is to be summed."""
+        found: list[tuple[Any, Any, Any]] = []
+        for path, variable, version, before in self._before:
+            if variable._value._version == version:
+                continue
+            change = variable._value.detach() - before
+            if variable.aggregation == "mean" or path in mine.averaged:
+                change = change.double() if _is_whole(change) else change
+                change = change * mine.share
+            found.append((variable, before, change))
+        return found
+
+
+def _reduced(
+    mine: Rows, values: Mapping[str, Any], weights: Mapping[str, Any], counts: _Counts
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the means of values over all processes, and add up what metrics have counted."""
+    changes = counts.changes(mine)
+    parts: list[Any] = []
+    for name, value in values.items():
+        wide = value.double() if _is_whole(value) else value
+        if name in weights:
+            weight = weights[name].to(wide.dtype)
+            parts += [torch.where(weight != 0, wide * weight, 0), weights[name]]
+        parts.append(wide * mine.share)
+    found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
+    means: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in weights:
+            total, totals[name] = next(found), next(found)
+            weight = totals[name].to(total.dtype)
+            mean = torch.where(weight != 0, total / weight, next(found))
+        else:
+            mean = next(found)
+        means[name] = mean.round().to(value.dtype) if _is_whole(value) else mean
+    for variable, before, _ in changes:
+        total = next(found)
+        variable.assign(before + (total.round().to(before.dtype) if _is_whole(before) else total))
+    return means, totals
+
+
+def _is_whole(x: Any) -> bool:
+    return not x.dtype.is_floating_point
+
+
+def _summed(program: Program) -> dict[str, Any]:
+    return {path: v for path, v in variables_of(program).items() if v.aggregation == "sum"}
+
+
+def _copied(result: StepResult) -> StepResult:
+    parts = (result.values, result.weights, result.broken)
+    return StepResult(*({name: x.detach().clone() for name, x in part.items()} for part in parts))
+
+
+def _difference(mine: Rows, expected: StepResult, found: StepResult) -> _Difference | None:
+    """Return what several processes compute differently than one."""
+    one, several = mine.seen.results, mine.results or []
+    if len(one) == len(several):
+        for (losses, gradients), (others, sums) in zip(one, several, strict=True):
+            for a, b in zip(losses, others, strict=True):
+                if not _close(a, b):
+                    text = f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+                    return _Difference("gradients", text)
+            apart = _distance(gradients, sums)
+            if apart > CLOSE_GRADIENTS:
+                text = f"gradients differ by {apart:.0%} from those of the whole batch"
+                return _Difference("gradients", text)
+    for name, a in expected.values.items():
+        b = found.values.get(name)
+        if b is not None and not _close(a, b):
+            text = f"{name!r} is {float(b):.6g}, but {float(a):.6g} for the whole batch"
+            return _Difference("values", text)
+    return None
+
+
+def _different_count(program: Program, expected: Mapping[str, Any]) -> _Difference | None:
+    """Return which variable of a metric has another value than for the whole batch."""
+    named = variables_of(program)
+    for path, value in expected.items():
+        if _distance([value], [named[path]._value]) > CLOSE_VALUES:
+            owner = path.rpartition("/")[0]
+            names = [other for other in expected if other.rpartition("/")[0] == owner]
+            text = f"{path}, a variable of a metric, is no sum or mean over the examples"
+            return _Difference("metric", text, names)
+    return None
+
+
+def _close(a: Any, b: Any) -> bool:
+    a, b = a.double(), b.double()
+    limit = CLOSE_VALUES * max(float(a.abs()), float(b.abs())) + SMALL
+    return bool((a - b).abs() <= limit) or not bool(a.isfinite())
+
+
+def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """Return the distance of tensors, relative to their size; 0 if they are small or not finite."""
+    norm = sum(float(x.double().square().sum()) for x in a) ** 0.5
+    pairs = zip(a, b, strict=True)
+    apart = sum(float((x.double() - y.double()).square().sum()) for x, y in pairs) ** 0.5
+    size = norm + SMALL
+    return apart / size if apart == apart and norm == norm and norm < float("inf") else 0.0

@@ -1,0 +1,191 @@
+"""Several processes give what one gives: a program that starts itself in each compares them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+from cases import CASES
+
+import treadle
+from treadle.backends.base import active
+from treadle.core.processes import SingleProcess
+from treadle.errors import ConfigurationError
+
+TORCH = keras.config.backend() == "torch"
+on_torch = pytest.mark.skipif(not TORCH, reason="each process computes its rows on PyTorch only")
+CLOSE = 1e-5
+ROUGH = {"mixed-bfloat16": 2e-2}
+ROOT = Path(__file__).parents[2]
+
+
+def run(size: int, *checks: str) -> dict[str, Any]:
+    """Run checks of `on_processes.py` in so many processes."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "on_processes.py"), str(size), *checks],
+        env={
+            **os.environ,
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    """Results of checks, which run together, as importing Keras in each process takes long."""
+
+    @cache
+    def of(size: int, *checks: str) -> dict[str, Any]:
+        return run(size, *checks)
+
+    def one(size: int, name: str, *checks: str) -> Any:
+        result = of(size, *checks)[name]
+        if isinstance(result, dict) and "error" in result:
+            pytest.fail(result["error"])
+        return result
+
+    return one
+
+
+RESULTS = ("reference", "eager", "gathered", "apart", "masked", "counted", "on-values")
+MORE = (
+    *("accumulating", "fewer-rows-than-processes", "short-batch-1", "short-batch-41", "streamed"),
+    *("recipe-maml", "recipe-wgan-gp", "recipe-mnist-gan", "recipe-distillation"),
+    *("recipe-self-supervised", "recipe-char-lm"),
+)
+FAILURES = {
+    "sum-of-losses": (
+        r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. Each process "
+        r"computes its rows, and the mean over processes is weighted by their number: compute "
+        r"losses and values as means over the examples, combine examples only with "
+        r"treadle\.gathered, or train with one process"
+    ),
+    "coupled-examples": (
+        r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. .*"
+    ),
+    "sum-that-is-logged": (
+        r"train_step on 2 processes: 'labels' is 6, but 11 for the whole batch\. .*"
+    ),
+    "variable-of-own-rows": (
+        r"train_step on 2 processes: each has another value of mean after the step, which is "
+        r"not computed from gradients and is no variable with aggregation='mean' or 'sum'\. .*"
+    ),
+    "backward": (
+        r"train_step computes no gradients with treadle\.gradients or treadle\.minimize, so 2 "
+        r"processes would train apart: use these, or train with one process"
+    ),
+    "loop-over-rows": (
+        r"train_step: process 1 sums 2 messages in a step, and process 0 3 or others: what is "
+        r"differentiated must not depend on the number of rows or their values\. Use "
+        r"treadle\.for_each or keras\.ops\.vectorized_map for functions of single examples"
+    ),
+    "error-for-some-rows": (
+        r"train_step fails for the rows of process 1: ValueError: too few rows"
+    ),
+    "shuffled-rows": (
+        r"aten\.randperm\.default draws for the 8 rows of a batch together, which several "
+        r"processes cannot divide: draw uniform or normal numbers, or train with one process"
+    ),
+    "ambiguous-draw": (
+        r"a random draw of shape \(4,\) may be rows of the batch, of which this process has 4, "
+        r"or not: choose another batch size than 8"
+    ),
+    "draw-along-the-second-axis": (
+        r"a random draw of shape \(6, 4\) has the rows of the batch along axis 1, but several "
+        r"processes divide the first axis only: move the rows to the first axis, and transpose "
+        r"the result"
+    ),
+    "other-data": (
+        r"train_step: process 1 has another batch than process 0\. All processes must read the "
+        r"same data in the same order, and take their rows of each batch: give all the same "
+        r"seed and data, without a part of the data for each"
+    ),
+    "gathered-without-rows": (
+        r"gathered got a tensor of shape \(\), which has no rows of the batch: its first "
+        r"dimension must be a multiple of 4, the number of rows of this process"
+    ),
+    "other-variables": (
+        r"process 0 has 12 variables, and process 1 has 12; the first that differs here is "
+        r"\['model/layers/0/kernel', 'float32', \[6, 5\]\]: start all processes with the same "
+        r"script, settings and data"
+    ),
+    "changed-by-hand": (
+        r"model/layers/0/bias has different values in the 2 processes: each has changed it by "
+        r"itself\. Change variables in steps, or in all processes alike"
+    ),
+}
+ON_JAX = ("reference", "fewer-rows-than-processes", "short-batch-1", "eager", "streamed")
+TOGETHER = (*RESULTS, *FAILURES)
+REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
+
+
+@on_torch
+@pytest.mark.parametrize("name", RESULTS)
+def test_two_processes_give_what_one_gives(found: Any, name: str) -> None:
+    apart, where = found(2, name, *TOGETHER)
+    assert apart <= CLOSE, where
+
+
+@on_torch
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_several_processes_cannot_compute_is_refused(found: Any, name: str) -> None:
+    messages = found(2, name, *TOGETHER)
+    assert re.fullmatch(rf"\w+: {FAILURES[name]}", messages[0]), messages[0]
+    errors = {message.partition(":")[0] for message in messages}
+    assert len(errors) == 1 or name == "error-for-some-rows"
+
+
+@on_torch
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["reference", *MORE])
+def test_however_steps_run_several_processes_give_what_one_gives(
+    found: Any, name: str, size: int
+) -> None:
+    apart, where = found(size, name, "reference", *MORE)
+    assert apart <= CLOSE, where
+
+
+@on_torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_step_may_do_in_three_processes(name: str, found: Any) -> None:
+    checks = [f"case-{case}" for case in CASES if case not in REFUSED]
+    if name in REFUSED:
+        pytest.skip("it adds up over examples, or trains on parts of a batch")
+    apart, where = found(3, f"case-{name}", *checks)
+    assert apart <= ROUGH.get(name, CLOSE), where
+
+
+@pytest.mark.skipif(keras.config.backend() != "jax", reason="of JAX")
+@pytest.mark.parametrize("name", ON_JAX)
+def test_two_processes_of_jax_give_what_one_gives(found: Any, name: str) -> None:
+    apart, where = found(2, name, *ON_JAX)
+    assert apart <= CLOSE, where
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="others have several processes")
+def test_several_processes_are_refused() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        active().join_processes(SingleProcess(), "127.0.0.1:1")
+    assert str(caught.value) == (
+        "Treadle does not train in several processes on tensorflow: start one process, or choose "
+        "PyTorch or JAX, as in treadle.setup(backend='jax')"
+    )
+
+
+def test_a_step_in_one_process_has_all_rows() -> None:
+    x = keras.ops.ones((3, 2))
+    assert treadle.gathered(x) is x
