@@ -1,0 +1,1 @@
+"""What runs did, read from their directories. Nothing here imports Keras or a framework."""
