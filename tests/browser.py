@@ -101,8 +101,8 @@ class Browser:
 
     def wait_frames(self):
         """Wait until the page has drawn what scripts changed."""
-        frames = "new Promise(f => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(f, 60))))"
-        self.evaluate(frames)
+        twice = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 60)))"
+        self.evaluate(f"new Promise(done => {twice})")
 
     def wait(self, condition, seconds=20):
         """Wait until a JavaScript expression holds."""

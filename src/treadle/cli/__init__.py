@@ -21,6 +21,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 from . import certifying as certifying
 from . import doctoring as doctoring
 from . import rates as rates
+from . import reporting as reporting
 from . import tuning as tuning
 from . import watching as watching
 from .commands import app

@@ -38,6 +38,13 @@ class Excluded(TypedDict):
     why: str
 
 
+class Resume(TypedDict):
+    """When a process resumed the run: the step from which, and the time."""
+
+    step: int
+    at: str
+
+
 class RunFile(TypedDict, total=False):
     """The content of `run.json`. Everything but `configuration` may be missing.
 
@@ -58,7 +65,8 @@ class RunFile(TypedDict, total=False):
         reason: The reason why the last call ended.
         error: The error that ended the run, or None.
         progress: The progress at the end.
-        costs: The time spent on other things than training.
+        costs: The time spent on other things than training, of all processes that ended.
+        resumed: When other processes resumed the run.
         overridden: Differences of configurations that an override allowed.
         passed_over: The batches that rollbacks excluded.
     """
@@ -80,6 +88,7 @@ class RunFile(TypedDict, total=False):
     error: str | None
     progress: dict[str, Any]
     costs: dict[str, Any]
+    resumed: list[Resume]
     overridden: list[str]
     passed_over: list[Excluded]
 
@@ -139,6 +148,7 @@ _excluded = schema.record(
     {"epoch": _steps, "batch": _steps, "step": _steps, "why": _text},
     required=("epoch", "batch", "step", "why"),
 )
+_resume = schema.record({"step": _steps, "at": _text}, required=("step", "at"))
 _options = schema.record(
     {
         "execution": _text,
@@ -167,6 +177,7 @@ _run = schema.record(
         "error": _optional(_text),
         "progress": PROGRESS,
         "costs": schema.mapping(_amount),
+        "resumed": schema.listed(_resume),
         "overridden": schema.listed(_text),
         "passed_over": schema.listed(_excluded),
     },

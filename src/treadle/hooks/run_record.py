@@ -89,6 +89,7 @@ class RunRecord(Hook):
             finally:
                 self._lock.release()
         self.from_before, self._started, self._begun = bool(self.facts), False, False
+        self._resumes, self._costs_before = self.from_before, dict(self.facts.get("costs", {}))
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         self._calls_made = 0  # calls of this process, also those that an earlier one completed
         if self.facts:
@@ -216,6 +217,10 @@ class RunRecord(Hook):
         if self._begun:
             return
         self._begun = True
+        if self._resumes:
+            resumed = {"step": logs.first_step - 1, "at": _now()}
+            self.facts["resumed"] = [*self.facts.get("resumed", []), resumed]
+            self._resumes = False
         self.facts |= {
             "calls": self._calls,
             "plan": loop.plan,
@@ -251,7 +256,10 @@ class RunRecord(Hook):
                 "reason": loop.reason,
                 "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
                 "progress": asdict(loop.progress),
-                "costs": asdict(loop.costs),
+                "costs": {
+                    name: spent + self._costs_before.get(name, 0)
+                    for name, spent in asdict(loop.costs).items()
+                },
             }
             self._write()
         finally:

@@ -1,8 +1,8 @@
 """What runs did: their states, and reports of one run or of a comparison as one HTML file.
 
 Everything here reads run directories, also those of strangers, and imports neither Keras nor a
-framework. `states` finds runs and their states, `reading` reads one run, `curves` reduces its curves,
-`page` writes the file, and `server` serves it while runs go on.
+framework. `states` finds runs and their states, `reading` reads one run, `curves` reduces its
+curves, `page` writes the file, and `server` serves it while runs go on.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,6 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
     Raises:
         DirectoryError: If the only run cannot be read.
     """
-    from .. import __version__
-
     left_out = 0
     if len(runs) > MOST_RUNS:
         left_out = len(runs) - MOST_RUNS
@@ -119,7 +117,7 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
     charts = _charts(read)
     return {
         "title": read[0]["name"] if len(read) == 1 else f"{len(read)} runs",
-        "version": __version__,
+        "version": metadata.version("treadle"),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": read,
         "runs_left_out": left_out,
@@ -165,7 +163,9 @@ def _charts(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             name, kind = curve["name"], curve["kind"]
             if kind == "epochs" and name in every_step:
                 continue  # the smoothed curve of all steps shows the same
-            base, label = split_name(name, training) if kind == "epochs" else (name, "training")
+            base, label = (name, "training" if kind == "steps" else name)
+            if kind == "epochs":
+                base, label = split_name(name, training)
             charts.setdefault(base, []).append((i, j, label))
     rate = charts.pop("steps per second", [])
     ordered = {name: curves for name, curves in charts.items() if curves}

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
         "images": images,
         "images_left_out": left_out,
         "findings": findings,
-        "commands": _commands(directory, state, log),
+        "commands": _commands(directory, state, log, "recipe" in run["configuration"]),
     }
 
 
@@ -96,7 +96,8 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         for name, value in configuration.items()
         if name not in ("settings", "task", "recipe") and name not in state.settings
     }
-    settings = {**_flat(state.settings), **_flat(others)}
+    call = {"fit": run["calls"][-1]} if run.get("calls") else {}
+    settings = {**_flat(state.settings), **_flat(others), **_flat(call)}
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
@@ -121,7 +122,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             found |= _flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
-        else:
+        elif value is not None:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             found[_name(f"{prefix}{name}")] = _text(text)
     return found
@@ -217,6 +218,8 @@ def _events(directory: Path, run: RunFile, log: Log, state: RunState) -> list[di
         where = f"epoch {excluded['epoch'] + 1}, batch {excluded['batch'] + 1}"
         text = f"rolled back, and excluded the batch of {where}: {excluded['why']}"
         add(excluded["step"] + 1, "rollback", text)
+    for resumed in run.get("resumed", []):
+        add(resumed["step"], "resume", f"resumed at {resumed['at']}")
     for name, step in _first_nonfinite(log).items():
         add(step, "warning", f"{name} is not finite for the first time")
     if state.state in ("failed", "interrupted"):
@@ -293,16 +296,26 @@ def _findings(folder: Folder) -> list[dict[str, str]] | None:
     return [{key: _text(one[key]) for key in _PARTS if key in one} for one in report["findings"]]
 
 
-def _commands(directory: Path, state: RunState, log: Log) -> Sequence[dict[str, str]]:
-    """Return the commands that resume, evaluate and inspect the run."""
+def _commands(
+    directory: Path, state: RunState, log: Log, is_of_command: bool
+) -> list[dict[str, str]]:
+    """Return the commands that resume, evaluate and inspect a run: of a command, or of a script."""
     path = shlex.quote(clean(directory, LONGEST_TEXT))
     found: list[dict[str, str]] = []
+    step = min(_first_nonfinite(log).values(), default=state.step)
+    if not is_of_command:
+        if state.state in ("interrupted", "failed"):
+            found.append({"what": "resume", "command": "start the same script again"})
+        if step:
+            where = f"{clean(directory, LONGEST_TEXT)!r}, step={step}"
+            command = f"print(treadle.doctor.replay(task, train, {where}))"
+            found.append({"what": f"run step {step} again", "command": command})
+        return found
     if state.state in ("interrupted", "failed"):
         found.append({"what": "resume", "command": f"treadle resume {path}"})
     elif state.state == "finished" and state.epoch:
         more = f"treadle resume {path} --epochs {2 * state.epoch}"
         found.append({"what": "train for longer", "command": more})
-    step = min(_first_nonfinite(log).values(), default=state.step)
     if step:
         command = f"treadle replay {path} --step {step}"
         found.append({"what": f"run step {step} again", "command": command})

@@ -20,7 +20,7 @@ const format = {
     if (value === null || value === undefined) return "–";
     if (typeof value === "string") return value;
     const size = Math.abs(value);
-    if (size >= 1e7 || (size > 0 && size < 1e-4)) return value.toExponential(3);
+    if (size >= 1e7 || (size > 0 && size < 1e-4)) return (+value.toPrecision(4)).toExponential();
     if (Number.isInteger(value)) return value.toLocaleString("en");
     return String(+value.toPrecision(4));
   },
@@ -59,7 +59,7 @@ function smoothed(values, weight) {
 
 const charts = {
   data: null,
-  view: { axis: "step", smooth: 0.6, log: false, marks: true, range: null, hidden: new Set(), off: new Set() },
+  view: { axis: "step", smooth: 0.6, scale: "auto", marks: true, range: null, hidden: new Set(), off: new Set() },
   drawn: [],
 
   color(index) {
@@ -125,7 +125,7 @@ const charts = {
     chart.curves = facts.curves.map(([r, c, label]) => {
       const run = data.runs[r], curve = run.curves[c], nth = labels.indexOf(label);
       const dash = many && nth > 0 ? [[7, 4], [2, 3], [10, 3, 2, 3]][(nth - 1) % 3] : undefined;
-      const name = !many ? label : labels.length > 1 && nth > 0 ? `${run.name} · ${label}` : run.name;
+      const name = !many ? (labels.length === 1 ? facts.title : label) : labels.length > 1 && nth > 0 ? `${run.name} · ${label}` : run.name;
       return { r, run, curve, label, dash, name, key: `${facts.title}\n${run.directory}\n${label}`, color: many ? r : nth };
     });
     chart.at = el("div", { className: "at" });
@@ -174,8 +174,8 @@ const charts = {
   },
 
   /** Return what a curve shows: the raw line, and the smoothed one if there is one. */
-  lines(entry) {
-    const { curve, run } = entry, { smooth, log } = charts.view;
+  lines(entry, log) {
+    const { curve, run } = entry, { smooth } = charts.view;
     const usable = (values) => (log ? values.map((v) => (v !== null && v > 0 ? v : null)) : values);
     const at = (steps) => steps.map((step) => charts.place(run, step));
     const raw = { x: at(curve.x), y: usable(curve.y), faint: false };
@@ -184,7 +184,23 @@ const charts = {
     return [{ ...raw, faint: true }, means];
   },
 
+  /** Return whether a chart has a logarithmic scale: `auto` chooses it for losses of two decades. */
+  isLog(chart) {
+    const { scale } = charts.view;
+    if (scale !== "auto" || !chart.facts.title.includes("loss")) return scale === "log";
+    let [low, high] = [Infinity, -Infinity];
+    for (const { curve } of chart.curves.filter(charts.shows)) {
+      for (const value of curve.y) {
+        if (value === null) continue;
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+    }
+    return low > 0 && high / low > 100;
+  },
+
   draw(chart) {
+    const log = charts.isLog(chart);
     const { view } = charts, ink = charts.variable("--soft"), grid = charts.variable("--grid");
     chart.stale = false;
     chart.plot?.destroy();
@@ -192,7 +208,7 @@ const charts = {
     chart.lines = [];
     const tables = [], series = [{}];
     for (const entry of chart.curves.filter(charts.shows)) {
-      for (const line of charts.lines(entry)) {
+      for (const line of charts.lines(entry, log)) {
         if (line.x.some((x) => x === null)) continue;
         const stroke = charts.color(entry.color), points = entry.curve.kind !== "steps" && line.x.length <= 60;
         tables.push([line.x, line.y]);
@@ -202,21 +218,21 @@ const charts = {
     }
     const finite = tables.some(([, ys]) => ys.some((y) => y !== null));
     if (!tables.length || !finite) {
-      const why = tables.length ? (view.log ? "no positive value for a log scale" : "no finite value") : "hidden";
+      const why = tables.length ? (log ? "no positive value for a log scale" : "no finite value") : "hidden";
       chart.area.replaceChildren(el("p", { className: "none" }, why));
       return;
     }
     chart.area.replaceChildren();
     const joined = uPlot.join(tables);
-    const [low, high] = [joined[0][0], joined[0].at(-1)];
+    const whole = charts.ends();
     const axes = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1, size: 5 }, font: "12px system-ui, sans-serif" };
     chart.plot = new uPlot({
       width: chart.area.clientWidth, height: chart.area.clientHeight, padding: [8, 12, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 6 }, bind: { dblclick: () => () => charts.zoom(null) } },
       scales: {
-        x: { time: false, range: () => view.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: view.log ? { distr: 3 } : {},
+        x: { time: false, range: () => view.range ?? whole },
+        y: log ? { distr: 3 } : {},
       },
       axes: [
         { ...axes, size: 32, space: 60, values: (_, ticks) => ticks.map((tick) => (view.axis === "time" ? format.clock(tick) : format.number(+tick.toPrecision(10)))) },

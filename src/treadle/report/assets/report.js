@@ -50,7 +50,8 @@ const page = {
     charts.build(data, document.getElementById("charts"));
     page.fillAxis();
     page.fillRuns();
-    const sections = [page.time, page.health, page.pictures, page.findings, page.events, page.settings, page.commands];
+    const sections = [page.findings, page.health, page.pictures, page.events, page.time, page.settings, page.commands];
+    if (data.runs.length > 1) sections.unshift(...sections.splice(sections.indexOf(page.settings), 1));
     document.getElementById("sections").replaceChildren(...sections.map((make) => make()).filter(Boolean));
     const left = [];
     if (data.runs_left_out) left.push(`${data.runs_left_out} older runs are left out`);
@@ -62,7 +63,8 @@ const page = {
     const { view } = charts, get = (id) => document.getElementById(id);
     get("smooth").value = view.smooth;
     get("smooth").addEventListener("input", () => { view.smooth = Number(get("smooth").value); charts.refresh(); });
-    get("log").addEventListener("change", () => { view.log = get("log").checked; charts.refresh(); });
+    get("scale").value = view.scale;
+    get("scale").addEventListener("change", () => { view.scale = get("scale").value; charts.refresh(); });
     get("marks").checked = view.marks;
     get("marks").addEventListener("change", () => { view.marks = get("marks").checked; charts.refresh(); });
     get("zoom-in").addEventListener("click", () => charts.scale(0.5));
@@ -120,7 +122,7 @@ const page = {
     const source = run.source && run.source !== run.task ? ` (${run.source})` : "";
     subtitle.replaceChildren(page.state(run), ` ${run.task}${source} · ${[run.backend, run.precision, run.devices].filter(Boolean).join(", ")}`);
     const cards = [];
-    const card = (label, value, more) => cards.push(el("div", { className: "card" }, el("div", { className: "label" }, label), el("div", { className: "value" }, value), el("div", { className: "more" }, more ?? "")));
+    const card = (label, value, more, kind = "") => cards.push(el("div", { className: `card ${kind}` }, el("div", { className: "label" }, label), el("div", { className: "value" }, value), el("div", { className: "more" }, more ?? "")));
     for (const name of page.metrics(runs).slice(0, 4)) {
       const best = run.best[name], last = run.last[name];
       card(name, format.number(best.value), `best, in epoch ${best.epoch}; last ${format.number(last)}`);
@@ -129,7 +131,7 @@ const page = {
     card("duration", format.seconds(run.seconds), format.date(run.started) && `started ${format.date(run.started)}`);
     card("steps", format.number(run.steps), run.epochs ? `${format.number(run.epochs)} epoch${run.epochs === 1 ? "" : "s"}` : "");
     if (run.seconds > 0) card("steps per second", format.number(+(run.steps / run.seconds).toPrecision(3)), run.examples ? `${format.number(Math.round(run.examples / run.seconds))} examples per second` : "");
-    if (run.plan) card("plan", el("span", { className: "more" }, run.plan), Object.entries(run.versions).filter(([name]) => ["treadle", "keras", run.backend].includes(name)).map(([name, version]) => `${name} ${version}`).join(", "));
+    if (run.plan) card("plan", run.plan, Object.entries(run.versions).filter(([name]) => ["treadle", "keras", run.backend].includes(name)).map(([name, version]) => `${name} ${version}`).join(", "), "wide");
     const why = run.why ? el("p", { className: "why" }, run.why) : "";
     parent.replaceChildren(el("div", { className: "cards" }, ...cards), why);
   },
@@ -163,7 +165,7 @@ const page = {
   },
 
   table(heads, rows, kind = "") {
-    const numbers = (head) => (/^(best|steps|duration)/.test(head) ? "number" : "");
+    const numbers = (head) => (/^(best|steps?$|duration)/.test(head) ? "number" : "");
     const head = el("tr", {}, ...heads.map((text) => el("th", { scope: "col", className: kind ? numbers(text) : "" }, text)));
     return el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": heads.filter(Boolean).join(", ") }, el("table", { className: kind }, el("thead", {}, head), el("tbody", {}, ...rows)));
   },
@@ -241,17 +243,27 @@ const page = {
   events() {
     const found = page.data.runs.flatMap((run) => (run.events ?? []).map((event) => ({ run, event })));
     if (!found.length) return null;
-    const many = page.data.runs.length > 1;
-    const rows = found.map(({ run, event }) => el("tr", {},
+    const many = page.data.runs.length > 1, others = found.filter(({ event }) => event.kind !== "checkpoint");
+    const saved = page.data.runs.filter((run) => run.events?.some((event) => event.kind === "checkpoint")).map((run) => {
+      const steps = run.events.filter((event) => event.kind === "checkpoint").map((event) => format.number(event.step));
+      return el("p", {}, `${many ? `${run.name}: ` : ""}checkpoint${steps.length > 1 ? "s" : ""} of step ${steps.join(", ")}`);
+    });
+    const rows = others.map(({ run, event }) => el("tr", {},
       el("td", { className: "number" }, format.number(event.step)),
       el("td", { className: event.kind === "end" ? run.state : event.kind }, event.kind),
       el("td", {}, event.text),
       many ? el("td", {}, run.name) : null));
-    return page.section("Events", page.table(["step", "kind", "what happened", ...(many ? ["run"] : [])], rows));
+    const checkpoints = many && saved.length ? el("details", {}, el("summary", {}, "Checkpoints"), ...saved) : el("div", {}, ...saved);
+    const table = rows.length ? page.table(["step", "kind", "what happened", ...(many ? ["run"] : [])], rows, "events") : "";
+    return page.section("Events", table, checkpoints);
   },
 
   /** Show the settings of all runs. Those that differ come first, and are marked. */
   settings() {
+    const shown = (value) => {
+      if (value === undefined || value === "null") return "–";
+      return /^-?\d*\.\d{7,}(e-?\d+)?$/.test(value) ? String(+Number(value).toPrecision(6)) : value;
+    };
     const runs = page.data.runs.filter((run) => run.settings), many = runs.length > 1;
     if (!runs.length) return null;
     const values = (group) => {
@@ -263,8 +275,8 @@ const page = {
     all.sort((a, b) => Number(b.differs) - Number(a.differs));
     const place = el("div", {});
     const fill = () => {
-      const shown = many && page.onlyDifferences ? all.filter((row) => row.differs) : all;
-      const rows = shown.map((row) => el("tr", { className: many && row.differs ? "differs" : "" }, el("th", { scope: "row" }, row.name), ...row.of.map((value) => el("td", {}, value ?? "–"))));
+      const listed = many && page.onlyDifferences ? all.filter((row) => row.differs) : all;
+      const rows = listed.map((row) => el("tr", { className: many && row.differs ? "differs" : "" }, el("th", { scope: "row" }, row.name), ...row.of.map((value) => el("td", { title: value ?? "" }, shown(value)))));
       place.replaceChildren(rows.length ? page.table(["setting", ...(many ? runs.map((run) => run.name) : ["value"])], rows) : el("p", { className: "none" }, "all settings are equal"));
     };
     fill();
