@@ -26,6 +26,7 @@ from ..errors import TreadleError
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
 from .curves import reduced
+from .health import read_health
 from .records import recorded_run
 from .states import RunState, state_of
 
@@ -67,7 +68,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
     with Folder.open(directory) as folder:
         log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
         images, left_out = _images(folder, log, image_bytes)
-        findings = _findings(folder)
+        findings, health = _findings(folder), read_health(folder)
     progress = progress_of(run)
     last = max(state.step, log.last_step)
     seconds = max([progress.seconds, *(line["seconds"] for line in log.records[-1:])])
@@ -83,6 +84,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
         "images": images,
         "images_left_out": left_out,
         "findings": findings,
+        "health": health,
         "commands": _commands(directory, state, log, "recipe" in run["configuration"]),
     }
 
@@ -96,7 +98,8 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         for name, value in configuration.items()
         if name not in ("settings", "task", "recipe") and name not in state.settings
     }
-    call = {"fit": run["calls"][-1]} if run.get("calls") else {}
+    calls = run.get("calls", [])
+    call = {"fit": calls[-1]} if calls else {}
     settings = {**_flat(state.settings), **_flat(others), **_flat(call)}
     return {
         "task": _text(configuration.get("task", "")),

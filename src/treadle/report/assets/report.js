@@ -200,7 +200,53 @@ const page = {
     return page.section("Time", el("div", { className: "keys" }, ...keys), page.table(["run", "time spent"], rows));
   },
 
-  health() { return null; },
+  /** Show the health of the layers as heat maps over layers and steps. */
+  health() {
+    const runs = page.data.runs.filter((run) => run.health);
+    if (!runs.length) return null;
+    return page.section("Health of the layers", ...runs.map((run) => page.heat(run)));
+  },
+
+  heat(run) {
+    const { health } = run, { layers, steps } = health;
+    const measures = [["gradient", "gradient norm"], ["ratio", "update / weights"], ["dead", "dead units"]].filter(([name]) => health[name].some((column) => column.some((value) => value !== null)));
+    const at = el("div", { className: "at" }), scale = el("span", { className: "none" });
+    const height = Math.max(14, Math.min(26, Math.round(420 / layers.length)));
+    const canvas = el("canvas", { role: "img", style: { height: `${height * layers.length}px` } });
+    const choice = el("select", { "aria-label": "Measure" }, ...measures.map(([name, label]) => el("option", { value: name }, label)));
+    const end = steps.at(-1), width = 600;
+    canvas.width = width;
+    canvas.height = layers.length;
+    // A column reaches from its step to the next one that was measured.
+    const edges = steps.map((step, i) => (i === 0 ? 0 : Math.round((width * (step - 1)) / Math.max(1, end))));
+    const draw = () => {
+      const name = choice.value, share = name === "dead", known = health[name].flat().filter((value) => value !== null && value > 0 && value < 1e299);
+      const logs = known.map(Math.log10).sort((a, b) => a - b);
+      const [low, high] = share ? [0, 1] : [logs[0] ?? -1, Math.max(logs.at(-1) ?? 0, (logs[0] ?? -1) + 1)];
+      const context = canvas.getContext("2d");
+      context.clearRect(0, 0, width, layers.length);
+      health[name].forEach((column, i) => column.forEach((value, j) => {
+        if (value === null) return;
+        const part = share ? Math.min(1, value) : value > 1e299 ? 2 : value > 0 ? (Math.log10(value) - low) / (high - low) : 0;
+        context.fillStyle = part > 1 ? "#ff2d2d" : `hsl(${260 - 210 * part} ${55 + 30 * part}% ${22 + 44 * part}%)`;
+        context.fillRect(edges[i], j, Math.max(1, (edges[i + 1] ?? width) - edges[i]), 1);
+      }));
+      scale.textContent = share ? "dark: 0 %, bright: 100 % dead" : `dark: ${format.number(10 ** low)} or less, bright: ${format.number(10 ** high)}; red: not finite`;
+      canvas.setAttribute("aria-label", `${choice.selectedOptions[0].textContent} of ${layers.length} layers at ${steps.length} steps`);
+    };
+    choice.addEventListener("change", draw);
+    canvas.addEventListener("pointermove", (event) => {
+      const box = canvas.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * width;
+      const i = Math.max(0, edges.findLastIndex((edge) => edge <= x)), j = Math.min(layers.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * layers.length)));
+      const value = health[choice.value][i][j];
+      at.textContent = `step ${format.number(steps[i])} · ${layers[j].path} (${layers[j].class}): ${value !== null && value > 1e299 ? "not finite" : value === null ? "not measured" : format.number(value)}`;
+    });
+    draw();
+    const bad = new Set(health.verdicts.flatMap((verdict) => verdict.layers));
+    const names = el("div", { className: "names", style: { gridTemplateRows: `repeat(${layers.length}, ${height}px)` } }, ...layers.map((layer) => el("span", { title: `${layer.path} (${layer.class})`, className: bad.has(layer.path) ? "warning" : "" }, layer.path)));
+    const verdicts = health.verdicts.map((verdict) => el("p", { className: "warning" }, `step ${format.number(verdict.step)}: ${verdict.text}`));
+    return el("div", { className: "heat" }, el("h3", {}, page.named(run)), el("p", {}, choice, " ", scale), el("div", { className: "grid" }, names, canvas), at, ...verdicts, ...health.notes.map((note) => el("p", { className: "none" }, note)));
+  },
 
   /** Show each logged image of each run, with a slider over the steps. */
   pictures() {
