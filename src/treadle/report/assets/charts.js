@@ -57,6 +57,29 @@ function smoothed(values, weight) {
   });
 }
 
+/** Return round values for the ticks between two numbers, also if they are 30 decades apart. */
+function ticks(low, high, log) {
+  const found = [];
+  if (log) {
+    const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+    const every = Math.max(1, Math.ceil((last - first + 1) / 7)), parts = last - first < 2 ? [1, 2, 5] : [1];
+    for (let k = first - 1; k <= last; k += every) {
+      for (const part of parts) {
+        const value = +`${part}e${k}`;
+        if (value >= low * 0.999999 && value <= high * 1.000001) found.push(value);
+      }
+    }
+    if (every > 1 || found.length > 1) return found;
+  }
+  const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((part) => part * size >= rough * 0.999999) * size;
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(+(i * step).toPrecision(12));
+  return log ? found.filter((value) => value > 0) : found;
+}
+
+// uPlot draws no ticks if none of these, its own being fewer, is large enough for the range.
+const INCREMENTS = Array.from({ length: 640 }, (_, i) => +`1e${i - 330}`).filter((value) => value > 0 && value < Infinity);
+
 const charts = {
   data: null,
   view: { axis: "step", smooth: 0.6, scale: "auto", marks: true, range: null, hidden: new Set(), off: new Set() },
@@ -235,8 +258,8 @@ const charts = {
         y: log ? { distr: 3 } : {},
       },
       axes: [
-        { ...axes, size: 32, space: 60, values: (_, ticks) => ticks.map((tick) => (view.axis === "time" ? format.clock(tick) : format.number(+tick.toPrecision(10)))) },
-        { ...axes, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format.number(+tick.toPrecision(10)))) },
+        { ...axes, size: 32, space: 60, values: (_, found) => found.map((tick) => (view.axis === "time" ? format.clock(tick) : format.number(+tick.toPrecision(10)))) },
+        { ...axes, size: 58, incrs: INCREMENTS, space: 1, filter: (_, found) => found, splits: (_, __, low, high) => ticks(low, high, log), values: (_, found) => found.map(format.number) },
       ],
       series,
       hooks: {

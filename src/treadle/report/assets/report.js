@@ -245,7 +245,7 @@ const page = {
     const bad = new Set(health.verdicts.flatMap((verdict) => verdict.layers));
     const names = el("div", { className: "names", style: { gridTemplateRows: `repeat(${layers.length}, ${height}px)` } }, ...layers.map((layer) => el("span", { title: `${layer.path} (${layer.class})`, className: bad.has(layer.path) ? "warning" : "" }, layer.path)));
     const verdicts = health.verdicts.map((verdict) => el("p", { className: "warning" }, `step ${format.number(verdict.step)}: ${verdict.text}`));
-    return el("div", { className: "heat" }, el("h3", {}, page.named(run)), el("p", {}, choice, " ", scale), el("div", { className: "grid" }, names, canvas), at, ...verdicts, ...health.notes.map((note) => el("p", { className: "none" }, note)));
+    return el("div", { className: "heat" }, page.named(run) ? el("h3", {}, run.name) : null, el("p", {}, choice, " ", scale), el("div", { className: "grid" }, names, canvas), at, ...verdicts, ...health.notes.map((note) => el("p", { className: "none" }, note)));
   },
 
   /** Show each logged image of each run, with a slider over the steps. */
