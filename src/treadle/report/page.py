@@ -27,6 +27,7 @@ FILE = "report.html"
 MOST_RUNS = 50  # of a comparison; of more, those that started last
 MOST_CHARTS = 60
 MOST_BYTES = 6_000_000
+MOST_DATA_BYTES = MOST_BYTES - 200_000  # without styles and scripts
 # A point of a curve takes up to 20 bytes: 4 MB in all.
 _ALL_POINTS = 200_000
 _FEWEST_POINTS = 100
@@ -87,6 +88,8 @@ def run_directories(roots: Sequence[Path]) -> list[Path]:
             )
         # A search may be started in the directory of a run, but a run itself is one run.
         found += [root] if root in inside else inside
+    if not found:
+        raise DirectoryError("no run directory was given: name at least one")
     return list(dict.fromkeys(found))
 
 
@@ -115,7 +118,7 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
     for run, name in zip(read, _labels(runs), strict=True):
         run["name"] = name
     charts = _charts(read)
-    return {
+    data: dict[str, Any] = {
         "title": read[0]["name"] if len(read) == 1 else f"{len(read)} runs",
         "version": metadata.version("treadle"),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,7 +126,27 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
         "runs_left_out": left_out,
         "charts": charts[:MOST_CHARTS],
         "charts_left_out": [chart["title"] for chart in charts[MOST_CHARTS:]],
+        "parts_left_out": [],
     }
+    _fit(data)
+    return data
+
+
+def _fit(data: dict[str, Any]) -> None:
+    """Leave out parts of extreme runs until the page is within its limit."""
+    empty: dict[str, Any] = {"health": None, "images": [], "findings": None, "events": []}
+    for part, nothing in {**empty, "settings": {}, "overridden": [], "versions": {}}.items():
+        if len(harmless_json(data)) <= MOST_DATA_BYTES:
+            return
+        data["parts_left_out"].append(part)
+        for run in data["runs"]:
+            if part in run:
+                run[part] = nothing
+    if len(harmless_json(data)) > MOST_DATA_BYTES:
+        data["charts"] = []
+        data["parts_left_out"].append("curves")
+        for run in data["runs"]:
+            run["curves"] = []
 
 
 def _read_all(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -134,8 +157,12 @@ def _read_all(runs: Sequence[Path]) -> list[dict[str, Any]]:
         read = [read_run(run, points, images) for run in runs]
         total = sum(len(c["x"]) for run in read for c in run.get("curves", ()))
         if total <= _ALL_POINTS or points <= _FEWEST_POINTS:
-            return read
+            break
         points = max(_FEWEST_POINTS, min(points // 2, points * _ALL_POINTS // total))
+    if total > _ALL_POINTS:
+        for run in read:
+            run["curves"] = run.get("curves", [])[: _ALL_POINTS // _FEWEST_POINTS // len(runs)]
+    return read
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

@@ -56,6 +56,7 @@ const page = {
     const left = [];
     if (data.runs_left_out) left.push(`${data.runs_left_out} older runs are left out`);
     if (data.charts_left_out.length) left.push(`${data.charts_left_out.length} charts are left out: ${data.charts_left_out.slice(0, 20).join(", ")}`);
+    if (data.parts_left_out.length) left.push(`left out, since a report has at most 6 MB: ${data.parts_left_out.join(", ")}`);
     document.getElementById("footer").textContent = [`Treadle ${data.version}, ${format.date(data.written)}`, ...left].join(" · ");
   },
 
