@@ -32,10 +32,35 @@ Out = Annotated[
 Open = Annotated[
     bool, typer.Option("--open", help="Open the report in a browser.", rich_help_panel=PRINTED)
 ]
+Serve = Annotated[
+    bool,
+    typer.Option(
+        "--serve",
+        help="Serve the report on this machine until Ctrl-C, and refresh it while runs go on.",
+        rich_help_panel=PRINTED,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65535,
+        metavar="N",
+        help="The port of --serve; default: one that is free.",
+        show_default=False,
+        rich_help_panel=PRINTED,
+    ),
+]
 
 
 @app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
-def report(directories: Directories, out: Out = None, open_: Open = False) -> None:
+def report(
+    directories: Directories,
+    out: Out = None,
+    open_: Open = False,
+    serve: Serve = False,
+    port: Port = 0,
+) -> None:
     """Write a report of one run, or a comparison of several, as one HTML file.
 
     The file shows curves, settings, time, events and images, and requests nothing from any host.
@@ -45,14 +70,35 @@ def report(directories: Directories, out: Out = None, open_: Open = False) -> No
       treadle report runs/mine --open
       treadle report runs/first runs/second -o comparison.html
       treadle report runs/digits-tune
+      treadle report runs --serve
     """
     with reporting_errors():
+        if serve and out is not None:
+            raise ConfigurationError("--serve writes no file: leave out --out")
+        if port and not serve:
+            raise ConfigurationError("--port is the port of --serve: add --serve")
+        if serve:
+            _serve(directories, port, open_)
+            return
         from ..report import page  # late: it imports NumPy
 
         path = page.write(directories, out)
         output.print_line(f"report: {path}")
         if open_:
             show(path.absolute().as_uri())
+
+
+def _serve(directories: list[Path], port: int, open_: bool) -> None:
+    from ..report.server import ReportServer  # late: it imports NumPy
+
+    with ReportServer(directories, port) as server:
+        output.print_line(f"report: {server.url} (on this machine only; Ctrl-C ends it)")
+        if open_:
+            show(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            output.note("the server has ended")
 
 
 def show(address: str) -> None:
