@@ -222,6 +222,7 @@ def rendered(data: Any, live: bool = False) -> str:
     parts = {
         "policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "styles": "".join(f"<style>{text}</style>\n" for text in styles),
+        "license": _asset("uPlot.LICENSE"),
         "live": "yes" if live else "no",
         "data": harmless_json(data),
         "scripts": "".join(f"<script>{text}</script>\n" for text in scripts),

@@ -71,7 +71,7 @@ function ticks(low, high, log) {
     }
     if (every > 1 || found.length > 1) return found;
   }
-  const rough = (high - low) / 5, size = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / 7, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((part) => part * size >= rough * 0.999999) * size;
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(+(i * step).toPrecision(12));
   return log ? found.filter((value) => value > 0) : found;
