@@ -66,6 +66,7 @@ class RunFile(TypedDict, total=False):
         error: The error that ended the run, or None.
         progress: The progress at the end.
         costs: The time spent on other things than training, of all processes that ended.
+        learning_rates: Some steps, and the learning rate of each optimizer at them, by its path.
         resumed: When other processes resumed the run.
         overridden: Differences of configurations that an override allowed.
         passed_over: The batches that rollbacks excluded.
@@ -89,6 +90,7 @@ class RunFile(TypedDict, total=False):
     progress: dict[str, Any]
     costs: dict[str, Any]
     resumed: list[Resume]
+    learning_rates: dict[str, Any]
     overridden: list[str]
     passed_over: list[Excluded]
 
@@ -148,6 +150,23 @@ _excluded = schema.record(
     {"epoch": _steps, "batch": _steps, "step": _steps, "why": _text},
     required=("epoch", "batch", "step", "why"),
 )
+_rates = schema.record(
+    {
+        "steps": schema.listed(_steps),
+        "rates": schema.mapping(schema.listed(_optional(schema.amount))),
+    }
+)
+
+
+def learning_rates(value: Any, name: str) -> None:
+    """Check that a value holds steps, and a learning rate of each optimizer for each of them."""
+    _rates(value, name)
+    count = len(value.get("steps", ()))
+    for path, rates in value.get("rates", {}).items():
+        if len(rates) != count:
+            raise ValueError(f"{name}.rates.{path} has {len(rates)} values for {count} steps")
+
+
 _resume = schema.record({"step": _steps, "at": _text}, required=("step", "at"))
 _options = schema.record(
     {
@@ -177,6 +196,7 @@ _run = schema.record(
         "error": _optional(_text),
         "progress": PROGRESS,
         "costs": schema.mapping(_amount),
+        "learning_rates": learning_rates,
         "resumed": schema.listed(_resume),
         "overridden": schema.listed(_text),
         "passed_over": schema.listed(_excluded),

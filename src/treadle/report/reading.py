@@ -79,7 +79,11 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
         "examples": progress.examples,
         "seconds": seconds,
         "clock": _clock(log, last, seconds),
-        "curves": [*_step_curves(log, points), *_record_curves(log, points)][:MOST_CURVES],
+        "curves": [
+            *_step_curves(log, points),
+            *_rate_curves(run, log),
+            *_record_curves(log, points),
+        ][:MOST_CURVES],
         "events": _events(directory, run, log, state)[:MOST_EVENTS],
         "images": images,
         "images_left_out": left_out,
@@ -169,6 +173,18 @@ def _step_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
         logged = weights > 0
         curve = reduced(steps[logged], values[logged], points)
         yield {"name": _name(name), "kind": "steps", **curve}
+
+
+def _rate_curves(run: RunFile, log: Log) -> Iterator[dict[str, Any]]:
+    """Yield the learning rates at epochs and validations, unless the run logged such a value."""
+    if any(name.rpartition("/")[2] == "learning_rate" for name in log.names):
+        return
+    found = run.get("learning_rates", {})
+    steps, rates = np.array(found.get("steps", ())), found.get("rates", {})
+    for path, values in rates.items():
+        name = "learning rate" if len(rates) == 1 else f"learning rate of {path}"
+        numbers = np.array([np.nan if v is None else v for v in values], np.float64)
+        yield {"name": _name(name), "kind": "rate", **reduced(steps, numbers)}
 
 
 def _record_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
