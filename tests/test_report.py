@@ -156,6 +156,8 @@ def test_images_are_embedded_and_those_in_between_left_out():
     names = [f"samples-{step}.png" for step in range(1, 9)]
     log = [record("log", step, samples=f"images/{name}") for step, name in enumerate(names, 1)]
     log.append(record("log", 9, other="images/missing-9.png", escaping="images/../run-1.png"))
+    # Neither is the name of an image: the system has no such names, and no such long ones.
+    log.append(record("log", 9, odd="images/\ud800-9.png", long=f"images/{'x' * 300}-9.png"))
     write_run("run", [*log], images=names)
     Path("run/images/samples-4.png").write_text("no image")
     run = read("run")

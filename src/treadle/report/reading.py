@@ -39,7 +39,7 @@ LONGEST_NAME = 200
 MOST_IMAGE_BYTES = 1 << 20  # of one image
 _OWN = ("kind", "step", "epoch", "seconds")
 _PNG = b"\x89PNG\r\n\x1a\n"
-_IMAGE = re.compile(rf"{IMAGES}/([^/\0]+-\d+\.png)")
+_IMAGE = re.compile(rf"{IMAGES}/([\w.-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
 _TITLES = {"warning": "warning", "note": "note"}
 
 

@@ -1,4 +1,4 @@
-"""The learning rates in the record of a run."""
+"""The record of a run: learning rates, resumes and the time spent."""
 
 import json
 
@@ -71,6 +71,27 @@ class Line(treadle.Task):
         for optimizer in (self.falling, self.own):
             optimizer.apply(gradients, self.model.trainable_variables)
         return {"loss": loss}
+
+
+class Validated(Line):
+    def eval_step(self, batch):
+        return {"loss": ops.mean((self.model(batch[0]) - batch[1]) ** 2)}
+
+
+def test_the_time_of_all_processes_and_their_resumes_are_recorded(tmp_path):
+    x = np.ones((8, 2), np.float32)
+    train = treadle.data.from_arrays(x, x[:, :1], batch_size=4)
+    records = []
+    for epochs in (2, 4, 4):  # the third finds a finished run
+        with treadle.Loop(Validated(), tmp_path, console=False, override=True) as loop:
+            loop.fit(train, train, epochs=epochs)
+        records.append(json.loads((tmp_path / "run.json").read_text()))
+    first, second, third = (record["costs"] for record in records)
+    assert all(0 < first[name] < second[name] for name in ("compiling", "validating", "saving"))
+    assert third == second
+    assert second["validating"] + second["saving"] < records[1]["progress"]["seconds"]
+    assert "resumed" not in records[0]
+    assert [one["step"] for one in records[2]["resumed"]] == [4]
 
 
 def test_the_record_of_a_run_holds_the_rates_also_of_a_resumed_one(tmp_path):
