@@ -35,8 +35,8 @@ def main(folder):
             browser.wait_frames()
             if browser.messages:
                 sys.exit(f"{path}: {browser.messages}")
-            # 128 colors suffice, and take a third of the bytes.
-            picture = Image.open(io.BytesIO(browser.screenshot())).convert("RGB").quantize(128)
+            # 256 colors suffice, and take a third of the bytes.
+            picture = Image.open(io.BytesIO(browser.screenshot())).convert("RGB").quantize(256)
             picture.save(IMAGES / f"{name}.png", optimize=True)
             print(f"{name}.png: {(IMAGES / f'{name}.png').stat().st_size:,} bytes")
 

@@ -96,12 +96,15 @@ def test_training_and_validation_of_one_name_share_a_chart():
 
 
 def test_the_head_of_a_run():
-    run = read(write_run("run", settings={"units": 64, "optimizer": {"rate": 0.1}}))
+    call = {"epochs": 2, "steps": None, "train": {"examples": 32, "length": 4}}
+    settings = {"units": 64, "optimizer": {"rate": 0.1}}
+    run = read(write_run("run", settings=settings, calls=[{"epochs": 1}, call]))
     assert (run["state"], run["task"], run["steps"], run["seconds"]) == ("finished", "Tiny", 8, 4.0)
     assert run["best"]["val_loss"] == {"value": 1.5, "epoch": 2}
     assert run["settings"] == {
         **{"units": "64", "optimizer.rate": "0.1", "seed": "0", "backend": "torch"},
         **{"precision": "float32", "execution": "auto"},
+        **{"fit.epochs": "2", "data.examples": "32"},
     }
     assert run["clock"] == {
         **{"steps": [0, 4, 8], "seconds": [0.0, 2.0, 4.0]},

@@ -102,9 +102,7 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         for name, value in configuration.items()
         if name not in ("settings", "task", "recipe") and name not in state.settings
     }
-    calls = run.get("calls", [])
-    call = {"fit": calls[-1]} if calls else {}
-    settings = {**_flat(state.settings), **_flat(others), **_flat(call)}
+    settings = {**_flat(state.settings), **_flat(others), **_call_facts(run)}
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
@@ -121,6 +119,16 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         "settings": dict(list(settings.items())[:MOST_SETTINGS]),
         "overridden": [_text(text) for text in run.get("overridden", [])],
     }
+
+
+def _call_facts(run: RunFile) -> dict[str, str]:
+    """Return how long the last call of the loop trains, and on what."""
+    calls = run.get("calls", [])
+    if not calls:
+        return {}
+    call, data = calls[-1], calls[-1].get("train") or {}
+    found = {f"fit.{name}": call.get(name) for name in ("epochs", "steps", "until")}
+    return _flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
