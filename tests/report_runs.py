@@ -82,7 +82,7 @@ def first_layer(loop):
 
 
 def interrupt(loop):
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train_one(folder):
@@ -102,7 +102,7 @@ def train_diverging(folder):
         try:
             with treadle.Loop(Diverging(), folder / "diverging", hooks, console=False) as loop:
                 loop.fit(*data(), epochs=EPOCHS)
-        except (KeyboardInterrupt, treadle.errors.NonFiniteError) as error:
+        except (treadle.errors.Terminated, treadle.errors.NonFiniteError) as error:
             print(f"{type(error).__name__}: {error}")
 
 
