@@ -9,7 +9,7 @@ from typing import Any
 # Fields that are times, or follow from one: the size and the hash of a log that contains times.
 # Keras also writes addresses in memory into the configuration of a model.
 TIMES = {
-    "run.json": {"started", "finished", "costs", "seconds"},
+    "run.json": {"started", "finished", "costs", "seconds", "resumed"},
     "manifest.json": {"started", "seconds", "JSONLines"},
     "log.jsonl": {"seconds"},
     "epochs.csv": {"seconds"},

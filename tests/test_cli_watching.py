@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,10 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def four():
-    times = {"started": "2026-01-02T03:04:05", "finished": "2026-01-02T03:05:00"}
-    write_run("runs/a", settings={"units": 64}, reason="done", **times)
-    write_run("runs/search/trials/b", settings={"units": 8}, error="ValueError: boom")
+    times = {"started": "2020-01-02T03:04:05", "finished": "2020-01-02T03:05:00"}
+    write_run("runs/a", settings={"units": 64, "depth": 2}, reason="done", **times)
+    settings = {"units": 8, "depth": 2}
+    write_run("runs/search/trials/b", settings=settings, error="ValueError: boom")
     write_run("runs/c", LOG[:3], error="KeyboardInterrupt", progress={**PROGRESS, "step": 2})
     write_run("runs/d", LOG[:4], progress={**PROGRESS, "step": 0, "epoch": 0})
     lock = Lock(Path("runs/d"))
@@ -61,9 +64,30 @@ def test_runs_lists_states_settings_and_best_values(four):
         "runs/d": ["running", "3", "1"],
         "runs/search/trials/b": ["failed", "4", "2"],
     }
-    assert rows[0][4:6] == ["2026-01-02", "03:04"]
-    assert rows[0][6:] == ["units=64", "val_loss", "1", "in", "epoch", "1"]
+    assert rows[0][5:7] == ["d", "ago"] and int(rows[0][4]) > 365
+    assert rows[0][7:] == ["units=64", "depth=2", "val_loss", "1", "in", "epoch", "1"]
     assert "runs/search/trials/b failed: ValueError: boom" in printed.stderr
+
+
+def test_settings_that_are_equal_in_all_runs_are_left_out(four):
+    printed = treadle("runs", "runs/search")
+    assert "units=8  depth=2" in printed.stdout  # a single run
+    for name in "cd":
+        shutil.rmtree(f"runs/{name}")
+    printed = treadle("runs")
+    assert "units=64" in printed.stdout and "units=8" in printed.stdout
+    assert "depth" not in printed.stdout
+    found = json.loads(treadle("runs", "--json").stdout)["runs"]
+    assert [run["settings"]["depth"] for run in found] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(5, "5 s"), (130, "2 min"), (7300, "2 h"), (90000, "1 d")]
+)
+def test_the_age_of_a_run_is_shown(seconds, shown):
+    started = datetime.now(UTC) - timedelta(seconds=seconds)
+    write_run("runs/a", started=started.isoformat(timespec="milliseconds"))
+    assert f"{shown} ago" in treadle("runs").stdout
 
 
 def test_runs_are_sorted(four):

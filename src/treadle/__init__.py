@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import doctor as doctor
     from . import errors as errors
     from . import hooks as hooks
+    from . import report as report
     from . import schedules as schedules
     from . import testing as testing
     from .core.hook import DetailedHook as DetailedHook
@@ -93,7 +94,10 @@ _NAMES = {
     "tuning": "tune",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = ("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "schedules", "testing")
+_MODULES = (
+    *("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "report", "schedules"),
+    "testing",
+)
 _IMPORT_KERAS = ("loop", "run.warm_start", "schedules", "steps.", "testing")
 
 __all__ = ["__version__", *_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]

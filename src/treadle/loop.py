@@ -419,7 +419,8 @@ class Loop:
         results = validation.results_of(self.progress.step)
         if not results:
             self._hooks.notify("validation", self, None)
-            results = validation.run(self._evaluate, self.progress)
+            with self._session.evaluation.timed():
+                results = validation.run(self._evaluate, self.progress)
             self._hooks.notify("validation", self, results)
         return results
 
@@ -613,9 +614,14 @@ class Loop:
     def costs(self) -> Costs:
         """The number of compiled programs, and the time spent compiling and waiting for data."""
         session = self._session
-        costs = session.training.costs()
-        compiling = costs.compiling + session.evaluation.compile_seconds
-        return replace(costs, compiling=compiling, waiting=session.feed.waited)
+        costs, saver = session.training.costs(), session.services.checkpointer
+        return replace(
+            costs,
+            compiling=costs.compiling + session.evaluation.compile_seconds,
+            waiting=session.feed.waited,
+            validating=session.evaluation.seconds,
+            saving=saver.waited if saver is not None else 0.0,
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return training means and metric results since they were last reset."""

@@ -9,7 +9,7 @@ from typing import Any
 from treadle.checkpoint import Checkpoints
 
 # Times, and addresses in memory, which Keras writes.
-TIMES = {"seconds", "started", "finished", "costs", "shared_object_id"}
+TIMES = {"seconds", "started", "finished", "costs", "resumed", "shared_object_id"}
 UNCOMPARED = (".lock", "curves.png")
 
 

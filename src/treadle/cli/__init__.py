@@ -23,6 +23,7 @@ from . import certifying as certifying
 from . import doctoring as doctoring
 from . import launching as launching
 from . import rates as rates
+from . import reporting as reporting
 from . import tuning as tuning
 from . import watching as watching
 from .commands import app

@@ -24,6 +24,7 @@ from ..errors import (
     TreadleError,
 )
 from ..recipes import Recipe
+from ..report.states import best_values
 
 if TYPE_CHECKING:
     from ..core.logs import History
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
 ABOUT_USAGE = (ConfigurationError, BackendError, DataError, DirectoryError)
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy")
-HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "return")
 
 
 @contextmanager
@@ -210,24 +209,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
-
-
-def best_values(epochs: list[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Return the best value and its epoch for each metric whose name implies a direction.
-
-    The last part of the name decides: `val_loss` is better when lower, `accuracy` when higher.
-    """
-    best: dict[str, tuple[float, int]] = {}
-    for number, values in enumerate(epochs, 1):
-        for name, value in _numbers(values).items():
-            kind = name.rpartition("_")[2].lower()
-            if not math.isfinite(value) or kind not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
-                continue
-            sign = 1 if kind in HIGHER_IS_BETTER else -1
-            if name not in best or sign * value > sign * best[name][0]:
-                best[name] = value, number
-    return best

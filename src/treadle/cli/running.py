@@ -24,9 +24,9 @@ from ..errors import (
     DirectoryError,
 )
 from ..recipes import Recipe, make
+from ..report.records import has_checkpoint, recorded_run
 from ..run.setup import overriding
 from . import advice, environment, output, trusting
-from .records import has_checkpoint, recorded_run
 from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras

@@ -3,22 +3,25 @@
 import json as json_format
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
 
 import typer
 
+from ..core.activity import is_in_use
 from ..core.directory import LOG
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError
-from . import output, run_table
+from ..report import states
+from ..report.records import recorded_run
+from ..report.states import RunState
+from . import output
 from .commands import EPILOG_WITHOUT_RUN, app
 from .help import Command
 from .output import reporting_errors
 from .parameters import PRINTED, Json, RunDirectory
-from .records import recorded_run
-from .run_table import RunState
 
 INTERVAL = 0.5  # seconds between two reads of a log
 _WIDEST = 1000  # columns, if the output is not a terminal
@@ -48,10 +51,10 @@ JsonLines = Annotated[
 
 @app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
 def runs(root: Root = Path("runs"), sort: Sort = "directory", json: Json = False) -> None:
-    """List the runs in a folder: settings, state and best values.
+    """List the runs in a folder: settings that differ, state and best values.
 
-    A run is running, finished, interrupted or failed. The folders are only read, and no file in
-    them is executed.
+    A run is running, finished, interrupted or failed. Settings that are equal in all runs are left
+    out; --json has all of them. The folders are only read, and no file in them is executed.
 
     Examples:
       treadle runs
@@ -60,9 +63,7 @@ def runs(root: Root = Path("runs"), sort: Sort = "directory", json: Json = False
     with reporting_errors():
         if not root.is_dir():
             raise DirectoryError(f"there is no folder {root}: name one that holds runs")
-        found = _sorted(
-            [run_table.state_of(path) for path in run_table.run_directories(root)], sort
-        )
+        found = _sorted([states.state_of(path) for path in states.run_directories(root)], sort)
         if json:
             output.print_json({"runs": [_facts(run) for run in found]})
         elif found:
@@ -90,7 +91,7 @@ def log(
         tail = LogTail(directory / LOG, last)
         while True:
             # In this order, so that the last lines of a run that just ended are printed.
-            running = follow and run_table.is_in_use(directory)
+            running = follow and is_in_use(directory)
             for line in tail.lines():
                 _print_line(line, json)
             if not running:
@@ -98,7 +99,7 @@ def log(
             sys.stdout.flush()
             sleep(INTERVAL)
         if follow:
-            run = run_table.state_of(directory)
+            run = states.state_of(directory)
             output.note(f"{run.state}{f': {run.why}' if run.why else ''}")
 
 
@@ -165,16 +166,19 @@ def _print(found: list[RunState]) -> None:
             column,
             justify="right" if right else "left",
             overflow="fold",
-            no_wrap=column == "started",  # to the minute; --json has the seconds
+            no_wrap=column == "started",
         )
+    differing = states.differing_settings(found)
     for run in found:
-        settings = "  ".join(f"{name}={value}" for name, value in run.settings.items())
+        settings = "  ".join(
+            f"{name}={_setting(value)}" for name, value in run.settings.items() if name in differing
+        )
         cells = (
             clean(run.directory),
             run.state,
             f"{run.step:,}",
             str(run.epoch),
-            clean(run.started[:16].replace("T", " ")),
+            _age(run.started),
             clean(settings, 300),
             clean(_best(run), 300),
         )
@@ -184,6 +188,26 @@ def _print(found: list[RunState]) -> None:
     for run in found:
         if run.state in ("unreadable", "failed"):
             output.note(clean(f"{run.directory} {run.state}: {run.why}", 500))
+
+
+def _setting(value: Any) -> str:
+    from ..hooks.values import short
+
+    return short(value) if isinstance(value, float) else str(value)
+
+
+def _age(started: str) -> str:
+    """Return how long ago a run started; empty if that is unknown."""
+    try:
+        begun = datetime.fromisoformat(started)
+    except ValueError:
+        return ""
+    begun = begun if begun.tzinfo else begun.replace(tzinfo=UTC)
+    seconds = max(0, int((datetime.now(UTC) - begun).total_seconds()))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
 
 
 def _best(run: RunState) -> str:

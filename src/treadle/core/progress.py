@@ -77,8 +77,12 @@ class Costs:
         programs: The number of compiled programs.
         compiling: Seconds spent tracing and compiling them.
         waiting: Seconds spent waiting for data.
+        validating: Seconds spent on validation, without compiling it.
+        saving: Seconds for which training waited while a checkpoint was captured.
     """
 
     programs: int = 0
     compiling: float = 0.0
     waiting: float = 0.0
+    validating: float = 0.0
+    saving: float = 0.0

@@ -38,6 +38,13 @@ class Excluded(TypedDict):
     why: str
 
 
+class Resume(TypedDict):
+    """When a process resumed the run: the step from which, and the time."""
+
+    step: int
+    at: str
+
+
 class RunFile(TypedDict, total=False):
     """The content of `run.json`. Everything but `configuration` may be missing.
 
@@ -58,7 +65,9 @@ class RunFile(TypedDict, total=False):
         reason: The reason why the last call ended.
         error: The error that ended the run, or None.
         progress: The progress at the end.
-        costs: The time spent on other things than training.
+        costs: The time spent on other things than training, of all processes that ended.
+        learning_rates: Some steps, and the learning rate of each optimizer at them, by its path.
+        resumed: When other processes resumed the run.
         overridden: Differences of configurations that an override allowed.
         passed_over: The batches that rollbacks excluded.
     """
@@ -80,6 +89,8 @@ class RunFile(TypedDict, total=False):
     error: str | None
     progress: dict[str, Any]
     costs: dict[str, Any]
+    resumed: list[Resume]
+    learning_rates: dict[str, Any]
     overridden: list[str]
     passed_over: list[Excluded]
 
@@ -139,6 +150,24 @@ _excluded = schema.record(
     {"epoch": _steps, "batch": _steps, "step": _steps, "why": _text},
     required=("epoch", "batch", "step", "why"),
 )
+_rates = schema.record(
+    {
+        "steps": schema.listed(_steps),
+        "rates": schema.mapping(schema.listed(_optional(schema.amount))),
+    }
+)
+
+
+def learning_rates(value: Any, name: str) -> None:
+    """Check that a value holds steps, and a learning rate of each optimizer for each of them."""
+    _rates(value, name)
+    count = len(value.get("steps", ()))
+    for path, rates in value.get("rates", {}).items():
+        if len(rates) != count:
+            raise ValueError(f"{name}.rates.{path} has {len(rates)} values for {count} steps")
+
+
+_resume = schema.record({"step": _steps, "at": _text}, required=("step", "at"))
 _options = schema.record(
     {
         "execution": _text,
@@ -167,6 +196,8 @@ _run = schema.record(
         "error": _optional(_text),
         "progress": PROGRESS,
         "costs": schema.mapping(_amount),
+        "learning_rates": learning_rates,
+        "resumed": schema.listed(_resume),
         "overridden": schema.listed(_text),
         "passed_over": schema.listed(_excluded),
     },

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from ..checkpoint import Checkpoint as Saved
@@ -79,6 +80,7 @@ class Checkpoint(Hook):
         self._buffers: Mapping[str, Any] = {}
         self._saved: Checkpoints | None = None
         self._saved_step, self._late = -1, False
+        self.waited = 0.0  # seconds
         self._exempt: set[str] = set()  # paths that were not finite at the start
 
     def open(self, directory: Path | None) -> None:
@@ -144,6 +146,13 @@ class Checkpoint(Hook):
         Returns:
             False if another checkpoint is still being written; nothing is saved then.
         """
+        started = monotonic()
+        try:
+            return self._save(loop, wait)
+        finally:
+            self.waited += monotonic() - started
+
+    def _save(self, loop: LoopView, wait: bool) -> bool:
         if wait:
             self.saved.settle()
             self._log_failure(loop)

@@ -126,12 +126,12 @@ def _panels(history: History) -> list[_Panel]:
     last = max((record.progress.step for record in records), default=0)
     panels: dict[str, _Panel] = {}
     for name in ["loss", *names]:
-        base, _ = _split(name, training)
+        base, _ = split_name(name, training)
         if base not in panels:
             panels[base] = _Panel(base, _every_step(history, base, last))
     for record in records:
         for name, value in record.values.items():
-            base, label = _split(name, training)
+            base, label = split_name(name, training)
             number = plain(value)
             # Within an epoch, the record of a validation has the means of an unfinished epoch.
             partial = label == "training" and by_epoch and record.kind == "validation"
@@ -143,7 +143,7 @@ def _panels(history: History) -> list[_Panel]:
     return [panel for panel in panels.values() if len(panel.shown())]
 
 
-def _split(name: str, training: Sequence[str]) -> tuple[str, str]:
+def split_name(name: str, training: Sequence[str]) -> tuple[str, str]:
     """Split a name into metric and data set: `val_extra_loss` is the loss on `extra`."""
     if not name.startswith("val_"):
         return name, "training"

@@ -25,7 +25,7 @@ from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
 from ..core.identity import changed_code, code_of, identity, in_json_types, versions
 from ..core.lock import HOLDER, Lock
-from ..core.logs import StepLogs
+from ..core.logs import Record, StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
 from ..core.progress import Progress
@@ -34,6 +34,7 @@ from ..core.run_file import RunFile, copy_of
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
+from .learning_rates import LearningRates, current_rates
 
 PROBE = "writable"  # written and removed again, to check that files can be written
 LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png")
@@ -86,6 +87,8 @@ class RunRecord(Hook):
         )
         wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
         self.from_before, self._started, self._begun = bool(self.facts), False, False
+        self._resumes, self._costs_before = self.from_before, dict(self.facts.get("costs", {}))
+        self._rates = LearningRates()
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         self._calls_made = 0  # calls of this process, also those that an earlier one completed
         if self.facts:
@@ -217,6 +220,10 @@ class RunRecord(Hook):
         if self._begun:
             return
         self._begun = True
+        if self._resumes:
+            resumed = {"step": logs.first_step - 1, "at": _now()}
+            self.facts["resumed"] = [*self.facts.get("resumed", []), resumed]
+            self._resumes = False
         self.facts |= {
             "calls": self._calls,
             "plan": loop.plan,
@@ -225,6 +232,20 @@ class RunRecord(Hook):
             "error": None,
         }
         self._write()
+
+    def record(self, loop: LoopView, record: Record) -> None:
+        """Sample the learning rates at epochs and validations."""
+        if record.kind != "log":
+            rates = current_rates(loop.optimizers) if self._rates.due else {}
+            self._rates.add(record.progress.step, rates)
+
+    def state(self) -> dict[str, Any]:
+        """Return the sampled learning rates."""
+        return self._rates.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the sampled learning rates."""
+        self._rates.restore(state)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Record that the run is finished, or the error or reason that ended it.
@@ -254,7 +275,11 @@ class RunRecord(Hook):
                 "reason": loop.reason,
                 "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
                 "progress": asdict(loop.progress),
-                "costs": asdict(loop.costs),
+                "learning_rates": self._rates.facts(),
+                "costs": {
+                    name: spent + self._costs_before.get(name, 0)
+                    for name, spent in asdict(loop.costs).items()
+                },
             }
             self._write()
         finally:

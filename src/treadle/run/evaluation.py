@@ -1,8 +1,10 @@
 """Evaluation and prediction: `evaluate`, `predict` and `call` change no variable."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from time import monotonic
 from typing import Any, Final
 
 import keras
@@ -54,6 +56,7 @@ class Evaluation:
     Attributes:
         calls: The number of calls of `call`, each of which uses a new random stream.
         position: Batches done by a running `evaluate`, and their total number if known.
+        seconds: Seconds spent in `timed` blocks, without compiling.
     """
 
     def __init__(self, task: Any, options: Options) -> None:
@@ -61,12 +64,22 @@ class Evaluation:
         self._prepared: CompiledStep | None = None
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
         self.calls, self._pace = 0, Pace(options.window)
+        self.seconds = 0.0
         self.position: tuple[int, int | None] | None = None
 
     @property
     def compile_seconds(self) -> float:
         """Seconds spent tracing and compiling `eval_step`."""
         return self._prepared.compile_seconds if self._prepared is not None else 0.0
+
+    @contextmanager
+    def timed(self) -> Generator[None]:
+        """Add the seconds that a block takes to `seconds`, but for those of compiling."""
+        started, compiled = monotonic(), self.compile_seconds
+        try:
+            yield
+        finally:
+            self.seconds += monotonic() - started - (self.compile_seconds - compiled)
 
     def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
         """Return the means of the values of `eval_step`, and the results of the metrics it updated.

@@ -1,7 +1,8 @@
 """Reading the state of runs from their directories, without importing a framework."""
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from ..core.directory import CHECKPOINTS, LOG, RUN
 from ..core.folder import Folder
 from ..core.run_file import RunFile, progress_of
 from ..errors import TreadleError
-from .output import best_values
 from .records import has_checkpoint, recorded_run
 
 DEEPEST = 4  # levels of folders in which runs are found; those of a search are two levels down
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy")
+HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "return")
 STOPPED = ("KeyboardInterrupt", "Terminated")
+_MISSING = object()
 _NOT_SETTINGS = (
     *("backend", "precision", "seed", "devices", "execution", "data_dir", "recipe", "task"),
 )
@@ -69,6 +72,23 @@ def _has_checkpoint(directory: Path) -> bool:
         return False
 
 
+def differing_settings(runs: Collection[RunState]) -> set[str]:
+    """Return the names of the settings that differ among runs; all those of a single run.
+
+    Example:
+        >>> settings = {"units": 64, "rate": 0.1}, {"units": 8, "rate": 0.1}
+        >>> differing_settings(
+        ...     [RunState(directory=Path(), state="failed", settings=found) for found in settings]
+        ... )
+        {'units'}
+    """
+    readable = [run.settings for run in runs if run.state != "unreadable"]
+    names = dict.fromkeys(name for settings in readable for name in settings)
+    if len(readable) < 2:
+        return set(names)
+    return {n for n in names if len({repr(found.get(n, _MISSING)) for found in readable}) > 1}
+
+
 def state_of(directory: Path) -> RunState:
     """Return the state of a run. Damaged files are reported in it, and raise nothing."""
     try:
@@ -118,3 +138,22 @@ def _how(directory: Path, run: RunFile) -> tuple[str, str]:
     if error and not error.startswith(STOPPED):
         return "failed", error
     return "interrupted", error or run.get("reason") or ""
+
+
+def best_values(epochs: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+    """Return the best value and its epoch for each metric whose name implies a direction.
+
+    The last part of the name decides: `val_loss` is better when lower, `accuracy` when higher.
+    """
+    best: dict[str, tuple[float, int]] = {}
+    for number, values in enumerate(epochs, 1):
+        for name, value in values.items():
+            kind = name.rpartition("_")[2].lower()
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                continue
+            if kind not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
+                continue
+            sign = 1 if kind in HIGHER_IS_BETTER else -1
+            if name not in best or sign * value > sign * best[name][0]:
+                best[name] = value, number
+    return best

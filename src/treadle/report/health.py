@@ -1,0 +1,129 @@
+"""Reading the health of layers that the hook `GradientHealth` records, as rows of heat maps."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from ..core import schema
+from ..core.folder import FILE, Folder
+from ..core.terminal import clean
+
+FILE_NAME = "health.jsonl"
+MOST_BYTES = 256 << 20
+LONGEST_LINE = 4 << 20
+MOST_LAYERS = 300
+MOST_CELLS = 20_000  # of a heat map
+MEASURES = ("gradient", "ratio", "dead")
+_LISTS = ("gradient", "weight", "update", "dead")
+_VALUES = 100_000  # of a line
+
+_step = schema.whole(0, 10**15)
+_values = schema.listed(schema.anything)
+_layer = schema.record({"path": schema.text, "class": schema.text}, required=("path",))
+_line = {
+    "layers": schema.record(
+        {"step": _step, "layers": schema.listed(_layer), "notes": schema.listed(schema.text)},
+        required=("layers",),
+    ),
+    "health": schema.record(
+        {"step": _step, **dict.fromkeys(_LISTS, _values)}, required=("step", *_LISTS)
+    ),
+    "verdict": schema.record(
+        {"step": _step, "verdict": schema.text, "layers": _values, "text": schema.text},
+        required=("step", "verdict", "layers", "text"),
+    ),
+}
+
+
+def read_health(folder: Folder) -> dict[str, Any] | None:
+    """Return the health of each layer at the measured steps, in JSON's types.
+
+    Lines that are incomplete or invalid are left out, such as the last one of a killed process.
+
+    Returns:
+        The layers in the order of the forward pass, the steps, for each measure a list by step of
+        a list by layer, the verdicts, and notes; None if the run has no such file.
+    """
+    if folder.kind(FILE_NAME) != FILE:
+        return None
+    layers: list[dict[str, Any]] = []
+    columns: dict[int, dict[str, Mapping[str, float | None]]] = {}
+    verdicts: list[dict[str, Any]] = []
+    notes: dict[str, None] = {}
+    for line in _lines(folder):
+        if line["kind"] == "layers":
+            layers = line["layers"][:MOST_LAYERS]
+            notes |= dict.fromkeys(clean(note, 500) for note in line.get("notes", ()))
+        elif line["kind"] == "verdict":
+            named = [clean(path, 200) for path in line["layers"][:20]]
+            text = clean(line["text"], 2000)
+            verdicts.append({"step": line["step"], "kind": clean(line["verdict"], 40)})
+            verdicts[-1] |= {"layers": named, "text": text}
+        else:
+            columns[line["step"]] = _column(line, [layer["path"] for layer in layers])
+    if not layers or not columns:
+        return None
+    steps = _chosen(sorted(columns), max(20, MOST_CELLS // len(layers)))
+    paths = [layer["path"] for layer in layers]
+    return {
+        "layers": [
+            {"path": clean(layer["path"], 200), "class": clean(layer.get("class", ""), 80)}
+            for layer in layers
+        ],
+        "steps": steps,
+        **{
+            measure: [[columns[step][measure].get(path) for path in paths] for step in steps]
+            for measure in MEASURES
+        },
+        "verdicts": verdicts[:200],
+        "notes": list(notes)[:20],
+    }
+
+
+def _lines(folder: Folder) -> Iterator[dict[str, Any]]:
+    """Yield the valid lines of known kinds."""
+    read = 0
+    with folder.opened(FILE_NAME) as (file, _):
+        while (text := file.readline(LONGEST_LINE)) and read < MOST_BYTES:
+            read += len(text)
+            try:
+                found = schema.parse(text, _VALUES)
+                schema.mapping(schema.anything)(found, "")
+                _line[found["kind"]](found, "")
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield cast(dict[str, Any], found)
+
+
+def _column(line: Mapping[str, Any], paths: list[str]) -> dict[str, Mapping[str, float | None]]:
+    """Return the measures of a step by the path of the layer."""
+    lists = {
+        name: dict(zip(paths, map(_number, line[name]), strict=False))
+        for name in ("gradient", "weight", "update", "dead")
+    }
+    ratio: dict[str, float | None] = {}
+    for path, update in lists["update"].items():
+        weight = lists["weight"].get(path)
+        if update is not None and weight:
+            ratio[path] = _rounded(update / weight)
+    return {"gradient": lists["gradient"], "ratio": ratio, "dead": lists["dead"]}
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number of at least 0; 1e300 for NaN and infinity, which are no less bad."""
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return 1e300
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return _rounded(abs(value))
+    return None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{min(value, 1e300):.4g}")
+
+
+def _chosen(steps: list[int], most: int) -> list[int]:
+    """Return at most this many steps, with the first and the last."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]

@@ -1,0 +1,358 @@
+"""Reading one run directory into the data of a report.
+
+A directory may come from a stranger: files are read with the checks of their own readers, texts and
+counts are limited, and the page shows every value as text (see `page`).
+"""
+
+import base64
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ..checkpoint import Checkpoints
+from ..core import schema
+from ..core.directory import CHECKPOINTS, LOG
+from ..core.folder import FILE, Folder
+from ..core.logs import Array
+from ..core.run_file import RunFile, progress_of
+from ..core.terminal import clean
+from ..errors import TreadleError
+from ..hooks.images import FOLDER as IMAGES
+from ..hooks.log_file import Log, read
+from .curves import reduced
+from .health import read_health
+from .records import recorded_run
+from .states import RunState, state_of
+
+DOCTOR = "doctor.json"  # what `treadle doctor --json` prints
+MOST_CURVES = 400  # of a run
+MOST_EVENTS = 300  # of a run; of more, the first ones
+MOST_SETTINGS = 1000
+LONGEST_TEXT = 2000  # characters of a message or a setting
+LONGEST_NAME = 200
+MOST_IMAGE_BYTES = 1 << 20  # of one image
+_OWN = ("kind", "step", "epoch", "seconds")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_IMAGE = re.compile(rf"{IMAGES}/([\w.-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
+_TITLES = {"warning": "warning", "note": "note"}
+
+
+def read_run(directory: Path, points: int, image_bytes: int) -> dict[str, Any]:
+    """Return the data of a run for the page, in JSON's types.
+
+    A damaged run has the state `unreadable` and a reason, and nothing else.
+
+    Args:
+        directory: The run directory.
+        points: The largest number of points of a curve.
+        image_bytes: The largest size of all embedded images together.
+    """
+    state = state_of(directory)
+    found: dict[str, Any] = {"directory": str(directory), "state": state.state, "why": state.why}
+    if state.state == "unreadable":
+        return found
+    try:
+        return found | _read(directory, state, points, image_bytes)
+    except TreadleError as error:
+        return found | {"state": "unreadable", "why": clean(error, LONGEST_TEXT)}
+
+
+def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> dict[str, Any]:
+    run, _ = recorded_run(directory)
+    with Folder.open(directory) as folder:
+        log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
+        images, left_out = _images(folder, log, image_bytes)
+        findings, health = _findings(folder), read_health(folder)
+    progress = progress_of(run)
+    last = max(state.step, log.last_step)
+    seconds = max([progress.seconds, *(line["seconds"] for line in log.records[-1:])])
+    return {
+        **_facts(run, state),
+        "steps": last,
+        "epochs": state.epoch,
+        "examples": progress.examples,
+        "seconds": seconds,
+        "clock": _clock(log, last, seconds),
+        "curves": [
+            *_step_curves(log, points),
+            *_rate_curves(run, log),
+            *_record_curves(log, points),
+        ][:MOST_CURVES],
+        "events": _events(directory, run, log, state)[:MOST_EVENTS],
+        "images": images,
+        "images_left_out": left_out,
+        "findings": findings,
+        "health": health,
+        "commands": _commands(directory, state, log, "recipe" in run["configuration"]),
+    }
+
+
+def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
+    """Return what `run.json` says about the run."""
+    configuration = run["configuration"]
+    best = {name: {"value": v, "epoch": epoch} for name, (v, epoch) in state.best.items()}
+    others = {
+        name: value
+        for name, value in configuration.items()
+        if name not in ("settings", "task", "recipe") and name not in state.settings
+    }
+    settings = {**_flat(state.settings), **_flat(others), **_call_facts(run)}
+    return {
+        "task": _text(configuration.get("task", "")),
+        "source": _text(configuration.get("recipe", "")),
+        "started": run.get("started") or "",
+        "finished": run.get("finished") or "",
+        "backend": run.get("backend", ""),
+        "precision": run.get("precision", ""),
+        "devices": _text(run.get("devices", "")),
+        "plan": _text(run.get("plan", "")),
+        "versions": {_name(k): _text(v) for k, v in run.get("versions", {}).items()},
+        "best": {_name(name): value for name, value in best.items()},
+        "last": {_name(k): v if math.isfinite(v) else str(v) for k, v in state.last.items()},
+        "costs": dict(run.get("costs", {})),
+        "settings": dict(list(settings.items())[:MOST_SETTINGS]),
+        "overridden": [_text(text) for text in run.get("overridden", [])],
+    }
+
+
+def _call_facts(run: RunFile) -> dict[str, str]:
+    """Return how long the last call of the loop trains, and on what."""
+    calls = run.get("calls", [])
+    if not calls:
+        return {}
+    call, data = calls[-1], calls[-1].get("train") or {}
+    found = {f"fit.{name}": call.get(name) for name in ("epochs", "steps", "until")}
+    return _flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings by dotted name, as texts."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[_name(f"{prefix}{name}")] = _text(text)
+    return found
+
+
+def _clock(log: Log, last: int, seconds: float) -> dict[str, list[float]]:
+    """Return seconds and finished epochs at some steps, between which the page interpolates."""
+    rows: dict[int, tuple[float, float | None]] = {0: (0.0, 0.0)}
+    for line in log.records:
+        epoch = float(line["epoch"]) if line["kind"] == "epoch" else None
+        before = rows.get(line["step"], (0.0, None))[1]
+        rows[line["step"]] = (line["seconds"], before if epoch is None else epoch)
+    if last not in rows and seconds:
+        rows[last] = (seconds, None)
+    steps = sorted(rows)
+    clock = [rows[step][0] for step in steps]
+    epochs = [(step, rows[step][1]) for step in steps if rows[step][1] is not None]
+    kept = _thinned(len(steps))
+    return {
+        "steps": [steps[i] for i in kept],
+        "seconds": [round(clock[i], 3) for i in kept],
+        "epoch_steps": [epochs[i][0] for i in _thinned(len(epochs))],
+        "epochs": [float(epochs[i][1] or 0.0) for i in _thinned(len(epochs))],
+    }
+
+
+def _thinned(count: int, most: int = 1000) -> list[int]:
+    """Return at most this many positions, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _step_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
+    """Yield the values that steps returned."""
+    if not log.parts:
+        return
+    steps = log.steps
+    for name in log.names:
+        values, weights = log.column(name, steps)
+        logged = weights > 0
+        curve = reduced(steps[logged], values[logged], points)
+        yield {"name": _name(name), "kind": "steps", **curve}
+
+
+def _rate_curves(run: RunFile, log: Log) -> Iterator[dict[str, Any]]:
+    """Yield the learning rates at epochs and validations, unless the run logged such a value."""
+    if any(name.rpartition("/")[2] == "learning_rate" for name in log.names):
+        return
+    found = run.get("learning_rates", {})
+    steps, rates = np.array(found.get("steps", ())), found.get("rates", {})
+    for path, values in rates.items():
+        name = "learning rate" if len(rates) == 1 else f"learning rate of {path}"
+        numbers = np.array([np.nan if v is None else v for v in values], np.float64)
+        yield {"name": _name(name), "kind": "rate", **reduced(steps, numbers)}
+
+
+def _record_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
+    """Yield the values of epochs and validations, and the logged numbers, and the throughput."""
+    by_epoch = any(line["kind"] == "epoch" for line in log.records)
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for line in log.records:
+        kind = "log" if line["kind"] == "log" else "epochs"
+        for name, value in line.items():
+            if name in _OWN or isinstance(value, str):
+                continue
+            # A validation within an epoch records the means of the unfinished epoch.
+            partial = by_epoch and line["kind"] == "validation" and not name.startswith("val_")
+            if not partial:
+                found.setdefault((kind, name), {})[line["step"]] = float(value)
+    for (kind, name), values in found.items():
+        steps = sorted(values)
+        numbers = np.array([values[step] for step in steps])
+        yield {"name": _name(name), "kind": kind, **reduced(np.array(steps), numbers, points)}
+    steps, rates = _throughput(log)
+    if len(steps):
+        yield {"name": "steps per second", "kind": "rate", **reduced(steps, rates, points)}
+
+
+def _throughput(log: Log) -> tuple[Array, Array]:
+    """Return steps per second between records, including validation, checkpoints and hooks."""
+    ends = {line["step"]: line["seconds"] for line in log.records if line["kind"] != "log"}
+    steps = np.array([0, *sorted(ends)], np.int64)
+    seconds = np.array([0.0, *(ends[step] for step in sorted(ends))])
+    lengths, counts = np.diff(seconds), np.diff(steps)
+    kept = (lengths > 0) & (counts > 0)
+    return steps[1:][kept], counts[kept] / lengths[kept]
+
+
+def _events(directory: Path, run: RunFile, log: Log, state: RunState) -> list[dict[str, Any]]:
+    """Return what happened at steps: messages, checkpoints, excluded batches, the end."""
+    found: list[dict[str, Any]] = []
+
+    def add(step: int, kind: str, text: str) -> None:
+        found.append({"step": step, "kind": kind, "text": _text(text)})
+
+    for line in log.records:
+        for name, value in line.items():
+            if name not in _OWN and isinstance(value, str) and not _IMAGE.fullmatch(value):
+                kind = _TITLES.get(name, "note")
+                add(line["step"], kind, value if name in _TITLES else f"{name}: {value}")
+    for step in Checkpoints(directory / CHECKPOINTS).steps():
+        add(step, "checkpoint", "checkpoint")
+    for excluded in run.get("passed_over", []):
+        where = f"epoch {excluded['epoch'] + 1}, batch {excluded['batch'] + 1}"
+        text = f"rolled back, and excluded the batch of {where}: {excluded['why']}"
+        add(excluded["step"] + 1, "rollback", text)
+    for resumed in run.get("resumed", []):
+        add(resumed["step"], "resume", f"resumed at {resumed['at']}")
+    for name, step in _first_nonfinite(log).items():
+        add(step, "warning", f"{name} is not finite for the first time")
+    if state.state in ("failed", "interrupted"):
+        add(state.step, "end", f"{state.state}: {state.why}" if state.why else state.state)
+    elif state.why:
+        add(state.step, "end", state.why)
+    order = ("end", "warning", "rollback", "resume", "note", "checkpoint")
+    # Of too many, messages are more useful than checkpoints.
+    found.sort(key=lambda event: order.index(event["kind"]))
+    return sorted(found[:MOST_EVENTS], key=lambda event: event["step"])
+
+
+def _first_nonfinite(log: Log) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in log.parts:
+        for name, values in part.values.items():
+            if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+                step = int(part.steps[int(np.argmin(finite))])
+                found[name] = min(step, found.get(name, step))
+    return found
+
+
+def _images(folder: Folder, log: Log, most_bytes: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the logged images, and the number of those that are left out.
+
+    If they are too large together, those of steps in between are left out.
+    """
+    listed = [
+        (name, line["step"], match[1])
+        for line in log.records
+        for name, value in line.items()
+        if isinstance(value, str) and (match := _IMAGE.fullmatch(value))
+    ]
+    if not listed or not folder.is_folder(IMAGES):
+        return [], len(listed)
+    names = list(dict.fromkeys(name for name, _, _ in listed))
+    found: list[dict[str, Any]] = []
+    with folder.subfolder(IMAGES) as images:
+        for name in names:
+            of_name = [(step, file) for other, step, file in listed if other == name]
+            sizes = [images.size(file) or 0 for _, file in of_name]
+            fits = int(most_bytes / len(names) / max(1, max(sizes)))
+            for index in _thinned(len(of_name), max(1, fits)) if fits != 1 else [-1]:
+                step, file = of_name[index]
+                if 0 < sizes[index] <= min(MOST_IMAGE_BYTES, most_bytes):
+                    data = images.read(file, MOST_IMAGE_BYTES)
+                    if data.startswith(_PNG):
+                        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+                        found.append({"name": _name(name), "step": step, "source": source})
+    return found, len(listed) - len(found)
+
+
+_PARTS = ("code", "severity", "where", "seen", "why", "fix", "line")
+_finding = schema.record(dict.fromkeys(_PARTS, schema.text), required=("code", "severity", "seen"))
+_report = schema.record({"findings": schema.listed(_finding)}, required=("findings",))
+
+
+def _findings(folder: Folder) -> list[dict[str, str]] | None:
+    """Return the findings of `treadle doctor --json`, if its output is in the directory.
+
+    Raises:
+        TreadleError: If the file is not such an output.
+    """
+    if folder.kind(DOCTOR) != FILE:
+        return None
+    try:
+        report = schema.parse(folder.read(DOCTOR, 8 << 20), 100_000)
+        _report(report, "")
+    except ValueError as error:
+        raise TreadleError(
+            f"{folder.path / DOCTOR} is not the output of treadle doctor --json: {error}. Remove "
+            "it, or write it again"
+        ) from error
+    return [{key: _text(one[key]) for key in _PARTS if key in one} for one in report["findings"]]
+
+
+def _commands(
+    directory: Path, state: RunState, log: Log, is_of_command: bool
+) -> list[dict[str, str]]:
+    """Return the commands that resume, evaluate and inspect a run: of a command, or of a script."""
+    path = shlex.quote(clean(directory, LONGEST_TEXT))
+    found: list[dict[str, str]] = []
+    step = min(_first_nonfinite(log).values(), default=state.step)
+    if not is_of_command:
+        if state.state in ("interrupted", "failed"):
+            found.append({"what": "resume", "command": "start the same script again"})
+        if step:
+            where = f"{clean(directory, LONGEST_TEXT)!r}, step={step}"
+            command = f"print(treadle.doctor.replay(task, train, {where}))"
+            found.append({"what": f"run step {step} again", "command": command})
+        return found
+    if state.state in ("interrupted", "failed"):
+        found.append({"what": "resume", "command": f"treadle resume {path}"})
+    elif state.state == "finished" and state.epoch:
+        more = f"treadle resume {path} --epochs {2 * state.epoch}"
+        found.append({"what": "train for longer", "command": more})
+    if step:
+        command = f"treadle replay {path} --step {step}"
+        found.append({"what": f"run step {step} again", "command": command})
+    found.append({"what": "evaluate", "command": f"treadle evaluate {path}"})
+    return found
+
+
+def _text(value: object) -> str:
+    return clean(value, LONGEST_TEXT, lines=True)
+
+
+def _name(value: str) -> str:
+    return clean(value, LONGEST_NAME)
