@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
+    from .gradient_health import GradientHealth
     from .images import Images
     from .keras_callbacks import KerasCallbacks
     from .lines import CSV, JSONLines
@@ -33,6 +34,7 @@ _PUBLIC = {
     "EarlyStopping": "stopping",
     "NonFinite": "nonfinite",
     "FinalModel": "final",
+    "GradientHealth": "gradient_health",
     "Images": "images",
     "LearningCurve": "curves",
     "ReduceOnPlateau": "plateau",
@@ -48,6 +50,7 @@ __all__ = [
     "Console",
     "EarlyStopping",
     "FinalModel",
+    "GradientHealth",
     "Images",
     "JSONLines",
     "KerasCallbacks",

@@ -25,10 +25,10 @@ from .skipping import Step
 from .state import State
 
 # Functions whose result is exactly 0 for all inputs below some number.
-RECTIFIERS: Final = frozenset(
-    ("relu", "relu6", "gelu", "silu", "swish", "hard_silu", "hard_swish", "hard_sigmoid")
-    + ("sparse_plus", "squareplus", "soft_shrink", "hard_shrink", "threshold")
-)
+RECTIFIERS: Final = {
+    *("relu", "relu6", "gelu", "silu", "swish", "hard_silu", "hard_swish", "hard_sigmoid"),
+    *("sparse_plus", "squareplus", "soft_shrink", "hard_shrink", "threshold"),
+}
 PREFIX: Final = "layers/"
 GRADIENT, APPLIED, UNITS = "gradient", "applied", "units"
 WEIGHT, UPDATE = "weight", "update"
@@ -45,6 +45,7 @@ class LayerStatistics:
         gradient: The norm of the gradient of the loss; None if it was not measured.
         weight: The norm of the trainable weights before the step; None if there are none.
         update: The norm of the change of these weights; None if there are none.
+        size: The number of trainable weights.
         units: For each unit, whether its output was not 0 for some part of the batch; None if the
             layer has no activation that can be exactly 0.
     """
@@ -55,6 +56,7 @@ class LayerStatistics:
     gradient: float | None
     weight: float | None
     update: float | None
+    size: int
     units: Array | None
 
     @property
@@ -120,7 +122,9 @@ class MeasuredStep:
             measured[PREFIX + UNITS] = ops.concatenate(flags, axis=0)
         return {**values, **measured}, weights
 
-    def split(self, values: Mapping[str, Array], step: int) -> tuple[dict[str, Any], StepStatistics]:
+    def split(
+        self, values: Mapping[str, Array], step: int
+    ) -> tuple[dict[str, Any], StepStatistics]:
         """Return the values of the step itself, and the statistics of the first step of a window.
 
         Args:
@@ -171,6 +175,7 @@ class MeasuredStep:
                 gradient=_joined(norms[GRADIENT], variables[path]),
                 weight=_joined(norms[WEIGHT], variables[path]),
                 update=_joined(norms[UPDATE], variables[path]),
+                size=sum(_size(self._trained[p]) for p in variables[path] if p in self._trained),
                 units=units.get(path),
             )
             for path in found
@@ -335,6 +340,10 @@ def _recording_updates(optimizer: Any) -> Generator[None]:
 def _is_trained(variable: Variable) -> bool:
     trainable = getattr(variable, "trainable", getattr(variable, "requires_grad", False))
     return bool(trainable) and "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def _size(variable: Variable) -> int:
+    return int(np.prod(variable.shape))
 
 
 def _rectifies(layer: Any) -> bool:
