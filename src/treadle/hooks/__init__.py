@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
     from .profiler import Profiler
+    from .spikes import LossSpikes
     from .stopping import EarlyStopping
     from .tensorboard import TensorBoard
     from .watchdog import Watchdog
@@ -32,6 +33,7 @@ _PUBLIC = {
     "JSONLines": "lines",
     "CSV": "lines",
     "EarlyStopping": "stopping",
+    "LossSpikes": "spikes",
     "NonFinite": "nonfinite",
     "FinalModel": "final",
     "GradientHealth": "gradient_health",
@@ -55,6 +57,7 @@ __all__ = [
     "JSONLines",
     "KerasCallbacks",
     "LearningCurve",
+    "LossSpikes",
     "NonFinite",
     "Profiler",
     "ReduceOnPlateau",

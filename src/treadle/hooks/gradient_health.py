@@ -40,8 +40,9 @@ class GradientHealth(DetailedHook):
 
     - `vanishing`: in 4 measured steps, the gradient is less than 1e-4 of that of a later layer.
     - `exploding`: the gradient is NaN or infinite, or in one measured step a million times the
-      weights, or in two measured steps 10,000 times the weights or the gradient of a later layer.
-    - `dead`: in 5 measured steps, at least half of the units are 0 for all examples.
+      weights, or in two measured steps 10,000 times the weights (or 30 times the weights and
+      1,000 times the gradient of a later layer).
+    - `dead`: in 5 measured steps, at least 90 % of the units are 0 for all examples.
     - `stuck`: in 5 measured steps, the weights are the same to the bit.
 
     Not measured: gradients that are computed in a branch of `treadle.cond` or a function of

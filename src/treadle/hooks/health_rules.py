@@ -19,16 +19,19 @@ Kind = Literal["vanishing", "exploding", "dead", "stuck"]
 # many measured steps. In sound networks, also deep residual ones, the factor is at least 1e-3.
 VANISHING: Final = 1e-4
 VANISHING_STEPS: Final = 4
-# A gradient explodes if it is this many times the norm of its weights, or that of a later layer, in
-# two measured steps; in sound networks it is 100 times the weights at most.
+# A gradient explodes if it is this many times the norm of its weights in two measured steps, or
+# this many times the gradient of a later layer and still several times its weights. Measured in
+# sound networks: 10 times the weights, or 300 times a later gradient.
 EXPLODING: Final = 1e4
+BACKWARD: Final = 1e3
+BACKWARD_WEIGHTS: Final = 30.0
 EXPLODING_STEPS: Final = 2
 EXPLODING_AT_ONCE: Final = 1e6  # in one step: the next one may already end with NaN
 # Units are dead, and layers stuck, if that was seen in so many measured steps, over so many steps.
 LASTING_STEPS: Final = 5
 LASTING_SPAN: Final = 20
 ACCUMULATED_SPAN: Final = 200
-DEAD_SHARE: Final = 0.5
+DEAD_SHARE: Final = 0.9
 # Smaller weights, such as biases that start at 0, are taken to have this mean square.
 SMALLEST_WEIGHT: Final = 0.01
 NAMED: Final = 3  # layers in a message
@@ -129,7 +132,8 @@ class HealthRules:
                 )
                 continue
             backward = [_largest_ratio(row, i) for row in recent]
-            if len(recent) == EXPLODING_STEPS and min(x for x, _ in backward) > EXPLODING:
+            grows = min(x for x, _ in backward) > BACKWARD and min(factors) > BACKWARD_WEIGHTS
+            if len(recent) == EXPLODING_STEPS and grows:
                 ratio, other = backward[-1]
                 found[path] = (
                     f"the norm of its gradient is {short(last)}, {ratio:.1e} times that of "
