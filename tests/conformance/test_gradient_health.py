@@ -147,6 +147,12 @@ def test_a_resumed_run_writes_the_same_file(tmp_path: Path) -> None:
     assert all(resumed[1][path].tobytes() == x.tobytes() for path, x in whole[1].items())
 
 
+# The rules are the same for all plans: that which takes least time.
+FAST = treadle.Options(
+    execution="eager" if keras.config.backend() == "torch" else "auto", jit=False
+)
+
+
 class Deep(treadle.Supervised):
     def __init__(self, *hidden: Any, residual: bool = False, rate: float = 0.01) -> None:
         x = inputs = keras.Input((6,))
@@ -158,23 +164,21 @@ class Deep(treadle.Supervised):
 
 
 def sigmoids() -> Any:
-    return Deep(*[layers.Dense(16, activation="sigmoid") for _ in range(12)])
+    return Deep(*[layers.Dense(16, activation="sigmoid") for _ in range(8)])
 
 
 def large_weights(rate: float = 1e-30) -> Any:
-    wide = normal(0.8)
-    return Deep(*[layers.Dense(16, "relu", kernel_initializer=wide) for _ in range(14)], rate=rate)
+    wide = normal(1.5)
+    return Deep(*[layers.Dense(16, "relu", kernel_initializer=wide) for _ in range(8)], rate=rate)
 
 
 def residual() -> Any:
-    return Deep(*[layers.Dense(16, "relu") for _ in range(25)], residual=True, rate=1e-3)
+    return Deep(*[layers.Dense(16, "relu") for _ in range(12)], residual=True, rate=1e-3)
 
 
 def verdicts(task: Any, steps: int = 50) -> dict[str, Any]:
     hook = GradientHealth()
-    # Many layers compile for long, and the rules are the same.
-    options = treadle.Options(execution="eager")
-    loop = fitted(made(task), hook, steps=steps, options=options)
+    loop = fitted(made(task), hook, steps=steps, options=FAST)
     warned = [r.values["warning"] for r in loop.history.records if "warning" in r.values]
     assert [v.text for v in hook.verdicts] == [w for w in warned if not w.startswith("no weight")]
     return {v.kind: v for v in hook.verdicts}
@@ -183,7 +187,7 @@ def verdicts(task: Any, steps: int = 50) -> dict[str, Any]:
 def test_vanishing_gradients_are_found_within_50_steps() -> None:
     found = verdicts(sigmoids)
     assert list(found) == ["vanishing"] and found["vanishing"].step <= 50
-    assert found["vanishing"].layers[:3] == tuple(f"model/layers/{i}" for i in (1, 2, 3))
+    assert found["vanishing"].layers[:2] == tuple(f"model/layers/{i}" for i in (1, 2))
     assert "vanishing gradients in model/layers/1 (Dense) at step 4: the norm of its" in (
         found["vanishing"].text
     )
@@ -203,7 +207,7 @@ def test_a_run_that_ends_with_nan_has_the_verdict_before() -> None:
     for task in (partial(large_weights, 1e-2), shallow):
         hook = GradientHealth()
         with pytest.raises(NonFiniteError):
-            fitted(made(task), hook, options=treadle.Options(execution="eager"))
+            fitted(made(task), hook, options=FAST)
         assert {v.kind for v in hook.verdicts} == {"exploding"}
 
 

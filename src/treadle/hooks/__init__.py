@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from .images import Images
     from .keras_callbacks import KerasCallbacks
     from .lines import CSV, JSONLines
+    from .mlflow import MLflow
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
     from .profiler import Profiler
     from .spikes import LossSpikes
     from .stopping import EarlyStopping
     from .tensorboard import TensorBoard
+    from .wandb import Wandb
     from .watchdog import Watchdog
 
 _PUBLIC = {
@@ -34,6 +36,7 @@ _PUBLIC = {
     "CSV": "lines",
     "EarlyStopping": "stopping",
     "LossSpikes": "spikes",
+    "MLflow": "mlflow",
     "NonFinite": "nonfinite",
     "FinalModel": "final",
     "GradientHealth": "gradient_health",
@@ -43,6 +46,7 @@ _PUBLIC = {
     "KerasCallbacks": "keras_callbacks",
     "TensorBoard": "tensorboard",
     "Profiler": "profiler",
+    "Wandb": "wandb",
     "Watchdog": "watchdog",
 }
 
@@ -58,10 +62,12 @@ __all__ = [
     "KerasCallbacks",
     "LearningCurve",
     "LossSpikes",
+    "MLflow",
     "NonFinite",
     "Profiler",
     "ReduceOnPlateau",
     "TensorBoard",
+    "Wandb",
     "Watchdog",
     "defaults",
 ]

@@ -35,8 +35,9 @@ from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
 
+TRACKED = ("mlflow.json", "wandb.json")  # the ids of tracked runs
 PROBE = "writable"  # written and removed again, to check that files can be written
-LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png", HEALTH)
+LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png", HEALTH, *TRACKED)
 
 
 class RunRecord(Hook):
