@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .tracking import Sent, Tracker, Values
+from .tracking import Sent, Tracker, Values, newest
 
 STEP, RECORDS = "treadle.step", "treadle.records"
 LONGEST: Final = 5000  # characters of a parameter or a tag
@@ -75,7 +75,7 @@ class MLflowClient:
     def __init__(self, experiment: str, uri: str | None, name: str | None) -> None:
         self._experiment, self._uri, self._name = experiment, uri, name
         self._client: Any = None
-        self._run = ""
+        self._run, self._sent = "", Sent()
 
     def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
         """Create a run with its parameters, or continue one and read which steps it has."""
@@ -86,7 +86,8 @@ class MLflowClient:
             tags = client.get_run(run).data.tags
             client.update_run(run, status="RUNNING")
             self._run = run
-            return run, Sent(int(tags.get(STEP, 0)), int(tags.get(RECORDS, 0)))
+            self._sent = Sent(int(tags.get(STEP, 0)), int(tags.get(RECORDS, 0)))
+            return run, self._sent
         found = client.get_experiment_by_name(self._experiment)
         place = found.experiment_id if found else client.create_experiment(self._experiment)
         made = client.create_run(place, run_name=self._name).info.run_id
@@ -106,7 +107,7 @@ class MLflowClient:
         ]
         for value in values:
             self._send_files(value)
-        last = values[-1].sent
+        last = self._sent = newest([self._sent, *(value.sent for value in values)])
         received = {STEP: str(last.step), RECORDS: str(last.records)}
         tags = [entities.RunTag(name, value) for name, value in received.items()]
         self._client.log_batch(self._run, metrics=metrics, tags=tags)

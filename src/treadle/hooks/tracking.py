@@ -125,6 +125,7 @@ class Tracker(Hook):
             raise ConfigurationError(f"{self._kind} needs wait >= 0 seconds, not {wait!r}")
         self._upload, self._wait = upload, wait
         self._sender: _Sender | None = None
+        self._store: _Store | None = None
         self._directory: Path | None = None
 
     def client(self, directory: Path | None) -> Client:
@@ -135,22 +136,47 @@ class Tracker(Hook):
         """Start the thread; the run in the directory, if there is one, is continued."""
         self._directory = loop.directory
         if self._sender is None:
-            store = _Store(loop.directory, self._file)
+            if self._store is None or self._store.directory != loop.directory:
+                self._store = _Store(loop.directory, self._file)
+            elif loop.directory is None and loop.progress.step == 0:
+                self._store = _Store(None, self._file)
+            store = self._store
             self._sender = _Sender(self.client(loop.directory), store, _settings(loop))
+            self._send_missing(loop, store.read()[1])
+
+    def _send_missing(self, loop: LoopView, sent: Sent) -> None:
+        """Put what a killed process logged and did not send into the queue, from the history."""
+        assert self._sender is not None
+        history, now = loop.history, time.time()
+        first = history.first_step
+        names = history.step_names if first is not None else []
+        begin = max(first or 1, sent.step + 1)
+        columns = [history.steps(name)[begin - (first or 1) :].tolist() for name in names]
+        for step, row in enumerate(zip(*columns, strict=True), begin):
+            values = dict(zip(names, row, strict=True))
+            self._sender.put([Values(step, now, values, Sent(step, 0), {}, {})])
+        for number, record in enumerate(history.records, 1):
+            if number > sent.records:
+                self._put_record(record, number)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Put the values of every step into the queue."""
         if self._sender is not None:
-            now, records = time.time(), len(loop.history.records)
-            self._sender.put(
-                [
-                    Values(step, now, values, Sent(step, records), {}, {})
-                    for step, values in logs.rows()
-                ]
-            )
+            now = time.time()
+            rows = logs.rows()
+            self._sender.put([Values(n, now, values, Sent(n), {}, {}) for n, values in rows])
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Put the values of a record into the queue."""
+        self._put_record(record, len(loop.history.records))
+
+    def _put_record(self, record: Record, number: int) -> None:
+        """Put the values of a record into the queue.
+
+        Args:
+            record: The record.
+            number: Its number in the history, from 1.
+        """
         if self._sender is None:
             return
         parts: tuple[dict[str, Any], ...] = {}, {}, {}
@@ -167,8 +193,9 @@ class Tracker(Hook):
         numbers, images, texts = parts
         if not (numbers or images or texts):
             return
-        step, count = record.progress.step, len(loop.history.records)
-        values = Values(step, time.time(), numbers, Sent(step, count), images, texts)
+        step = record.progress.step
+        # The steps up to this one were put into the queue before, but not all of a later window.
+        values = Values(step, time.time(), numbers, Sent(0, number), images, texts)
         self._sender.put([values], is_record=True)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
@@ -195,15 +222,16 @@ class Tracker(Hook):
 
 
 class _Store:
-    """The file in the run directory with the id of the tracked run, and what was sent."""
+    """The id of the tracked run, and what was sent: a file in the run directory, if there is one."""
 
     def __init__(self, directory: Path | None, name: str) -> None:
-        self._directory, self._name = directory, name
+        self.directory, self._name = directory, name
+        self._kept: tuple[str | None, Sent] = None, Sent()
 
     def read(self) -> tuple[str | None, Sent]:
-        if self._directory is None or not (self._directory / self._name).exists():
-            return None, Sent()
-        with Folder.open(self._directory) as folder:
+        if self.directory is None or not (self.directory / self._name).exists():
+            return self._kept if self.directory is None else (None, Sent())
+        with Folder.open(self.directory) as folder:
             data = folder.read(self._name, MOST_BYTES)
         try:
             found = json.loads(data)
@@ -212,9 +240,10 @@ class _Store:
             return None, Sent()
 
     def write(self, run: str, sent: Sent) -> None:
-        if self._directory is not None:
+        self._kept = run, sent
+        if self.directory is not None:
             content = json.dumps({"run": run, "step": sent.step, "records": sent.records})
-            with Folder.open(self._directory) as folder:
+            with Folder.open(self.directory) as folder:
                 folder.write(self._name, [content.encode()], sync=False)
 
 
@@ -319,9 +348,7 @@ class _Sender:
         if not self._is_open:
             run, known = self._client.open(self._run, self._settings)
             self._run = run
-            self._sent = Sent(
-                max(self._sent.step, known.step), max(self._sent.records, known.records)
-            )
+            self._sent = newest([self._sent, known])
             self._store.write(run, self._sent)
             self._is_open = True
 
@@ -343,10 +370,7 @@ class _Sender:
             new = [value for value, is_record in chosen if self._is_new(value, is_record)]
             if new:
                 self._client.send(new)
-                last = new[-1].sent
-                self._sent = Sent(
-                    max(self._sent.step, last.step), max(self._sent.records, last.records)
-                )
+                self._sent = newest([self._sent, *(value.sent for value in new)])
                 self._store.write(str(self._run), self._sent)
             with self._changed:
                 for entry in chosen:
@@ -365,6 +389,16 @@ class _Sender:
         if directory is not None and files:
             self._client.upload(directory, files)
         self._client.close(status)
+
+
+def newest(sent: Sequence[Sent]) -> Sent:
+    """Return the largest step, and the largest number of records.
+
+    Example:
+        >>> newest([Sent(step=3), Sent(records=2)])
+        Sent(step=3, records=2)
+    """
+    return Sent(max(x.step for x in sent), max(x.records for x in sent))
 
 
 def _settings(loop: LoopView) -> dict[str, Any]:
