@@ -35,7 +35,7 @@ FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 30.0
 MOST_AT_ONCE: Final = 500  # values in a call of the client
 MOST_BYTES: Final = 1 << 16
-LEFT_OUT: Final = ("checkpoints",)
+LEFT_OUT: Final = ("checkpoints", "wandb")  # and hidden files
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ class Tracker(Hook):
         """Put the values of a record into the queue."""
         self._put_record(record, len(loop.history.records))
 
-    def _put_record(self, record: Record, number: int) -> None:
+    def _put_record(self, record: Record, count: int) -> None:
         """Put the values of a record into the queue.
 
         Args:
             record: The record.
-            number: Its number in the history, from 1.
+            count: The number of records up to this one.
         """
         if self._sender is None:
             return
@@ -195,7 +195,7 @@ class Tracker(Hook):
             return
         step = record.progress.step
         # The steps up to this one were put into the queue before, but not all of a later window.
-        values = Values(step, time.time(), numbers, Sent(0, number), images, texts)
+        values = Values(step, time.time(), numbers, Sent(0, count), images, texts)
         self._sender.put([values], is_record=True)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
@@ -222,7 +222,7 @@ class Tracker(Hook):
 
 
 class _Store:
-    """The id of the tracked run, and what was sent: a file in the run directory, if there is one."""
+    """The id of the tracked run and what was sent, in a file if there is a run directory."""
 
     def __init__(self, directory: Path | None, name: str) -> None:
         self.directory, self._name = directory, name

@@ -101,12 +101,11 @@ class WandbClient:
                 self._run.log(row, step=value.step)
 
     def upload(self, directory: Path, files: Sequence[str]) -> None:
-        """Add files as an artifact; those that the package itself wrote are left out."""
+        """Add files as an artifact."""
         wandb = importlib.import_module("wandb")
         artifact = wandb.Artifact(f"run-{self._run.id}", type="run")
         for file in files:
-            if not file.startswith("wandb/"):
-                artifact.add_file(str(directory / file), name=file)
+            artifact.add_file(str(directory / file), name=file)
         self._run.log_artifact(artifact)
 
     def close(self, status: str) -> None:
