@@ -50,7 +50,7 @@ class Net(treadle.Task):
         x, y = batch
 
         def objective() -> Any:
-            return ops.mean((self.model(x, training=True) - y) ** 2)
+            return ops.mean((ops.cast(self.model(x, training=True), "float32") - y) ** 2)
 
         loss, grads = treadle.gradients(objective, self.model)
         norms = treadle.gradient_norms(grads, self.model)
@@ -284,7 +284,7 @@ class InABranch(Net):
 
         def update() -> Any:
             def objective() -> Any:
-                return ops.mean((self.model(x, training=True) - y) ** 2)
+                return ops.mean((ops.cast(self.model(x, training=True), "float32") - y) ** 2)
 
             return treadle.minimize(objective, self.model, self.optimizer)
 
