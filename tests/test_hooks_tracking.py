@@ -1,5 +1,6 @@
 """Hooks that send a run to a tracker: what is sent, once, and that training never waits."""
 
+import json
 import time
 
 import numpy as np
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.any_backend
 
 class Server:
     """A tracker in memory, which may be unreachable or slow."""
+
+    keeps_last_step = False
 
     def __init__(self, fails=0, seconds=0.0):
         self.fails, self.seconds = fails, seconds
@@ -106,6 +109,22 @@ def test_a_killed_and_resumed_run_sends_each_step_once(begun, tmp_path):
     finish(again, loop)
     assert server.steps() == list(range(1, 14)) and server.runs == ["first", "first"]
     assert len(server.steps("epoch/loss")) == 2
+
+
+def test_the_last_step_is_sent_again_if_a_killed_process_lost_it(begun, tmp_path):
+    server = Server()
+    server.keeps_last_step = True
+    hook, loop = begun(server, tmp_path)
+    loop.window(hook, loss=np.arange(10))
+    loop.record(hook, "epoch", loss=1.0)
+    hook.end(loop, None)  # and then the process is killed
+    server.values = [value for value in server.values if value.step < 10]
+    again, loop = begun(server, tmp_path, step=6)
+    loop.window(again, loss=np.arange(6, 10))
+    loop.record(again, "epoch", loss=1.0)
+    finish(again, loop)
+    assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
+    assert json.loads((tmp_path / "json.json").read_text())["step"] == 10
 
 
 def test_what_a_killed_process_did_not_send_is_sent_from_the_history(begun, tmp_path):

@@ -81,7 +81,7 @@ class GradientHealth(DetailedHook):
         self._folder: Folder | None = None
         self._file: BinaryIO | None = None
         self._size: int | None = None
-        self._resumed, self._noted = False, False
+        self._started, self._resumed, self._noted = False, False, False
         self._described = ""  # the line that describes the layers, as it was written last
 
     def start(self, loop: LoopView) -> None:
@@ -90,7 +90,7 @@ class GradientHealth(DetailedHook):
         if not self._resumed and loop.progress.step == 0:
             self._rules, self.latest, self.verdicts = HealthRules(), None, []
             self._noted, self._described = False, ""
-        self._resumed = False
+        self._resumed, self._started = False, True
         if loop.directory is not None:
             self._folder = Folder.open(loop.directory, create=True)
             self._file = self._folder.append_to(HEALTH)
@@ -124,7 +124,9 @@ class GradientHealth(DetailedHook):
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Add the last measured step, which an error may have kept from it, and close the file."""
-        self._add(loop)
+        if self._started:
+            self._add(loop)
+        self._started = False
         file, folder = self._file, self._folder
         self._file = self._folder = None
         if file is not None and folder is not None:

@@ -188,12 +188,12 @@ class HealthRules:
             still = all(
                 row.update[i] == 0 and row.weight[i] == recent[0].weight[i] for row in recent
             )
-            if still:
-                gradients = [row.gradient[i] for row in recent]
-                why = "its gradient is exactly 0" if not any(gradients) else "its gradient is not 0"
-                why = "" if None in gradients else f", and {why}"
+            gradients = [row.gradient[i] for row in recent]
+            # Without a measured gradient, the update is in a branch, which may not be taken now.
+            if still and None not in gradients:
+                why = "its gradient is not 0" if any(gradients) else "its gradient is exactly 0"
                 steps = f"steps {recent[0].step} to {recent[-1].step}"
-                found[path] = f"its weights did not change in {steps}{why}"
+                found[path] = f"its weights did not change in {steps}, and {why}"
         return found
 
 
@@ -260,7 +260,7 @@ def _largest_ratio(row: _Row, i: int) -> tuple[float, int]:
 
 
 def _smaller(row: _Row, i: int) -> int | None:
-    """Return the later layer with the largest gradient, if that of layer `i` vanishes beside it.
+    """Return the later layer with the largest gradient, if that of layer `i` vanishes next to it.
 
     A gradient of exactly 0 vanishes only if others nearly do; otherwise the loss may not depend on
     the layer.

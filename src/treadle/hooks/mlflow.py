@@ -72,6 +72,8 @@ class MLflowClient:
         name: The name of a new run, or None.
     """
 
+    keeps_last_step = False
+
     def __init__(self, experiment: str, uri: str | None, name: str | None) -> None:
         self._experiment, self._uri, self._name = experiment, uri, name
         self._client: Any = None

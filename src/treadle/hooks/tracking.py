@@ -78,7 +78,13 @@ class Values:
 
 
 class Client(Protocol):
-    """The connection to a tracker; all methods are called by one thread, and may raise errors."""
+    """The connection to a tracker; all methods are called by one thread, and may raise errors.
+
+    Attributes:
+        keeps_last_step: Whether a process that is killed loses what was sent of the last step.
+    """
+
+    keeps_last_step: bool
 
     def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
         """Create a tracked run, or continue one; return its id, and what it has received.
@@ -262,6 +268,8 @@ class _Sender:
         self._queue: deque[tuple[Values, bool]] = deque()
         self._size, self._busy, self._closing = 0, False, False
         self._run, self._sent = store.read()
+        self._stored = self._sent
+        self._held: list[Values] = []  # of the last step, if the client keeps it
         self._is_open, self._fault = False, ""
         self._lost: list[int] = []  # the first and the last step that did not fit, and their number
         self._end: tuple[Path | None, Sequence[str], str] | None = None
@@ -348,7 +356,7 @@ class _Sender:
         if not self._is_open:
             run, known = self._client.open(self._run, self._settings)
             self._run = run
-            self._sent = newest([self._sent, known])
+            self._sent = self._stored = newest([self._sent, known])
             self._store.write(run, self._sent)
             self._is_open = True
 
@@ -371,7 +379,13 @@ class _Sender:
             if new:
                 self._client.send(new)
                 self._sent = newest([self._sent, *(value.sent for value in new)])
-                self._store.write(str(self._run), self._sent)
+                last = new[-1].step if self._client.keeps_last_step else None
+                # What was sent before for this step has arrived as well, once a later step came.
+                arrived = [x.sent for x in [*self._held, *new] if x.step != last]
+                self._held = [x for x in [*self._held, *new] if x.step == last]
+                if arrived:
+                    self._stored = newest([self._stored, *arrived])
+                    self._store.write(str(self._run), self._stored)
             with self._changed:
                 for entry in chosen:
                     if self._queue and self._queue[0] is entry:
@@ -389,6 +403,7 @@ class _Sender:
         if directory is not None and files:
             self._client.upload(directory, files)
         self._client.close(status)
+        self._store.write(str(self._run), self._sent)
 
 
 def newest(sent: Sequence[Sent]) -> Sent:

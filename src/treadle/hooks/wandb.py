@@ -65,6 +65,8 @@ class WandbClient:
         directory: The run directory, or None.
     """
 
+    keeps_last_step = True  # until a later step is logged, more may join its row
+
     def __init__(
         self, project: str, name: str | None, mode: str | None, directory: Path | None
     ) -> None:
