@@ -14,6 +14,7 @@ NAMES = (
     "tuning",
     "remat",
     "against",
+    "health",
     "single_steps",
     "evaluation",
     "reinforcement",

@@ -53,6 +53,7 @@ from .run.explanations import explaining
 from .run.services import Services, open_services
 from .run.session import Session
 from .run.training import stacked
+from .steps.layer_statistics import StepStatistics
 from .steps.planning import check_end
 from .steps.state import State
 
@@ -670,6 +671,20 @@ class Loop:
         self.state.put_back(snapshot)
         if session.swapped_optimizers is not None:  # training has ended: use averaged weights
             session.averages.finish(self.state, session.swapped_optimizers)
+
+    @property
+    def measured(self) -> StepStatistics | None:
+        """The statistics of the layers in the first step of the last window, if measured."""
+        return self._session.training.measured
+
+    @property
+    def unmeasured(self) -> str:
+        """Why the layers were not measured although that was requested; else empty."""
+        return self._session.training.unmeasured
+
+    def measure_next_step(self) -> None:
+        """Measure the layers in the first step of the next window; for hooks."""
+        self._session.training.measure_next = True
 
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""

@@ -65,6 +65,11 @@ class Executor(Protocol):
     whole: bool
 
     @property
+    def calls_python(self) -> bool:
+        """Whether each run calls Python functions, whose effects cannot be undone."""
+        ...
+
+    @property
     def programs(self) -> int:
         """The number of programs compiled so far."""
         ...

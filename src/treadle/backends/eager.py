@@ -78,6 +78,11 @@ class EagerExecutor:
         self.plan = Plan("", fused=False, largest=1)
 
     @property
+    def calls_python(self) -> bool:
+        """True: all of the step is Python."""
+        return True
+
+    @property
     def programs(self) -> int:
         """0: nothing is compiled."""
         return 0

@@ -11,6 +11,7 @@ from .run_file import RunFile
 
 RUN = "run.json"
 LOG = "log.jsonl"
+HEALTH = "health.jsonl"
 STATE = "state.safetensors"
 OLD_STATE = "state.npz"  # of earlier versions, with the same content
 CHECKPOINTS = "checkpoints"

@@ -120,6 +120,27 @@ class LoopView(Protocol):
         """All variables of the task by path; exact at window boundaries."""
         ...
 
+    @property
+    def measured(self) -> Any:
+        """The statistics of the layers in the first step of the window that ran last.
+
+        A `treadle.steps.layer_statistics.StepStatistics`; None without `measure_next_step`, or if
+        they could not be measured.
+        """
+        ...
+
+    @property
+    def unmeasured(self) -> str:
+        """Why the layers were not measured although that was requested; else empty."""
+        ...
+
+    def measure_next_step(self) -> None:
+        """Measure the layers in the first step of the next window; costs about one more step.
+
+        To be called by the method `before` of a hook.
+        """
+        ...
+
     def batch_at(self, step: int) -> Any:
         """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
         ...

@@ -121,7 +121,7 @@ INTERNALS: dict[str, Internal] = {
     ),
     "layer_call": Internal(
         "keras.src.layers.layer:Layer.__call__",
-        "patched by `doctor/inspection.py`: a step inspection records the outputs of all layers",
+        "patched by `backends/records.py`: it records the outputs of layers",
         f"{KERAS}/layers/layer.py",
         "(self, *args, **kwargs)",
     ),

@@ -1,8 +1,7 @@
 """Step inspection: running one step uncompiled, and recording its activations and gradients."""
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,14 +9,13 @@ import keras
 from keras import ops
 
 from ..backends.base import active
-from ..backends.step_context import context, recorded_by
-from ..core.keras_internals import INTERNALS
+from ..backends.records import Records, recording_layers
+from ..backends.step_context import recorded_by
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
 from ..steps.saved_constants import SavedConstants
 from .numbers import Array
-from .records import Records
 from .visiting import StepInputs
 
 ACTIVATION, GRADIENT = "activation", "gradient"
@@ -98,7 +96,7 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
     prepared.state.assign(inputs.state, among=known)
     set_random_states(inputs.random)
     keeper = OutputRecorder(prepared.state.layer_paths)
-    with recorded_by(keeper), _recording_layers():
+    with recorded_by(keeper), recording_layers():
         values, _, _ = prepared.run(window, inputs.progress.step).fetch()
     paths = prepared.state.layer_paths
     return StepInspection(
@@ -109,20 +107,3 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
         # Of the layers that share a path (with a Keras input layer, for example), the first counts.
         layers={paths[id(x)]: type(x).__name__ for x in reversed(prepared.state.layers)},
     )
-
-
-@contextmanager
-def _recording_layers() -> Generator[None]:
-    """Make every layer pass its outputs to the step's recorder."""
-    layer_call = INTERNALS["layer_call"]
-    original = layer_call.resolve()
-
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = original(self, *args, **kwargs)
-        recorder: Any = context().recorder
-        if recorder is not None:
-            recorder.output(self, outputs)
-        return outputs
-
-    with layer_call.replaced(called):
-        yield

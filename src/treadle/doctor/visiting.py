@@ -23,13 +23,16 @@ from ..hooks import (
     CSV,
     Console,
     FinalModel,
+    GradientHealth,
     JSONLines,
     KerasCallbacks,
     LearningCurve,
+    LossSpikes,
     NonFinite,
     Watchdog,
 )
 from ..hooks import Checkpoint as CheckpointHook
+from ..hooks.tracking import Tracker
 from ..loop import Loop
 from ..run.dispatch import HookDispatcher
 from ..run.prefetch import Feed
@@ -46,9 +49,12 @@ LEFT_OUT = (
     Console,
     CSV,
     FinalModel,
+    GradientHealth,
     JSONLines,
     LearningCurve,
+    LossSpikes,
     NonFinite,
+    Tracker,
     Watchdog,
 )
 

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from .console import Console
     from .curves import LearningCurve
     from .final import FinalModel
+    from .gradient_health import GradientHealth
     from .images import Images
     from .keras_callbacks import KerasCallbacks
     from .lines import CSV, JSONLines
+    from .mlflow import MLflow
     from .nonfinite import NonFinite
     from .plateau import ReduceOnPlateau
     from .profiler import Profiler
+    from .spikes import LossSpikes
     from .stopping import EarlyStopping
     from .tensorboard import TensorBoard
+    from .wandb import Wandb
     from .watchdog import Watchdog
 
 _PUBLIC = {
@@ -31,14 +35,18 @@ _PUBLIC = {
     "JSONLines": "lines",
     "CSV": "lines",
     "EarlyStopping": "stopping",
+    "LossSpikes": "spikes",
+    "MLflow": "mlflow",
     "NonFinite": "nonfinite",
     "FinalModel": "final",
+    "GradientHealth": "gradient_health",
     "Images": "images",
     "LearningCurve": "curves",
     "ReduceOnPlateau": "plateau",
     "KerasCallbacks": "keras_callbacks",
     "TensorBoard": "tensorboard",
     "Profiler": "profiler",
+    "Wandb": "wandb",
     "Watchdog": "watchdog",
 }
 
@@ -48,14 +56,18 @@ __all__ = [
     "Console",
     "EarlyStopping",
     "FinalModel",
+    "GradientHealth",
     "Images",
     "JSONLines",
     "KerasCallbacks",
     "LearningCurve",
+    "LossSpikes",
+    "MLflow",
     "NonFinite",
     "Profiler",
     "ReduceOnPlateau",
     "TensorBoard",
+    "Wandb",
     "Watchdog",
     "defaults",
 ]

@@ -81,7 +81,7 @@ class JSONLines(Hook):
         size, self._size = self._size, None
         self._folder = Folder.open(path.parent, create=True)
         self._file = self._folder.append_to(path.name)
-        self._hash = _cut(self._folder, self._file, loop.progress.step, size)
+        self._hash = cut_after(self._folder, self._file, loop.progress.step, size)
 
     def state(self) -> dict[str, Any]:
         """Flush the file to disk and return its size and SHA-256."""
@@ -108,8 +108,8 @@ class JSONLines(Hook):
         values = _plain_values({**record.values, **files})
         at = record.progress
         head = {"kind": record.kind, "epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
-        strict = {name: _strict(value) for name, value in values.items()}
-        self._write(json.dumps(head | strict, allow_nan=False) + "\n")
+        numbers = {name: strict(value) for name, value in values.items()}
+        self._write(json.dumps(head | numbers, allow_nan=False) + "\n")
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Flush the file to disk and close it."""
@@ -307,7 +307,7 @@ def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook)
     return Path(path) if path is not None else Path(loop.directory or "") / default
 
 
-def _cut(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> Hash:
+def cut_after(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> Hash:
     """Remove content beyond `size`, lines of steps after `step`, and an incomplete last line.
 
     Returns:
@@ -369,10 +369,11 @@ def _texts(array: Array) -> list[str]:
     """Convert each number to strict JSON."""
     if array.dtype.kind in "iu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
         return list(map(repr, array.tolist()))
-    return [json.dumps(_strict(value)) for value in array.tolist()]
+    return [json.dumps(strict(value)) for value in array.tolist()]
 
 
-def _strict(value: Plain) -> Plain:
+def strict(value: Plain) -> Plain:
+    """Return a value as strict JSON, which has no NaN and infinity: these as strings."""
     if not isinstance(value, float) or isfinite(value):
         return value
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"

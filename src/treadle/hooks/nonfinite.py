@@ -175,7 +175,7 @@ class NonFinite(Hook):
         self._acted = True
         if self.rolls_back:
             self._roll_back(loop, message)
-        message += _replay_instruction(loop, step, path)
+        message += replay_instruction(loop, step, path)
         if self._action != "stop":
             raise NonFiniteError(message)
         if ended:
@@ -258,7 +258,7 @@ def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
     return 0, ""
 
 
-def _replay_instruction(loop: LoopView, step: int | None, path: str = "") -> str:
+def replay_instruction(loop: LoopView, step: int | None, path: str = "") -> str:
     """Return the instruction to replay the step, or "" if the run has no directory.
 
     Args:

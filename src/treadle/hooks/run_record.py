@@ -14,6 +14,7 @@ from ..checkpoint.recovery import recorded_run
 from ..checkpoint.removal import remove_checkpoints
 from ..core.directory import (
     CHECKPOINTS,
+    HEALTH,
     LOG,
     OLD_STATE,
     RUN,
@@ -36,8 +37,9 @@ from .images import FOLDER as IMAGES
 from .images import remove as remove_images
 from .learning_rates import LearningRates, current_rates
 
+TRACKED = ("mlflow.json", "wandb.json")  # the ids of tracked runs
 PROBE = "writable"  # written and removed again, to check that files can be written
-LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png")
+LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png", HEALTH, *TRACKED)
 
 
 class RunRecord(Hook):

@@ -134,6 +134,11 @@ class HookDispatcher:
                     hook.end(loop, error or next(iter(failures), None))
             except Exception as failure:
                 failures.append(failure)
+        # Now all files are written: hooks may send them.
+        for hook in self._called:
+            if hasattr(hook, "ended"):
+                with _HookRun(self, f"{type(hook).__name__}.ended", loop):
+                    hook.ended(loop, error or next(iter(failures), None))  # type: ignore[attr-defined]
         if failures and error is None:
             raise failures[0]
         for failure in failures:

@@ -1,10 +1,19 @@
-"""Notes that explain exceptions raised in steps: the likely cause, and what to do."""
+"""Explanations: of exceptions raised in steps, and of compiling a step again."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from ..backends import hints
 from ..backends.base import active
 from ..backends.window import Window
+from ..checkpoint.dtypes import dtype_named
+from ..core.logs import History
 from ..data.leaves import flattened, named
 from ..errors import TreadleError
+from ..steps.batch_forms import described, structure
+
+MOST_FORMS: Final = 8  # that are logged
+RECOMPILED: Final = "recompiled because of another form of batch: "
 
 
 class explaining:
@@ -45,3 +54,66 @@ def _length_mismatch(window: Window) -> str:
         f"{first[0].upper()}{first[1:]} of the batch has {expected} rows, but {name} has {length}: "
         "they must match if both contain one row per example"
     )
+
+
+def new_form_note(forms: Sequence[Any], window: Window, history: History) -> str:
+    """Return a note for the log that a step is compiled for another form of batch, and why.
+
+    Args:
+        forms: Descriptions of earlier forms; the first one is that of the run's first batch.
+        window: Batches of a form that the step was not compiled for in this process.
+        history: The history, which holds the notes so far.
+
+    Returns:
+        The note; empty if it is logged already (also by a process before a resume), if there is no
+        other form, or after eight notes.
+    """
+    first = forms[0] if forms else None
+    found = form_changes(first, described(window.batch(0)))
+    if not found:
+        return ""
+    notes = [str(r.values["note"]) for r in history.records if "note" in r.values]
+    notes = [note for note in notes if note.startswith(RECOMPILED)]
+    note = RECOMPILED + "; ".join(found)
+    if len(notes) >= MOST_FORMS or any(x.startswith(note) for x in notes):
+        return ""
+    return f"{note}. Further forms are not logged" if len(notes) == MOST_FORMS - 1 else note
+
+
+def form_changes(old: Any, new: Any) -> list[str]:
+    """Describe how two forms of batch differ: arrays with other shapes or dtypes, or the structure.
+
+    Args:
+        old: The description of a form by `steps.batch_forms.described`, or None.
+        new: That of the other form, or None.
+
+    Example:
+        >>> full, short = ["array", "<f4", [8, 2]], ["array", "<f4", [3, 2]]
+        >>> form_changes(["dict", [["x", full]]], ["dict", [["x", short]]])
+        ["the array 'x' changed from (8, 2) float32 to (3, 2) float32"]
+    """
+    if old is None or new is None:
+        return []
+    if structure(old) != structure(new):
+        return [f"its structure changed from {structure(old)} to {structure(new)}"]
+    before, after = dict(_arrays(old)), dict(_arrays(new))
+    return [
+        f"{named(path)} changed from {text} to {after[path]}"
+        for path, text in before.items()
+        if text != after[path]
+    ]
+
+
+def _arrays(description: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """Yield the path of each array of a form, and its shape and dtype as text."""
+    match description:
+        case ["array", str(name), list(shape)]:
+            yield path, f"{tuple(shape)} {dtype_named(name)}"
+        case ["dict", list(items)]:
+            for key, part in items:
+                yield from _arrays(part, (*path, key))
+        case ["list" | "tuple", list(parts)]:
+            for i, part in enumerate(parts):
+                yield from _arrays(part, (*path, i))
+        case _:
+            pass

@@ -36,7 +36,7 @@ from ..steps.state import State
 from .agreement import Agreement
 from .call import Call, Kind
 from .evaluation import Evaluation, Validation
-from .explanations import explaining
+from .explanations import explaining, new_form_note
 from .recorded_history import recorded_history
 from .restoring import Restoring
 from .resume import Resuming, circumstances, lost_guarantee
@@ -408,6 +408,9 @@ class Session:
         if note:
             self.record("log", {"note": note})
         if not self.training.is_prepared(window):
+            note = new_form_note(self.training.forms, window, self.history)
+            if note:
+                self.record("log", {"note": note})
             self.prepare(window)
 
     def build_and_assign(self, source: Source) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 from ..backends.window import Following, Window
 from ..core.logs import Means, StepLogs
 from ..core.options import COMPILERS, Options
+from ..core.processes import process_group
 from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..steps.compiled_step import CompiledStep
+from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
 from ..steps.planning import Pace, window_size
 from ..steps.results import joined
 from .evaluation import metric_results
@@ -32,12 +34,17 @@ class Training:
         prepared: The built and compiled step; None before the first batch.
         batch_examples: Examples in the largest batch so far.
         ended: When the last window ended, by the monotonic clock.
+        measure_next: Whether to measure the layers in the first step of the next window.
+        measured: The statistics of the first step of the last window, if they were measured.
+        unmeasured: Why they were not measured, as a sentence; empty if they were.
     """
 
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self.prepared: CompiledStep | None = None
         self.batch_examples, self.ended = 1, 0.0
+        self.measure_next, self.unmeasured = False, ""
+        self.measured: StepStatistics | None = None
         self._pace = Pace(options.window)
         self._timing: tuple[Window, float, int] | None = None
         self._means, self._since_last_logs = Means(), Means()
@@ -183,12 +190,16 @@ class Training:
         window = prepared.placed(window)
         after = progress.advanced(window.count, window.count * window.examples)
         background = background and meanwhile is not None
-        outputs = prepared.run(window, progress.step, background, following)
+        outputs = self._measured_run(prepared, window, progress.step)
+        if outputs is None:
+            outputs = prepared.run(window, progress.step, background, following)
         try:  # `fetch` must run even on an error, because it waits for the steps
             if meanwhile is not None:
                 meanwhile(after, outputs.running)
         finally:
             values, weights, self._broken = outputs.fetch()
+        if isinstance(outputs, MeasuredOutputs):
+            self.measured = outputs.statistics
         self.ended = outputs.ended
         self._timing = window, outputs.seconds, prepared.largest
         prepared.refuse_moving_constants()
@@ -210,6 +221,38 @@ class Training:
         if self._timing is not None:
             window, _, largest = self._timing
             self._pace.ran(window, seconds, largest)
+
+    def _measured_run(
+        self, prepared: CompiledStep, window: Window, step: int
+    ) -> MeasuredOutputs | None:
+        """Measure the layers in the first step of a window, if that was requested.
+
+        Returns:
+            The outputs of the window if its steps run as Python, which are measured while they run;
+            None if the window has yet to run.
+        """
+        wanted, self.measure_next = self.measure_next, False
+        self.measured, self.unmeasured = None, ""
+        if not wanted:
+            return None
+        if (processes := process_group().size) > 1:
+            self.unmeasured = (
+                f"the layers were not measured: that is possible in one process, and {processes} "
+                "train together"
+            )
+            return None
+        prepared.compile(window)
+        calls_python = prepared.runs_python(window)
+        if calls_python is None:
+            return prepared.run_measured(window, step)
+        if calls_python:
+            self.unmeasured = (
+                "the layers were not measured: the compiled step calls Python functions (such as "
+                "jax.pure_callback or tf.py_function), and measuring would call them twice"
+            )
+        else:
+            self.measured = prepared.measure(window, step)
+        return None
 
     def steps_lost_on_error(self, window: Window) -> int:
         """Return how many steps may have changed the state if running a window fails."""

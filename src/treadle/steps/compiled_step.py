@@ -4,15 +4,17 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..backends.base import Outputs, repeats_exactly
+from ..backends.base import Outputs, active, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.ranges import raise_stored
 from ..backends.window import Following, Window, form_of
 from ..core.options import COMPILERS, Options, device_count
+from ..core.randomness import random_states, set_random_states
 from ..errors import StepError
 from .batch_forms import text_of
 from .constants import change_text, refuse_moving
 from .helpers import raise_violations
+from .layer_statistics import MeasuredOutputs, StepStatistics
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .results import check_same_names, joined, step_outputs
@@ -228,6 +230,56 @@ class CompiledStep:
         self.compile(window)
         executor = self._programs[window.form].executor
         return executor.run(window, first_step, background, following)
+
+    def run_measured(self, window: Window, first_step: int) -> MeasuredOutputs:
+        """Run a window as Python, and measure the layers in its first step.
+
+        Args:
+            window: The batches.
+            first_step: The number of steps before them.
+        """
+        made = self._programs[window.form]
+        measured = self._builder.measured(made, self.state)
+        outputs = measured.executor.run(window, first_step, background=False)
+        return MeasuredOutputs(outputs, measured.step, first_step + 1)
+
+    def measure(self, window: Window, first_step: int) -> StepStatistics:
+        """Measure the layers in the first step of a window that is about to run compiled.
+
+        The step runs in addition; afterwards the state and all random states are restored.
+
+        Args:
+            window: The batches, which must be `placed`.
+            first_step: The number of steps before them.
+        """
+        made = self._programs[window.form]
+        one = window.split(1)[0] if window.count > 1 else window
+        metrics = {id(v) for name in made.spec.metrics for v in self.state.metrics[name].variables}
+        changed = [*made.spec.written, *map(self.state.path_of, self.state.seeds)]
+        changed += [path for path, v in self.state.variables.items() if id(v) in metrics]
+        kept, random = self.state.keep(list(dict.fromkeys(changed))), random_states()
+        self.compiling = made.measured is None
+        try:
+            started = time.monotonic()
+            measured = self._builder.measured(made, self.state)
+            with active().own_random():
+                if measured.executor.compile(one):
+                    self.compile_seconds += time.monotonic() - started
+                values, _, _ = measured.executor.run(one, first_step, background=False).fetch()
+            return measured.step.split(values, first_step + 1)[1]
+        finally:
+            self.compiling = False
+            self.state.put_back(kept)
+            set_random_states(random)
+
+    def runs_python(self, window: Window) -> bool | None:
+        """Return whether a compiled step calls Python; None if all of it runs as Python.
+
+        Args:
+            window: Batches of a form that is compiled.
+        """
+        executor = self._programs[window.form].executor
+        return executor.calls_python if executor.plan.compiler else None
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows of this form; return whether the form is new."""

@@ -16,6 +16,7 @@ from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
 from .batch_forms import text_of
+from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest
 from .planning import choose
@@ -23,6 +24,19 @@ from .results import joined
 from .skipping import Step, skipping
 from .spec import StepSpec
 from .state import State
+
+
+@dataclass
+class MeasuredProgram:
+    """A step that also returns statistics of its layers, and the executor that runs it.
+
+    Attributes:
+        step: The measured step.
+        executor: Its executor.
+    """
+
+    step: MeasuredStep
+    executor: Executor
 
 
 @dataclass
@@ -34,12 +48,14 @@ class FormProgram:
         program: The step over the state at the time when the program was built.
         executor: The backend's executor that runs the program.
         chosen: Whether the executor's plan is chosen already.
+        measured: The same step with statistics of its layers; None before the first measurement.
     """
 
     spec: StepSpec
     program: Program
     executor: Executor
     chosen: bool = False
+    measured: MeasuredProgram | None = None
 
 
 class ProgramBuilder:
@@ -123,6 +139,23 @@ class ProgramBuilder:
                 if self._options.jit:
                     raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal
                 facts = facts.without(plan.compiler, str(refusal))
+
+    def measured(self, made: FormProgram, state: State) -> MeasuredProgram:
+        """Return a program that measures the layers in a step; it is compiled when it first runs.
+
+        Args:
+            made: The program of the step, whose plan is chosen.
+            state: The state of the task.
+        """
+        if made.measured is None:
+            step = MeasuredStep(made.program.function, state, made.spec.assigned)
+            program, plan = replace(made.program, function=step), made.executor.plan
+            # Few steps are measured, so Inductor would compile for longer than they run.
+            executor = self.executor(program, eager=not plan.compiler, compiler="captured")
+            if plan.compiler:  # one step at a time
+                executor.plan = replace(plan, fused=False, largest=1)
+            made.measured = MeasuredProgram(step, executor)
+        return made.measured
 
     def run_as_python(self, made: FormProgram, state: State) -> None:
         """Replace a program by one that runs as Python, since no compiler accepts the step."""

@@ -56,6 +56,11 @@ class JaxExecutor:
         self._deferred = DeferredState(program.variables)
 
     @property
+    def calls_python(self) -> bool:
+        """Whether the step has callbacks into Python, such as `jax.pure_callback`."""
+        return self._traced is not None and self._traced.calls_python
+
+    @property
     def programs(self) -> int:
         """The number of compiled programs."""
         return len(self._compiled)

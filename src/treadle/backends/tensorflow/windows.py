@@ -19,6 +19,7 @@ from .patches import is_op_determinism_enabled, like_kernels
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
 _placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -42,6 +43,11 @@ class TensorFlowExecutor:
         self._compiled: dict[Any, tuple[_TracedStep, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
         self._convolves: bool | None = None  # None: unknown
+
+    @property
+    def calls_python(self) -> bool:
+        """Whether the step has callbacks into Python, such as `tf.py_function`."""
+        return self._traced is not None and bool(self._traced.operations() & PYTHON)
 
     @property
     def programs(self) -> int:

@@ -17,13 +17,13 @@ import numpy as np
 from keras import ops
 
 from ...backends.base import active
+from ...backends.records import Records
 from ...backends.step_context import context
 from ...core.keras_internals import INTERNALS
 from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
 from ...steps import transforms
 from ...steps.gradients import listed
 from ..numbers import Array
-from ..records import Records
 
 CROSS_ENTROPIES: Final = (
     "sparse_categorical_crossentropy",

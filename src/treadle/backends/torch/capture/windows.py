@@ -128,6 +128,11 @@ class CaptureExecutor:
         self.plan = Plan(CAPTURED, fused=True, largest=1)
 
     @property
+    def calls_python(self) -> bool:
+        """Whether the step is not captured: a captured one only replays operators."""
+        return not isinstance(self._captured, Captured)
+
+    @property
     def programs(self) -> int:
         """1 if the step was captured, else 0."""
         return int(isinstance(self._captured, Captured))

@@ -1,8 +1,12 @@
 """Records of what a step computes, in order, with concrete values on every backend."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
-from ..backends.base import active
+from ..core.keras_internals import INTERNALS
+from .base import active
+from .step_context import context
 
 
 class Records:
@@ -36,3 +40,20 @@ class Records:
     def in_place(self) -> bool:
         """Whether the step runs in the trace of this record, and not in one inside it."""
         return active().place() == self._place
+
+
+@contextmanager
+def recording_layers() -> Generator[None]:
+    """Make every layer pass its outputs to the method `output` of the step's recorder."""
+    layer_call = INTERNALS["layer_call"]
+    original = layer_call.resolve()
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(self, *args, **kwargs)
+        recorder: Any = context().recorder
+        if recorder is not None:
+            recorder.output(self, outputs)
+        return outputs
+
+    with layer_call.replaced(called):
+        yield

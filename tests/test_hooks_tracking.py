@@ -1,0 +1,216 @@
+"""Hooks that send a run to a tracker: what is sent, once, and that training never waits."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from tests.hook_loop import Loop
+from treadle.core.images import Image
+from treadle.core.logs import StepLogs
+from treadle.errors import ConfigurationError, TreadleWarning
+from treadle.hooks import MLflow, Wandb, tracking
+from treadle.hooks.mlflow import _name as mlflow_name
+from treadle.hooks.tracking import Sent, Tracker
+
+pytestmark = pytest.mark.any_backend
+
+
+class Server:
+    """A tracker in memory, which may be unreachable or slow."""
+
+    keeps_last_step = False
+
+    def __init__(self, fails=0, seconds=0.0):
+        self.fails, self.seconds = fails, seconds
+        self.values, self.runs, self.files, self.statuses, self.settings = [], [], [], [], {}
+
+    def open(self, run, settings):
+        if self.fails:
+            self.fails -= 1
+            raise ConnectionError("refused")
+        self.settings = settings
+        self.runs.append(run or "first")
+        return self.runs[-1], Sent()
+
+    def send(self, values):
+        time.sleep(self.seconds)
+        self.values += values
+
+    def upload(self, directory, files):
+        self.files += files
+
+    def close(self, status):
+        self.statuses.append(status)
+
+    def steps(self, name="loss"):
+        return [v.step for v in self.values if name in v.numbers]
+
+
+class Tracked(Tracker):
+    def __init__(self, server, upload=True, wait=5.0):
+        super().__init__("json", upload, wait)  # a package that is always there
+        self.server = server
+
+    def client(self, directory):
+        return self.server
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    monkeypatch.setattr(tracking, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tracking, "_settings", lambda loop: {"rate": 0.1})
+
+    def begin(server, directory=None, step=0, **how):
+        hook, loop = Tracked(server, **how), Loop(directory, step)
+        hook.start(loop)
+        return hook, loop
+
+    return begin
+
+
+def finish(hook, loop, error=None):
+    hook.end(loop, error)
+    hook.ended(loop, error)
+
+
+def test_steps_records_images_texts_and_files_are_sent_in_order(begun, tmp_path):
+    (tmp_path / "model.keras").write_text("weights")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "1").write_text("left out")
+    server = Server()
+    hook, loop = begun(server, tmp_path)
+    loop.window(hook, loss=[3, 2])
+    loop.record(hook, "log", plane=Image(np.eye(8)), note="a text", mine=4)
+    loop.window(hook, loss=[1])
+    loop.record(hook, "epoch", step=3, loss=2.0, val_loss=5.0)
+    finish(hook, loop)
+    assert server.steps() == [1, 2, 3] and server.settings == {"rate": 0.1}
+    log, epoch = server.values[2], server.values[-1]
+    assert list(log.images) == ["plane"] and log.texts == {"note": "a text"}
+    assert log.numbers == {"mine": 4.0} and log.step == 2
+    assert epoch.numbers == {"epoch/loss": 2.0, "val_loss": 5.0} and epoch.step == 3
+    assert "model.keras" in server.files and not any("checkpoints" in f for f in server.files)
+    assert server.statuses == ["finished"] and loop.warnings == []
+
+
+def test_a_killed_and_resumed_run_sends_each_step_once(begun, tmp_path):
+    server = Server()
+    hook, loop = begun(server, tmp_path)
+    loop.window(hook, loss=np.arange(10))
+    loop.record(hook, "epoch", loss=1.0)
+    hook.end(loop, None)  # all is sent, and then the process is killed
+    again, loop = begun(server, tmp_path, step=6)  # from a checkpoint before
+    loop.window(again, loss=np.arange(6, 10))
+    loop.record(again, "epoch", loss=1.0)
+    loop.window(again, loss=np.arange(3))
+    loop.record(again, "epoch", loss=1.0)
+    finish(again, loop)
+    assert server.steps() == list(range(1, 14)) and server.runs == ["first", "first"]
+    assert len(server.steps("epoch/loss")) == 2
+
+
+def test_the_last_step_is_sent_again_if_a_killed_process_lost_it(begun, tmp_path):
+    server = Server()
+    server.keeps_last_step = True
+    hook, loop = begun(server, tmp_path)
+    loop.window(hook, loss=np.arange(10))
+    loop.record(hook, "epoch", loss=1.0)
+    hook.end(loop, None)  # and then the process is killed
+    server.values = [value for value in server.values if value.step < 10]
+    again, loop = begun(server, tmp_path, step=6)
+    loop.window(again, loss=np.arange(6, 10))
+    loop.record(again, "epoch", loss=1.0)
+    finish(again, loop)
+    assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
+    assert json.loads((tmp_path / "json.json").read_text())["step"] == 10
+
+
+def test_what_a_killed_process_did_not_send_is_sent_from_the_history(begun, tmp_path):
+    never, server = Server(fails=10**9), Server()
+    hook, loop = begun(never, tmp_path)
+    loop.window(hook, loss=np.arange(10))
+    loop.history.add_steps(StepLogs(1, {"loss": np.arange(10.0)}, {}, 8, loop.progress))
+    loop.record(hook, "epoch", loss=1.0)
+    again = Tracked(server)
+    again.start(loop)
+    finish(again, loop)
+    assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
+    assert [v.numbers["loss"] for v in server.values[:10]] == list(range(10))
+
+
+def test_a_second_call_of_fit_without_a_directory_continues_the_tracked_run(begun):
+    server = Server()
+    hook, loop = begun(server)
+    loop.window(hook, loss=[1, 2])
+    finish(hook, loop)
+    hook.start(loop)
+    loop.window(hook, loss=[3])
+    finish(hook, loop)
+    assert server.steps() == [1, 2, 3] and server.runs == ["first", "first"]
+
+
+def test_an_unreachable_tracker_is_tried_again(begun):
+    server = Server(fails=3)
+    hook, loop = begun(server)
+    loop.window(hook, loss=[1, 2])
+    finish(hook, loop)
+    assert server.steps() == [1, 2] and loop.warnings == []
+
+
+def test_what_was_not_sent_is_logged_and_training_does_not_wait(begun):
+    hook, loop = begun(Server(fails=10**9), wait=0.2)
+    started = time.monotonic()
+    for _ in range(200):
+        loop.window(hook, loss=np.zeros(100))
+    assert time.monotonic() - started < 5
+    hook.end(loop, None)
+    (warning,) = loop.warnings
+    assert warning.startswith("Tracked: 20,000 steps and records of steps 1 to 20,000 were not")
+    assert "the tracker could not be reached (ConnectionError: ['refused'])" in warning
+    assert warning.endswith("They are in the history and in log.jsonl")
+    with pytest.warns(TreadleWarning, match="Tracked: the end of the run"):
+        hook.ended(loop, None)
+
+
+def test_a_full_queue_drops_values_and_the_log_says_how_many(begun, monkeypatch):
+    monkeypatch.setattr(tracking, "MOST_VALUES", 100)
+    hook, loop = begun(Server(seconds=0.5), wait=0.0)
+    loop.window(hook, loss=np.zeros(500))
+    hook.end(loop, None)
+    (warning,) = loop.warnings
+    assert "500 were not sent, because the tracker was too slow" in warning
+
+
+@pytest.mark.parametrize(
+    ("error", "unfinished", "status"),
+    [
+        (None, True, "interrupted"),
+        (ValueError(), False, "failed"),
+        (KeyboardInterrupt(), False, "interrupted"),
+    ],
+)
+def test_the_status_is_that_of_the_run(begun, error, unfinished, status):
+    server = Server()
+    hook, loop = begun(server)
+    loop.unfinished = unfinished
+    finish(hook, loop, error)
+    assert server.statuses == [status]
+
+
+@pytest.mark.parametrize(("kind", "extra"), [(MLflow, "mlflow"), (Wandb, "wandb")])
+def test_a_missing_package_is_an_error_that_names_the_extra(kind, extra, monkeypatch):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    message = rf"hook {kind.__name__} needs the package {extra}.*pip install 'treadle\[{extra}\]'"
+    with pytest.raises(ConfigurationError, match=message):
+        kind()
+
+
+def test_a_negative_time_to_wait_is_an_error():
+    with pytest.raises(ConfigurationError, match=r"Tracked needs wait >= 0 seconds, not -1"):
+        Tracked(Server(), wait=-1)
+
+
+def test_names_have_the_characters_that_mlflow_allows():
+    assert mlflow_name("norm/model[0] a.b:c-d") == "norm/model_0_ a.b:c-d"
