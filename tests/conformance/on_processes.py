@@ -338,9 +338,19 @@ def draw_along_the_second_axis() -> None:
 
 @fails
 def other_data() -> None:
-    treadle.setup(seed=rank())
+    x, y = rows(16)
+    batches = [(x[:8] + rank(), y[:8]), (x[8:], y[8:])]  # a list has no facts to compare
     with treadle.Loop(Small(usual), console=False) as loop:
-        loop.fit(source(19, 8), epochs=1)
+        loop.fit(batches, epochs=1)
+
+
+@fails
+def other_seed() -> None:
+    treadle.setup(seed=rank())
+    try:
+        treadle.Loop(Small(usual), console=False)
+    finally:
+        keras.utils.set_random_seed(0)
 
 
 @fails
@@ -354,7 +364,12 @@ def gathered_without_rows() -> None:
 
 @fails
 def other_variables() -> None:
-    fit(usual, units=5 + rank())
+    class Unlike(Small):
+        def __init__(self) -> None:
+            super().__init__(usual, 5 + rank())
+
+    with treadle.Loop(Unlike(), console=False) as loop:
+        loop.fit(source(19, 8), epochs=1)
 
 
 @fails

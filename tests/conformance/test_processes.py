@@ -112,6 +112,10 @@ FAILURES = {
         r"same data in the same order, and take their rows of each batch: give all the same "
         r"seed and data, without a part of the data for each"
     ),
+    "other-seed": (
+        r"the configuration of process 1 and of process 0 differ: seed is 1 in process 1, and 0 "
+        r"in process 0\. All processes must run the same script with the same data and settings"
+    ),
     "gathered-without-rows": (
         r"gathered got a tensor of shape \(\), which has no rows of the batch: its first "
         r"dimension must be a multiple of 4, the number of rows of this process"

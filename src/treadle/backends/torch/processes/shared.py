@@ -73,6 +73,11 @@ class SharedExecutor:
         self.plan, self.whole = self._executor.plan, self._executor.whole
 
     @property
+    def calls_python(self) -> bool:
+        """Whether each run calls Python functions, whose effects cannot be undone."""
+        return self._executor.calls_python
+
+    @property
     def programs(self) -> int:
         """The number of programs compiled so far."""
         return self._executor.programs
