@@ -105,6 +105,24 @@ def test_a_group_with_a_killed_process_starts_again_bit_for_bit(
 
 
 @pytest.mark.long
+@pytest.mark.skipif(keras.config.backend() != "torch", reason="torchrun is of PyTorch")
+def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "group_run.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ended = Ended(
+        subprocess.run(
+            [*torchrun, script, str(tmp_path / "run")],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    )
+    assert ended.code == 0, ended.errors
+    assert ended.last == whole[1].last
+
+
+@pytest.mark.long
 def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="raise@1@10")
     assert ended.code == 1

@@ -8,6 +8,7 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ....core.processes import ProcessGroup
 from ....errors import ConfigurationError
@@ -98,13 +99,12 @@ def connect(group: ProcessGroup, address: str) -> None:
     if kind == "nccl":
         torch.cuda.set_device(getattr(group, "local_rank", group.rank))
     if not dist.is_initialized():
+        host, port = address.rsplit(":", 1)
         try:
+            # With `init_method`, processes of torchrun would wait for a store of torchrun there.
+            store = TCPStore(host, int(port), group.size, group.rank == 0, TIMEOUT)
             dist.init_process_group(
-                kind,
-                init_method=f"tcp://{address}",
-                rank=group.rank,
-                world_size=group.size,
-                timeout=TIMEOUT,
+                kind, store=store, rank=group.rank, world_size=group.size, timeout=TIMEOUT
             )
         except (RuntimeError, ValueError) as error:
             raise ConfigurationError(
