@@ -35,6 +35,8 @@ class FinalModel(Hook):
             return
         import keras  # late: it fixes the backend, which may not be chosen yet at import
 
+        from ..backends.base import active
+
         # Variables first: they are saved even if saving a model fails.
         arrays = loop.state.arrays()  # in all processes, each of which may hold a part
         if not is_chief():
@@ -44,10 +46,14 @@ class FinalModel(Hook):
             folder.remove_file(OLD_STATE)  # of an older version, and now outdated
             for name, value in vars(loop.task).items():
                 if isinstance(value, keras.Model):
-                    fault = _save(value, folder, f"{name}.keras")
+                    split = active().is_split(value.variables)
+                    fault = _SPLIT if split else _save(value, folder, f"{name}.keras")
                     if fault:
                         warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
                         loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
+
+
+_SPLIT = "Its weights are split among processes"
 
 
 def _save(model: Any, folder: Folder, name: str) -> str | None:
