@@ -72,7 +72,7 @@ def begun(monkeypatch):
 
 def finish(hook, loop, error=None):
     hook.end(loop, error)
-    hook.ended(loop, error)
+    hook.after_end(loop, error)
 
 
 def test_steps_records_images_texts_and_files_are_sent_in_order(begun, tmp_path):
@@ -171,7 +171,7 @@ def test_what_was_not_sent_is_logged_and_training_does_not_wait(begun):
     assert "the tracker could not be reached (ConnectionError: ['refused'])" in warning
     assert warning.endswith("They are in the history and in log.jsonl")
     with pytest.warns(TreadleWarning, match="Tracked: the end of the run"):
-        hook.ended(loop, None)
+        hook.after_end(loop, None)
 
 
 def test_a_full_queue_drops_values_and_the_log_says_how_many(begun, monkeypatch):

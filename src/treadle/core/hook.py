@@ -236,7 +236,7 @@ class Hook:
 
 
 class DetailedHook(Hook):
-    """Base class for hooks that are also called before windows and around evaluations."""
+    """Base class for hooks that are also called before windows, around evaluations, and last."""
 
     def before(self, loop: LoopView) -> None:
         """Called before each window; the state is that after step `loop.progress.step`."""
@@ -249,3 +249,6 @@ class DetailedHook(Hook):
 
         Only calls between the first step and the end of training count.
         """
+
+    def after_end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Called after the `end` of all hooks, when all files of the run are written."""

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 
 from ..core.directory import RUN, read_run
 from ..core.folder import Folder
-from ..core.hook import Hook, LoopView
+from ..core.hook import DetailedHook, LoopView
 from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Record, StepLogs
@@ -108,7 +108,7 @@ class Client(Protocol):
         ...
 
 
-class Tracker(Hook):
+class Tracker(DetailedHook):
     """Base class: collects what a run logs, and sends it with a client in a thread.
 
     Args:
@@ -215,7 +215,7 @@ class Tracker(Hook):
         if message:
             loop.log({"warning": f"{self._kind}: {message}"})
 
-    def ended(self, loop: LoopView, error: BaseException | None) -> None:
+    def after_end(self, loop: LoopView, error: BaseException | None) -> None:
         """Upload the files, which other hooks have written now, and end the tracked run."""
         sender, self._sender = self._sender, None
         if sender is None:

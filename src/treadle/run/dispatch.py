@@ -136,9 +136,9 @@ class HookDispatcher:
                 failures.append(failure)
         # Now all files are written: hooks may send them.
         for hook in self._called:
-            if hasattr(hook, "ended"):
-                with _HookRun(self, f"{type(hook).__name__}.ended", loop):
-                    hook.ended(loop, error or next(iter(failures), None))  # type: ignore[attr-defined]
+            if isinstance(hook, DetailedHook):
+                with _HookRun(self, f"{type(hook).__name__}.after_end", loop):
+                    hook.after_end(loop, error or next(iter(failures), None))
         if failures and error is None:
             raise failures[0]
         for failure in failures:
