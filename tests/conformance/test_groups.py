@@ -112,6 +112,31 @@ def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> N
     assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
 
 
+def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="nan@1@0")
+    assert ended.code == 0, ended.errors
+    assert ended.last[0] == ended.last[1]
+    assert ended.last[0][0] == 30  # one of seven batches of each epoch is excluded
+    assert [x["epoch"] for x in read_run(tmp_path / "run")["passed_over"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
+def test_an_exception_in_the_body_of_a_loop_is_named_in_the_others(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="body@1@10")
+    assert ended.code == 1
+    assert "ValueError: planted" in ended.errors
+    assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
+
+
+@pytest.mark.long
+def test_a_process_that_reads_slowly_reads_windows_of_equal_size(
+    whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    ended = train(tmp_path / "run", FAULT="reads@1@0")
+    assert ended.code == 0, ended.errors
+    assert ended.last[0] == ended.last[1]
+
+
 @pytest.mark.long
 def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="data@1@0")

@@ -2,12 +2,13 @@
 
 import atexit
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core.identity import versions
 from ..core.processes import join, process_group
-from ..errors import ConfigurationError
-from .channel import Channel, connect, free_port, listen, receive, send
+from ..errors import ConfigurationError, ProcessError
+from .channel import Channel, answer, connect, free_port, listen, send
 from .environment import Place
 
 if TYPE_CHECKING:
@@ -37,16 +38,25 @@ def join_processes(place: Place, backend: "Backend") -> None:
             send(link, {"address": address, "fault": fault})
     else:
         links = {0: connect(place.host, place.port, mine)}
-        answer = receive(links[0])
-        address, fault = answer["address"], answer["fault"]
+        received = answer(links[0], place.host, place.port)
+        address, fault = received["address"], received["fault"]
     if fault:
         raise ConfigurationError(fault)
     channel = Channel(place.rank, place.size, links)
-    atexit.register(channel.close)
+    atexit.register(_leave, channel)
     join(channel)
     backend.join_processes(channel, address)
     if place.rank == 0:
         print(f"treadle: {place.size} processes, by {place.launcher}", file=sys.stderr)
+
+
+def _leave(channel: Channel) -> None:
+    """Leave the group when the script ends: as planned, or by an exception."""
+    error: BaseException | None = getattr(sys, "last_value", None)  # set before `atexit` runs
+    if error is not None:
+        with suppress(ProcessError):  # another process failed first
+            channel.fail(error)
+    channel.close()
 
 
 def _fault(mine: dict[str, Any], others: dict[int, dict[str, Any]]) -> str:
