@@ -67,6 +67,11 @@ def test_a_process_that_trains_alone(variables: dict[str, str]) -> None:
     assert found_place(variables) is None
 
 
+def test_processes_that_a_member_starts_are_no_members() -> None:
+    assert found_place({**TORCHRUN, "TREADLE_JOINED": str(os.getpid())}) is not None
+    assert found_place({**TORCHRUN, "TREADLE_JOINED": str(os.getppid())}) is None
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

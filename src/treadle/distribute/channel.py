@@ -320,11 +320,11 @@ def listen(host: str, port: int, size: int, wait: float = WAIT_SECONDS) -> "dict
                 link.close()
                 continue
             rank = first.get("rank")
-            known = isinstance(rank, int) and 0 < rank < size and rank not in found
-            if first.get("token") != _token() or not known:
+            new = isinstance(rank, int) and 0 < rank < size and rank not in found
+            if new and first.get("token") == _token():
+                found[rank] = _prepared(link), first  # type: ignore[reportArgumentType]
+            else:
                 link.close()
-                continue
-            found[rank] = _prepared(link), first
     return found
 
 

@@ -1,6 +1,7 @@
 """Joining the group of processes that train one task together."""
 
 import atexit
+import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from ..core.identity import versions
 from ..core.processes import join, process_group
 from ..errors import ConfigurationError, ProcessError
 from .channel import Channel, answer, connect, free_port, listen, send
-from .environment import Place
+from .environment import JOINED_VARIABLE, Place
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
@@ -45,6 +46,7 @@ def join_processes(place: Place, backend: "Backend") -> None:
     channel = Channel(place.rank, place.size, links)
     atexit.register(_leave, channel)
     join(channel)
+    os.environ[JOINED_VARIABLE] = str(os.getpid())
     backend.join_processes(channel, address)
     if place.rank == 0:
         print(f"treadle: {place.size} processes, by {place.launcher}", file=sys.stderr)
