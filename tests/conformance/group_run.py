@@ -54,6 +54,10 @@ class Fault(treadle.Hook):
         if KIND == "raise":
             raise ValueError("planted")
 
+    def end(self, loop: Any, error: BaseException | None) -> None:
+        if IS_IT and KIND == "end":
+            raise ValueError("planted")
+
 
 class Saving(treadle.hooks.Checkpoint):
     def save(self, loop: Any, wait: bool = False) -> bool:

@@ -121,11 +121,12 @@ def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_an_exception_in_the_body_of_a_loop_is_named_in_the_others(tmp_path: Path) -> None:
-    ended = train(tmp_path / "run", FAULT="body@1@10")
+@pytest.mark.parametrize("fault", ["body@1@10", "end@0@0"])
+def test_an_exception_outside_of_steps_is_named_in_the_others(tmp_path: Path, fault: str) -> None:
+    ended = train(tmp_path / "run", FAULT=fault)
     assert ended.code == 1
-    assert "ValueError: planted" in ended.errors
-    assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
+    rank = fault.split("@")[1]
+    assert f"ProcessError: process {rank} failed: ValueError: planted. This process" in ended.errors
 
 
 @pytest.mark.long
