@@ -11,9 +11,22 @@ from typing import Any
 import pytest
 
 from treadle.core import processes
+from treadle.core.directory import LostRecordError
+from treadle.core.progress import Progress
 from treadle.distribute import channel as channels
-from treadle.distribute.channel import Channel, connect, free_port, listen, receive, send
+from treadle.distribute.channel import (
+    Channel,
+    answer,
+    connect,
+    free_port,
+    listen,
+    receive,
+    send,
+)
 from treadle.errors import ConfigurationError, DirectoryError, ProcessError
+from treadle.run import agreement
+from treadle.run.agreement import Agreement
+from treadle.run.call import Call
 
 
 def in_threads(functions: list[Callable[[], Any]]) -> list[Any]:
@@ -157,11 +170,17 @@ def test_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
 
     def foreign() -> None:
-        for first in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02[]"):
+        deep = b"[" * 60_000
+        for first in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x00\x00\x00\x02[]",
+            len(deep).to_bytes(4, "big") + deep,
+        ):
             with socket.create_connection(("127.0.0.1", port)) as link:
                 link.sendall(first)
-        with socket.create_connection(("127.0.0.1", port)) as link:
-            send(link, {"rank": 1, "token": "guessed"})
+        for known in ({"rank": 1, "token": "guessed"}, {"rank": 1e400, "token": "secret"}):
+            with socket.create_connection(("127.0.0.1", port)) as link:
+                send(link, known)
 
     def member() -> Any:
         link = connect("127.0.0.1", port, {"rank": 1})
@@ -175,11 +194,9 @@ def test_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
         found[1][0].close()
         return {rank: first for rank, (_, first) in found.items()}
 
-    started = [threading.Event()]
     found = in_threads(
         [chief, lambda: (time.sleep(0.3), foreign()), lambda: (time.sleep(0.6), member())[1]]
     )
-    assert not started[0].is_set()
     assert found[0] == {1: {"rank": 1, "token": "secret"}}
     assert found[2] == {"address": "here"}
 
@@ -203,6 +220,49 @@ def test_a_chief_that_is_not_there_is_named() -> None:
         ConfigurationError, match=f"process 1 cannot reach process 0 at 127.0.0.1, port {port}"
     ):
         connect("127.0.0.1", port, {"rank": 1}, wait=0.2)
+
+
+def test_a_program_that_sends_nothing_does_not_keep_others_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "FIRST_SECONDS", 0.2)
+    port = free_port()
+
+    def chief() -> Any:
+        found = listen("127.0.0.1", port, 2, wait=20)
+        found[1][0].close()
+        return list(found)
+
+    def others() -> None:
+        time.sleep(0.3)
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.sendall(b"\x00")
+            connect("127.0.0.1", port, {"rank": 1}).close()
+            time.sleep(1)
+
+    assert in_threads([chief, others])[0] == [1]
+
+
+def test_a_chief_of_other_processes_is_named() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours, pytest.raises(ConfigurationError) as raised:
+        answer(ours, "node1", 29501)
+    assert str(raised.value) == (
+        "process 0 at node1, port 29501, closed the connection: it has ended (see its output), or "
+        "it belongs to other processes. Start all processes with the same number of them; for two "
+        "runs at a time, set TREADLE_PORT to another port in each"
+    )
+
+
+def test_a_failure_is_told_once(group: Group) -> None:
+    group.members[1].fail(ValueError("planted"))
+    time.sleep(0.2)
+    group.members[0].close()  # which follows from the failure
+    time.sleep(0.2)
+    group.members[1].fail(ValueError("planted"))
+    with pytest.raises(ProcessError, match="process 1 failed: ValueError: planted"):
+        group.members[2].exchange(0, "a window")
 
 
 class Pair:
@@ -241,6 +301,51 @@ def test_an_error_of_the_chief_is_one_of_all(joined: Callable[[Pair], None]) -> 
     joined(Pair(0, None))
     with pytest.raises(DirectoryError, match="no such place"):
         processes.on_chief(refuse, "reading")
+
+
+def test_errors_of_other_modules_are_sent_as_their_base_class(
+    joined: Callable[[Pair], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise LostRecordError("run.json is damaged", "damaged")
+
+    sent: list[Any] = []
+    joined(Pair(0, None))
+    monkeypatch.setattr(Pair, "exchange", lambda _, value, at: sent.append(value))
+    with pytest.raises(LostRecordError):
+        processes.on_chief(refuse, "reading")
+    assert sent == [["DirectoryError", "run.json is damaged"]]
+
+
+def test_the_slowest_process_counts(joined: Callable[[Pair], None]) -> None:
+    assert processes.slowest(0.5, "measuring") == 0.5
+    joined(Pair(0, 2.0))
+    assert processes.slowest(0.5, "measuring") == 2.0
+
+
+def test_slow_bodies_of_loops_do_not_delay_signals(
+    joined: Callable[[Pair], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Feed:
+        waited = 0.0
+
+    now, exchanged = [100.0], list[str]()
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])
+    pair = Pair(0, [100.0, 0.0001, 0.0, 15])
+    both = pair.exchange
+    monkeypatch.setattr(
+        pair, "exchange", lambda value, at: (exchanged.append(at), both(value, at))[1]
+    )
+    joined(pair)
+    for seconds, last in ((0.0002, 300), (0.1, 305)):  # from one step to the next
+        agreed, call = Agreement(), Call("steps", Progress(), Progress())
+        for step in range(1, last):
+            now[0] += seconds
+            agreed.after_window(call, step, 0.0001, Feed())  # type: ignore[arg-type]
+        assert call.signal is not None and call.signal.name == "SIGTERM"
+    at = "the window that ends at step"
+    assert exchanged[:3] == [f"{at} 1", f"{at} 251", f"{at} 1"]
+    assert exchanged[3:] == [f"{at} {step}" for step in range(2, 305)]
 
 
 def test_different_values_are_named_by_process(joined: Callable[[Pair], None]) -> None:

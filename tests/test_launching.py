@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import treadle
 from treadle.distribute import Place, found_place
 from treadle.errors import ConfigurationError
 
@@ -65,6 +66,22 @@ def test_launchers_say_which_process_this_is(variables: dict[str, str], place: P
 )
 def test_a_process_that_trains_alone(variables: dict[str, str]) -> None:
     assert found_place(variables) is None
+
+
+def test_a_launched_script_without_setup_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as raised:
+        treadle.Loop(treadle.Task(), console=False)
+    assert str(raised.value) == (
+        "this is process 3 of 4, by torchrun, but it has not joined the others, and would train "
+        "alone: call treadle.setup() at the top of the script"
+    )
+
+
+def test_processes_that_a_member_starts_are_no_members() -> None:
+    assert found_place({**TORCHRUN, "TREADLE_JOINED": str(os.getpid())}) is not None
+    assert found_place({**TORCHRUN, "TREADLE_JOINED": str(os.getppid())}) is None
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,11 @@ class Loop:
         """End the hooks and close the source."""
         self._session.in_context = False
         self._session.feed.close()
-        self._session.end(error, final=True)
+        try:
+            if isinstance(error, Exception):  # perhaps of the body; `sys.exit` is no failure
+                self._session.tell_others(error)
+        finally:
+            self._session.end(error, final=True)
 
     def fit(
         self,

@@ -27,6 +27,7 @@ RANK = process_group().rank
 DIRECTORY = Path(sys.argv[1])
 KIND, WHO, AT = (*os.environ.get("FAULT", "none@0@0").split("@"),)
 IS_IT = int(WHO) == RANK
+ACTION: Any = "rollback" if KIND == "nan" else "stop"
 
 
 def once() -> bool:
@@ -44,13 +45,17 @@ class Fault(treadle.Hook):
             return
         if KIND == "slow":
             time.sleep(0.02)
-        if loop.progress.step < int(AT) or KIND in ("none", "slow", "save", "data") or not once():
+        if loop.progress.step < int(AT) or KIND not in ("kill", "term", "raise") or not once():
             return
         if KIND == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if KIND == "term":
             os.kill(os.getpid(), signal.SIGTERM)
         if KIND == "raise":
+            raise ValueError("planted")
+
+    def end(self, loop: Any, error: BaseException | None) -> None:
+        if IS_IT and KIND == "end":
             raise ValueError("planted")
 
 
@@ -62,10 +67,26 @@ class Saving(treadle.hooks.Checkpoint):
         return super().save(loop, wait)
 
 
+class Slow(list[Any]):
+    """Batches, of which the second one takes longer than a window waits for it."""
+
+    def __iter__(self) -> Any:
+        for i in range(len(self)):
+            if IS_IT and i == 1:
+                time.sleep(0.4)
+            yield self[i]
+
+
 def source(count: int, batch_size: int, **how: Any) -> Any:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count, 8)).astype("float32")
-    return treadle.data.from_arrays(x, 2 * x[:, :1], batch_size=batch_size, **how)
+    y = 2 * x[:, :1]
+    if KIND == "nan" and count == 97:
+        y[3] = np.nan
+    if KIND == "reads":
+        starts = range(0, count - 1, batch_size)
+        return Slow([(x[i : i + batch_size], y[i : i + batch_size]) for i in starts])
+    return treadle.data.from_arrays(x, y, batch_size=batch_size, **how)
 
 
 def main() -> None:
@@ -75,10 +96,15 @@ def main() -> None:
     loop = treadle.Loop(
         treadle.Supervised(model, "mse", keras.optimizers.Adam(1e-2)),
         DIRECTORY,
-        hooks=[Fault(), Saving(every="7 steps")],
+        hooks=[Fault(), Saving(every="7 steps"), treadle.hooks.NonFinite(ACTION)],
         options=treadle.Options(window=4),
         console=False,
     )
+    if KIND == "body":
+        with loop:
+            for logs in loop.steps(source(97, 16)):
+                if IS_IT and logs.step == 3:
+                    raise ValueError("planted")
     until = os.environ.get("UNTIL")
     lasts: dict[str, Any] = {"epochs": 5} if until is None else {"until": until}
     loop.fit(source(count, 16, shuffle=True), source(33, 8), **lasts)

@@ -130,6 +130,32 @@ def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> N
     assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
 
 
+def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="nan@1@0")
+    assert ended.code == 0, ended.errors
+    assert ended.last[0] == ended.last[1]
+    assert ended.last[0][0] == 30  # one of seven batches of each epoch is excluded
+    assert [x["epoch"] for x in read_run(tmp_path / "run")["passed_over"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["body@1@10", "end@0@0"])
+def test_an_exception_outside_of_steps_is_named_in_the_others(tmp_path: Path, fault: str) -> None:
+    ended = train(tmp_path / "run", FAULT=fault)
+    assert ended.code == 1
+    rank = fault.split("@")[1]
+    assert f"ProcessError: process {rank} failed: ValueError: planted. This process" in ended.errors
+
+
+@pytest.mark.long
+def test_a_process_that_reads_slowly_reads_windows_of_equal_size(
+    whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    ended = train(tmp_path / "run", FAULT="reads@1@0")
+    assert ended.code == 0, ended.errors
+    assert ended.last[0] == ended.last[1]
+
+
 @pytest.mark.long
 def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="data@1@0")

@@ -132,10 +132,29 @@ def on_chief(function: Callable[[], T], at: str) -> T:
     try:
         result = function()
     except TreadleError as error:
-        _group.exchange([type(error).__name__, str(error)], at)
+        _group.exchange([_public_name(error), str(error)], at)
         raise
     _group.exchange(["", result], at)
     return result
+
+
+def _public_name(error: TreadleError) -> str:
+    """Return the name of the class of an error, or of its base class, in `treadle.errors`."""
+    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+
+
+def slowest(seconds: float, at: str) -> float:
+    """Return the largest of the times that processes took; all must call this at the same point.
+
+    Args:
+        seconds: The seconds that this process took.
+        at: What the processes are doing, for messages.
+
+    Example:
+        >>> slowest(0.25, "measuring")
+        0.25
+    """
+    return seconds if _group.size == 1 else max(_group.exchange(seconds, at))
 
 
 def require_equal(what: str, value: T) -> T:

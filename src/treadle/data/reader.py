@@ -5,12 +5,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from time import monotonic
 from typing import Any, Final
 
 import numpy as np
 
 from ..backends.window import Window
+from ..core.processes import process_group
 from ..errors import DataError
 from . import random_states
 from .iterables import StackingIterator
@@ -195,7 +197,7 @@ class BatchReader(CountingReader):
                 for leaf in batch.leaves
             ]
             count, following = 0, batch
-            until = monotonic() + DRAWING_SECONDS
+            until = monotonic() + _drawing_seconds()
             while following is not None and following.is_like(batch):
                 for stack, leaf in zip(stacks, following.leaves, strict=True):
                     if stack is not None:
@@ -223,7 +225,7 @@ class BatchReader(CountingReader):
     def _draw_stacked(self, iterator: StackingIterator, most: int) -> Window | None:
         """Draw a window from an iterator that draws from no random state and reuses no array."""
         try:
-            structure, count = iterator.stacked(most, DRAWING_SECONDS)
+            structure, count = iterator.stacked(most, _drawing_seconds())
             batches = _Batch.of(structure)
         except StopIteration:
             self._ended = True
@@ -385,3 +387,8 @@ def refuse_beyond(start: int, length: int | None, epoch: int) -> None:
             f"epoch {epoch + 1} has {length} batches, but {start} of its batches were trained on "
             f"before: this is not the data that the run began with"
         )
+
+
+def _drawing_seconds() -> float:
+    """Return after how many seconds a window ends: in several processes, all must end alike."""
+    return DRAWING_SECONDS if process_group().size == 1 else inf

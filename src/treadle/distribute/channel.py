@@ -24,6 +24,9 @@ from ..errors import ConfigurationError, ProcessError
 _LENGTH: Final = struct.Struct("!I")
 MOST_BYTES: Final = 64 << 20
 """The longest message."""
+FIRST_BYTES: Final = 1 << 16
+FIRST_SECONDS: Final = 5.0
+"""The size of a first message and the time for it: it may be that of any program."""
 WAIT_SECONDS: Final = 300.0
 """How long processes wait at the start until all others have started."""
 GRACE_SECONDS: Final = 10.0
@@ -103,6 +106,8 @@ class Channel:
             ProcessError: Another process has failed. Then an operation that communicates with it
                 raises an error too, perhaps before its message has arrived.
         """
+        if self.failed and self._failure is None:
+            return  # the others know
         end = time.monotonic() + MESSAGE_SECONDS
         while self._failure is None and time.monotonic() < end:
             time.sleep(0.02)
@@ -182,7 +187,7 @@ class Channel:
                 self._received[other].put(message)
         if not left and not self._closing:
             self._failed(other, _ended(other))
-        elif self._failure is None and not self._closing:
+        elif self._failure is None and not self._closing and not self.failed:
             self._failure = (
                 f"process {other} has ended its script, but process {self.rank} still trains: "
                 f"{_EQUAL_CALLS}"
@@ -223,18 +228,28 @@ def _leave(why: str) -> None:
     os._exit(1)
 
 
-def receive(link: socket.socket) -> dict[str, Any]:
+def receive(
+    link: socket.socket, most: int = MOST_BYTES, end: float | None = None
+) -> dict[str, Any]:
     """Return the next message.
+
+    Args:
+        link: The connection.
+        most: The most bytes of a message.
+        end: The time of the monotonic clock at which to give up, or None.
 
     Raises:
         EOFError: The connection was closed.
         ValueError: The message is not valid.
-        OSError: The connection failed.
+        OSError: The connection failed, or the time is over.
     """
-    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
-    if length > MOST_BYTES:
-        raise ValueError(f"a message has {length:,} bytes; at most {MOST_BYTES:,} are expected")
-    message = json.loads(_exactly(link, length))
+    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, end))
+    if length > most:
+        raise ValueError(f"a message has {length:,} bytes; at most {most:,} are expected")
+    try:
+        message = json.loads(_exactly(link, length, end))
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
     if not isinstance(message, dict):
         raise ValueError(f"a message is {message!r:.80}; expected a dict")
     return message
@@ -246,9 +261,11 @@ def send(link: socket.socket, message: Mapping[str, Any]) -> None:
     link.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _exactly(link: socket.socket, count: int) -> bytes:
+def _exactly(link: socket.socket, count: int, end: float | None) -> bytes:
     parts: list[bytes] = []
     while count:
+        if end is not None:
+            link.settimeout(max(0.01, end - time.monotonic()))
         part = link.recv(min(count, 1 << 20))
         if not part:
             raise EOFError
@@ -273,7 +290,9 @@ def listen(host: str, port: int, size: int, wait: float = WAIT_SECONDS) -> "dict
         ConfigurationError: The port is in use, or a process does not connect in time.
     """
     try:
-        server = socket.create_server(("", port), backlog=size, reuse_port=False)
+        # Processes of one machine need no port that other machines can reach.
+        address = host if host in ("127.0.0.1", "localhost") else ""
+        server = socket.create_server((address, port), backlog=size, reuse_port=False)
     except OSError as error:
         raise ConfigurationError(
             f"process 0 cannot listen on port {port}: {error.strerror}. End the program that uses "
@@ -295,16 +314,17 @@ def listen(host: str, port: int, size: int, wait: float = WAIT_SECONDS) -> "dict
                     "reach this address"
                 ) from error
             try:
-                link.settimeout(10)
-                first = receive(link)
-                rank = int(first["rank"])
-            except (OSError, ValueError, EOFError, KeyError, TypeError):
-                link.close()  # not one of ours: any program may connect
-                continue
-            if first.get("token") != _token() or not 0 < rank < size or rank in found:
+                # Not only ours: any program may connect.
+                first = receive(link, FIRST_BYTES, time.monotonic() + FIRST_SECONDS)
+            except (OSError, ValueError, EOFError):
                 link.close()
                 continue
-            found[rank] = _prepared(link), first
+            rank = first.get("rank")
+            new = isinstance(rank, int) and 0 < rank < size and rank not in found
+            if new and first.get("token") == _token():
+                found[rank] = _prepared(link), first  # type: ignore[reportArgumentType]
+            else:
+                link.close()
     return found
 
 
@@ -328,6 +348,22 @@ def connect(host: str, port: int, first: Mapping[str, Any], wait: float = WAIT_S
                     "process 0 was started and is allowed to listen there"
                 ) from error
             time.sleep(0.1)
+
+
+def answer(link: socket.socket, host: str, port: int) -> dict[str, Any]:
+    """Return the answer of process 0 to the first message.
+
+    Raises:
+        ConfigurationError: Process 0 has closed the connection.
+    """
+    try:
+        return receive(link)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigurationError(
+            f"process 0 at {host}, port {port}, closed the connection: it has ended (see its "
+            "output), or it belongs to other processes. Start all processes with the same number "
+            "of them; for two runs at a time, set TREADLE_PORT to another port in each"
+        ) from error
 
 
 def _token() -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ..errors import ConfigurationError
 
 PORT_VARIABLE = "TREADLE_PORT"
+JOINED_VARIABLE = "TREADLE_JOINED"
+"""The id of the process that joined the others. Processes that it starts, such as those that load
+data, inherit its variables, but are no members of the group."""
 # Of SLURM and Open MPI, which do not choose a port: one for each job, below the ports that Linux
 # gives to outgoing connections (32768 to 60999).
 _FIRST_PORT, _PORTS = 12_000, 20_000
@@ -41,7 +44,7 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
 
     In this order: the variables of torchrun (which `treadle launch` also sets), of SLURM, of Open
     MPI. Those of torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and
-    `WORLD_SIZE` too. Interactive jobs of SLURM do not count.
+    `WORLD_SIZE` too. Interactive jobs of SLURM do not count, and processes that a member starts.
 
     Args:
         variables: The environment variables; by default those of this process.
@@ -56,7 +59,10 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
         >>> found_place({"RANK": "0", "WORLD_SIZE": "8"}) is None
         True
     """
-    env = _Variables(os.environ if variables is None else variables)
+    given = os.environ if variables is None else variables
+    if given.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid()):
+        return None
+    env = _Variables(given)
     for find in (_torchrun, _slurm, _open_mpi):
         place = find(env)
         if place is not None:

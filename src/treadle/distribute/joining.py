@@ -1,14 +1,16 @@
 """Joining the group of processes that train one task together."""
 
 import atexit
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core.identity import versions
 from ..core.processes import join, process_group
-from ..errors import ConfigurationError
-from .channel import Channel, connect, free_port, listen, receive, send
-from .environment import Place
+from ..errors import ConfigurationError, ProcessError
+from .channel import Channel, answer, connect, free_port, listen, send
+from .environment import JOINED_VARIABLE, Place
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
@@ -37,16 +39,26 @@ def join_processes(place: Place, backend: "Backend") -> None:
             send(link, {"address": address, "fault": fault})
     else:
         links = {0: connect(place.host, place.port, mine)}
-        answer = receive(links[0])
-        address, fault = answer["address"], answer["fault"]
+        received = answer(links[0], place.host, place.port)
+        address, fault = received["address"], received["fault"]
     if fault:
         raise ConfigurationError(fault)
     channel = Channel(place.rank, place.size, links)
-    atexit.register(channel.close)
+    atexit.register(_leave, channel)
     join(channel)
+    os.environ[JOINED_VARIABLE] = str(os.getpid())
     backend.join_processes(channel, address)
     if place.rank == 0:
         print(f"treadle: {place.size} processes, by {place.launcher}", file=sys.stderr)
+
+
+def _leave(channel: Channel) -> None:
+    """Leave the group when the script ends: as planned, or by an exception."""
+    error: BaseException | None = getattr(sys, "last_value", None)  # set before `atexit` runs
+    if error is not None:
+        with suppress(ProcessError):  # another process failed first
+            channel.fail(error)
+    channel.close()
 
 
 def _fault(mine: dict[str, Any], others: dict[int, dict[str, Any]]) -> str:

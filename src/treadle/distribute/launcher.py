@@ -13,6 +13,7 @@ from typing import IO, Final
 
 from ..core.cores import cores
 from .channel import free_port
+from .environment import JOINED_VARIABLE
 
 GRACE_SECONDS: Final = 3.0
 """How long the other processes may go on after one has failed: they report it, and end."""
@@ -64,6 +65,8 @@ class _Group:
 
     def __init__(self, command: Sequence[str], workers: int) -> None:
         self.asked_to_end = False
+        self._processes: list[subprocess.Popen[bytes]] = []  # the handler may need it at once
+        self._readers: list[threading.Thread] = []
         self._before = {
             number: signal.signal(number, self._forward)
             for number in _FORWARDED
@@ -80,10 +83,11 @@ class _Group:
             # Each library would start a thread for each core.
             **dict.fromkeys(_LIBRARIES, str(max(1, cores() // workers))),
         }
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._readers: list[threading.Thread] = []
+        outer = {name: value for name, value in os.environ.items() if name != JOINED_VARIABLE}
         for rank in range(workers):
-            self._start(command, rank, {**shared, **os.environ, **_of_group(shared)})
+            self._start(command, rank, {**shared, **outer, **_of_group(shared)})
+        if self.asked_to_end:  # while they started: nothing is to be saved yet
+            self._end_all()
 
     def _start(self, command: Sequence[str], rank: int, variables: Mapping[str, str]) -> None:
         output = None if rank == 0 else subprocess.PIPE

@@ -16,6 +16,7 @@ from ..core.hook import LoopView
 from ..core.identity import source_facts
 from ..core.logs import Means
 from ..core.options import Options, run_seed
+from ..core.processes import slowest
 from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..data import as_source, random_states
@@ -173,7 +174,8 @@ class Evaluation:
                     prepared.refuse_moving_constants()
                     examples = np.full(window.count, float(window.examples))
                     means.add(values, {n: weights.get(n, examples) for n in values})
-                    pace.ran(window, outputs.seconds, prepared.largest)
+                    seconds = slowest(outputs.seconds, "a window of an evaluation")
+                    pace.ran(window, seconds, prepared.largest)
                     progress = progress.advanced(window.count, window.count * window.examples)
                     self.position = progress.batch, length
                 updated = [name for name in prepared.state.metrics if name in names]

@@ -9,9 +9,10 @@ from .. import hooks as default_hooks
 from ..checkpoint import Checkpoint as Saved
 from ..core.hook import Hook, LoopView
 from ..core.identity import identity, in_json_types
-from ..core.processes import is_chief, on_chief, require_equal
+from ..core.processes import is_chief, on_chief, process_group, require_equal
 from ..core.progress import Progress
 from ..core.triggers import Scheduled
+from ..distribute import found_place
 from ..errors import ConfigurationError
 from ..hooks.log_file import Mark
 from ..hooks.run_record import RunRecord
@@ -154,6 +155,21 @@ class Services:
             )
 
 
+def _check_joined() -> None:
+    """Check that a process that was started as one of several has joined the others.
+
+    Raises:
+        ConfigurationError: It has not, so it would train alone, and the others the same.
+    """
+    place = found_place() if process_group().size == 1 else None
+    # Tasks of SLURM and Open MPI may be meant to train apart.
+    if place is not None and place.launcher in ("treadle launch", "torchrun"):
+        raise ConfigurationError(
+            f"this is {place}, but it has not joined the others, and would train alone: call "
+            "treadle.setup() at the top of the script"
+        )
+
+
 def open_services(
     task: Any,
     directory: Path | None,
@@ -180,6 +196,7 @@ def open_services(
         ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
             in a run without a directory.
     """
+    _check_joined()
     require_equal(
         "configuration",
         in_json_types({**identity(task), **configuration, "directory": str(directory)}),

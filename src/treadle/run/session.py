@@ -307,8 +307,7 @@ class Session:
             error = raised
             if device_lost(raised):
                 raised.add_note(self.services.recovery())
-            if call.signal is None and not isinstance(raised, ProcessError):
-                process_group().fail(raised)
+            self.tell_others(raised)
             raise
         finally:
             try:
@@ -492,7 +491,9 @@ class Session:
 
     def count(self, logs: Any) -> None:
         """Add the steps of a window to the progress and the history."""
-        seconds = self._agreement.after_window(self.call, self.training.seconds, self.feed)
+        seconds = self._agreement.after_window(
+            self.call, logs.progress.step, self.training.seconds, self.feed
+        )
         if seconds is not None:
             self.training.adapt(seconds)
         self.progress = self.call.timed(logs.progress)
@@ -538,14 +539,31 @@ class Session:
                     self.swapped_optimizers = self.services.swapped_optimizers
                     for warning in self.averages.finish(self.state, self.swapped_optimizers):
                         self.record("log", {"warning": warning})
+        except BaseException as failure:
+            self.tell_others(failure)
+            raise
         finally:
             self.started = False
             try:
                 self.services.hooks.end(self._loop, error)
+            except BaseException as failure:
+                self.tell_others(failure)
+                raise
             finally:
                 self.swapped_optimizers = None
         if error is None:  # all files are written before any process goes on
             require_equal("step at which training ended", self.progress.step)
+
+    def tell_others(self, error: BaseException) -> None:
+        """Tell the other processes of an error, so that they end and do not wait for this one.
+
+        All of them heed the same signals, and roll back at the same step: these are no failures.
+
+        Raises:
+            ProcessError: Another process has failed, of which the error is a consequence.
+        """
+        if self.call.signal is None and not isinstance(error, (ProcessError, RolledBack)):
+            process_group().fail(error)
 
     def _leave_directory(self) -> None:
         """Remove the run directory if this process created it and it is empty."""

@@ -7,6 +7,7 @@ from statistics import median
 from ..backends.base import Executor, active
 from ..backends.plans import XLA, Plan, RefusedError
 from ..backends.window import Window
+from ..core.processes import slowest
 from .planning import candidates
 from .state import State
 
@@ -49,7 +50,7 @@ def fastest(
                 for executor, length, found in zip(executors, lengths, times, strict=True):
                     outputs = executor.run(first_batch.repeated(length), 0)
                     outputs.fetch()
-                    found.append(outputs.seconds / length)
+                    found.append(slowest(outputs.seconds, "measuring plans") / length)
                     state.put_back(kept)
     finally:  # restore the state after an error too
         state.put_back(kept)
@@ -67,7 +68,8 @@ def _length(executor: Executor, one: Window) -> int:
     executor.run(one, 0).fetch()
     outputs = executor.run(one, 0)
     outputs.fetch()
-    return max(1, min(LONGEST, int(ROUND_SECONDS / max(outputs.seconds, 1e-9))))
+    seconds = slowest(outputs.seconds, "measuring plans")
+    return max(1, min(LONGEST, int(ROUND_SECONDS / max(seconds, 1e-9))))
 
 
 def _pin(plan: Plan, compilers: tuple[str, ...]) -> str:
