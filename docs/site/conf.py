@@ -24,6 +24,7 @@ extensions = [
 exclude_patterns = ["site"]  # extension.py adds the pages that navigation.toml excludes
 # The anchors of headings are those that GitHub makes, down to the level that pages use.
 myst_heading_anchors = 4
+default_role = "code"
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -13,6 +13,7 @@ from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.rst import escape
 
+import treadle
 from treadle.cli import app as commands
 
 NAVIGATION = tomllib.loads((Path(__file__).parent / "navigation.toml").read_text())
@@ -24,7 +25,7 @@ def exclude_pages(app: Sphinx, config: Config) -> None:
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the navigation to the landing page, which so stays readable as plain Markdown."""
+    """Append the navigation to the landing page, whose file stays plain Markdown for GitHub."""
     if page != app.config.root_doc:
         return
     for section in NAVIGATION["section"]:
@@ -42,10 +43,10 @@ def adapt_docstring(
     described in words only, its type is in the signature: without the colon in front, napoleon
     would take the words before the first colon for a type.
     """
-    for number, line in enumerate(lines):
-        if not line.lstrip().startswith((">>> ", "... ")):
-            lines[number] = re.sub(r"(?<![`:\w])`([^`]+)`(?!`)(\w?)", adapted_code, line)
-        if number and re.fullmatch(r"\s*(Returns|Yields):", lines[number - 1]):
+    text = re.sub(r"(?<![`:\w])`([^`\n]+(?:\n[^`\n]+)?)`(?!`)(\w?)", adapted_code, "\n".join(lines))
+    lines[:] = text.split("\n")
+    for number in range(1, len(lines)):
+        if re.fullmatch(r"\s*(Returns|Yields):", lines[number - 1]):
             lines[number] = re.sub(r"^(\s*)", r"\1: ", lines[number])
 
 
@@ -65,6 +66,15 @@ def add_anchors(app: Sphinx, tree: nodes.document) -> None:
     for signature in tree.findall(addnodes.desc_signature):
         if signature.get("module") == "treadle.core.hook":
             signature["ids"].append(f"treadle.{signature['fullname']}")
+
+
+def skip_hook_methods(
+    app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any
+) -> bool | None:
+    """Leave out what a hook that comes with Treadle implements of the interface of all hooks."""
+    if getattr(member, "__module__", "").startswith("treadle.hooks.") and what == "class":
+        return hasattr(treadle.DetailedHook, name) or None
+    return None
 
 
 class Commands(SphinxDirective):
@@ -117,6 +127,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("treadle-commands", Commands)
     app.connect("config-inited", exclude_pages)
     app.connect("source-read", add_navigation)
+    app.connect("autodoc-skip-member", skip_hook_methods)
     app.connect("doctree-read", add_anchors)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # napoleon has 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}
