@@ -101,7 +101,7 @@ def test_figures_of_the_landing_page_are_those_of_the_measurements():
     values = [float(ratio) for ratio in ratios]
     assert (
         f"**{statistics.median(values):.1f}×** the speed of the fastest `fit`: the median of "
-        f"{len(values)} programs, which range from {min(values)}× to {max(values)}×"
+        f"{len(values)} pairs of program and backend, from {min(values)}× to {max(values)}×"
     ) in landing
 
     kills = re.findall(r"^\| \w+ \| \d+ \| (\d+) of (\d+) \|", text("reliability.md"), re.M)
