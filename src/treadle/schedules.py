@@ -63,7 +63,7 @@ class _Schedule(LearningRateSchedule):
 class Cyclic(_Schedule):
     """Cyclic schedule between two values (Smith 2017, https://arxiv.org/abs/1506.01186).
 
-    With `t` the step, in the paper's notation:
+    With `t` the step, in the paper's notation::
 
         cycle = floor(1 + t / (2 step_size))
         x = |t / step_size - 2 cycle + 1|
