@@ -37,10 +37,10 @@ def batch(*shape: int, dtype: str = "float32") -> Any:
 
 
 def test_a_batch_of_another_shape_or_dtype_is_named_once() -> None:
-    batches = [batch(8, 3), batch(8, 3), batch(5, 3), batch(8, 3, dtype="int32")]
+    batches = [batch(8, 3), batch(8, 3), batch(5, 4), batch(8, 3, dtype="int32")]
     assert fitted(batches).history["note"] == [
         "recompiled because of another form of batch: "
-        "the array 'x' changed from (8, 3) float32 to (5, 3) float32",
+        "the array 'x' changed from (8, 3) float32 to (5, 4) float32",
         "recompiled because of another form of batch: "
         "the array 'x' changed from (8, 3) float32 to (8, 3) int32",
     ]
@@ -48,7 +48,7 @@ def test_a_batch_of_another_shape_or_dtype_is_named_once() -> None:
 
 @pytest.mark.any_backend
 def test_a_resumed_run_does_not_repeat_a_note(tmp_path: Path) -> None:
-    batches = [batch(8, 3), batch(5, 3), batch(8, 3)]
+    batches = [batch(8, 3), batch(8, 5), batch(8, 3)]
     for epochs in (1, 3):
         loop = fitted(
             batches, epochs, directory=tmp_path / "run", override=True, hooks=[Checkpoint()]
@@ -58,7 +58,7 @@ def test_a_resumed_run_does_not_repeat_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.any_backend
 def test_only_the_first_eight_forms_are_logged() -> None:
-    notes = fitted([batch(n, 2) for n in range(1, 15)], epochs=1).history["note"]
+    notes = fitted([batch(2, n) for n in range(1, 15)], epochs=1).history["note"]
     assert len(notes) == 8
     assert [note.endswith("Further forms are not logged") for note in notes] == [False] * 7 + [True]
 
@@ -67,6 +67,12 @@ def test_only_the_first_eight_forms_are_logged() -> None:
 def test_equal_forms_do_not_recompile() -> None:
     loop = fitted([batch(4, 2)] * 3)
     assert "note" not in loop.history.names()
+
+
+@pytest.mark.any_backend
+def test_a_batch_with_fewer_rows_is_not_logged_and_one_with_more_is() -> None:
+    assert "note" not in fitted([batch(8, 3), batch(5, 3), batch(2, 3)]).history.names()
+    assert len(fitted([batch(5, 3), batch(8, 3)]).history["note"]) == 1
 
 
 @pytest.mark.any_backend

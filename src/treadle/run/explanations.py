@@ -66,11 +66,12 @@ def new_form_note(forms: Sequence[Any], window: Window, history: History) -> str
 
     Returns:
         The note; empty if it is logged already (also by a process before a resume), if there is no
-        other form, or after eight notes.
+        other form, if the batch only has fewer rows, as the last one of an epoch, or after eight
+        notes.
     """
-    first = forms[0] if forms else None
-    found = form_changes(first, described(window.batch(0)))
-    if not found:
+    first, now = forms[0] if forms else None, described(window.batch(0))
+    found = form_changes(first, now)
+    if not found or _has_fewer_rows(first, now):
         return ""
     notes = [str(r.values["note"]) for r in history.records if "note" in r.values]
     notes = [note for note in notes if note.startswith(RECOMPILED)]
@@ -78,6 +79,17 @@ def new_form_note(forms: Sequence[Any], window: Window, history: History) -> str
     if len(notes) >= MOST_FORMS or any(x.startswith(note) for x in notes):
         return ""
     return f"{note}. Further forms are not logged" if len(notes) == MOST_FORMS - 1 else note
+
+
+def _has_fewer_rows(old: Any, new: Any) -> bool:
+    """Return whether a form differs from another one only by a smaller number of rows."""
+    before, after = list(_arrays(old)), list(_arrays(new))
+    if [path for path, *_ in before] != [path for path, *_ in after]:
+        return False
+    return all(
+        one == other or (one[1:] and one[2:] == other[2:] and other[1] < one[1])
+        for (_, *one), (_, *other) in zip(before, after, strict=True)
+    )
 
 
 def form_changes(old: Any, new: Any) -> list[str]:
@@ -96,7 +108,8 @@ def form_changes(old: Any, new: Any) -> list[str]:
         return []
     if structure(old) != structure(new):
         return [f"its structure changed from {structure(old)} to {structure(new)}"]
-    before, after = dict(_arrays(old)), dict(_arrays(new))
+    before = {path: _text(*form) for path, *form in _arrays(old)}
+    after = {path: _text(*form) for path, *form in _arrays(new)}
     return [
         f"{named(path)} changed from {text} to {after[path]}"
         for path, text in before.items()
@@ -104,11 +117,15 @@ def form_changes(old: Any, new: Any) -> list[str]:
     ]
 
 
-def _arrays(description: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yield the path of each array of a form, and its shape and dtype as text."""
+def _text(name: str, *shape: int) -> str:
+    return f"{shape} {dtype_named(name)}"
+
+
+def _arrays(description: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each array of a form, its dtype, and its dimensions."""
     match description:
         case ["array", str(name), list(shape)]:
-            yield path, f"{tuple(shape)} {dtype_named(name)}"
+            yield path, name, *shape
         case ["dict", list(items)]:
             for key, part in items:
                 yield from _arrays(part, (*path, key))
