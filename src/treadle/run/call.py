@@ -1,6 +1,7 @@
 """The state of one call of the loop that trains: planned end, clock and reason for stopping."""
 
 import signal
+import time
 from typing import Literal
 
 from ..core.processes import clock, process_group
@@ -59,7 +60,9 @@ class Call:
         self.unfinished = False
         self.request = ShutdownRequest()
         self.agreed: signal.Signals | None = None
-        self._started, self._seconds_before = clock(), now.seconds
+        self._is_alone = process_group().size == 1  # kept: each Python call of a step costs time
+        self._clock = time.monotonic if self._is_alone else clock
+        self._started, self._seconds_before = self._clock(), now.seconds
         self._deadline = deadline
 
     @property
@@ -69,7 +72,7 @@ class Call:
 
     def timed(self, progress: Progress) -> Progress:
         """Return progress with the current total training time of the run."""
-        return progress.after_seconds(self._seconds_before + clock() - self._started)
+        return progress.after_seconds(self._seconds_before + self._clock() - self._started)
 
     def stop(self, why: str | None) -> None:
         """Stop the call permanently, for a reason: it is not resumed."""
@@ -78,12 +81,13 @@ class Call:
     @property
     def signal(self) -> signal.Signals | None:
         """The signal that requests a shutdown: of several processes, one that all know of."""
-        return self.request.signal if process_group().size == 1 else self.agreed
+        return self.request.signal if self._is_alone else self.agreed
 
     def heed_signals(self) -> None:
         """Interrupt the call if a signal has requested a shutdown; it can be resumed."""
-        if self.signal is not None and not self.unfinished:
-            self.reason, self.unfinished = f"received {self.signal.name}", True
+        received = self.request.signal if self._is_alone else self.agreed
+        if received is not None and not self.unfinished:
+            self.reason, self.unfinished = f"received {received.name}", True
 
     def is_over(self, progress: Progress) -> bool:
         """Return whether the call has ended, by its steps, its deadline or a stop request."""

@@ -93,7 +93,7 @@ class Session:
         self.trigger_check, self.last_recorded_step = self.progress, 0
         self.swapped_optimizers: list[Any] | None = None
         self.averages, self._weights = Averages(), WeightCheck()
-        self._agreement = Agreement()
+        self._agreement, self._is_alone = Agreement(), process_group().size == 1
         self.resuming = Resuming(None)
         # The circumstances and the plan of the checkpoint, until they are compared.
         self._saved_circumstances: Mapping[str, Any] | None = None
@@ -491,14 +491,20 @@ class Session:
 
     def count(self, logs: Any) -> None:
         """Add the steps of a window to the progress and the history."""
-        seconds = self._agreement.after_window(
-            self.call, logs.progress.step, self.training.seconds, self.feed
-        )
-        if seconds is not None:
-            self.training.adapt(seconds)
+        if self._is_alone:
+            self.training.adapt()
+        else:
+            self._agree(logs.progress.step)
         self.progress = self.call.timed(logs.progress)
         self.history.add_steps(logs)
         self._weights.ran(logs)
+
+    def _agree(self, step: int) -> None:
+        """Agree with the other processes after a window that ended at a step."""
+        training = self.training
+        seconds = self._agreement.after_window(self.call, step, training.seconds, self.feed)
+        if seconds is not None:
+            training.adapt(seconds)
 
     def restore_completed_call(self, source: Source) -> None:
         """Restore the state, if an earlier process ran all steps of this call but not its end."""

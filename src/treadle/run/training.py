@@ -190,7 +190,9 @@ class Training:
         window = prepared.placed(window)
         after = progress.advanced(window.count, window.count * window.examples)
         background = background and meanwhile is not None
-        outputs = self._measured_run(prepared, window, progress.step)
+        self.measured, self.unmeasured, outputs = None, "", None
+        if self.measure_next:
+            outputs = self._measured_run(prepared, window, progress.step)
         if outputs is None:
             outputs = prepared.run(window, progress.step, background, following)
         try:  # `fetch` must run even on an error, because it waits for the steps
@@ -216,25 +218,22 @@ class Training:
         """The seconds that the last window took."""
         return self._timing[1] if self._timing is not None else 0.0
 
-    def adapt(self, seconds: float) -> None:
-        """Adapt the size of the next windows, as if the last one had taken this many seconds."""
+    def adapt(self, seconds: float | None = None) -> None:
+        """Adapt the size of the next windows to the time of the last one, or to another time."""
         if self._timing is not None:
-            window, _, largest = self._timing
-            self._pace.ran(window, seconds, largest)
+            window, measured, largest = self._timing
+            self._pace.ran(window, measured if seconds is None else seconds, largest)
 
     def _measured_run(
         self, prepared: CompiledStep, window: Window, step: int
     ) -> MeasuredOutputs | None:
-        """Measure the layers in the first step of a window, if that was requested.
+        """Measure the layers in the first step of a window.
 
         Returns:
             The outputs of the window if its steps run as Python, which are measured while they run;
             None if the window has yet to run.
         """
-        wanted, self.measure_next = self.measure_next, False
-        self.measured, self.unmeasured = None, ""
-        if not wanted:
-            return None
+        self.measure_next = False
         if (processes := process_group().size) > 1:
             self.unmeasured = (
                 f"the layers were not measured: that is possible in one process, and {processes} "

@@ -161,6 +161,11 @@ INTERNALS: dict[str, Internal] = {
 }
 
 ATTRIBUTES: dict[str, Attribute] = {
+    "_reduction_axes": Attribute(
+        "BatchNormalization",
+        "the axes over which several processes compute the moments of a masked batch",
+        "https://github.com/keras-team/keras/blob/master/keras/src/layers/normalization/batch_normalization.py",
+    ),
     "_schema": Attribute(
         "OpOverload", "which arguments an operator changes or returns", f"{_PYTORCH}/torch/_ops.py"
     ),
