@@ -23,6 +23,10 @@ class LearningRates:
     If there are many, samples are thinned out evenly. Which ones are kept follows from their number
     alone, so that equal runs have equal records.
 
+    Args:
+        recorded: The samples that the record of the run holds already, as `facts` returns them. A
+            finished run that is extended restores no other state.
+
     Example:
         >>> rates = LearningRates()
         >>> rates.add(10, {"optimizer": 0.5})
@@ -30,10 +34,13 @@ class LearningRates:
         {'steps': [10], 'rates': {'optimizer': [0.5]}}
     """
 
-    def __init__(self) -> None:
-        self._spacing, self._seen = 1, 0
-        self._steps: list[int] = []
-        self._rates: dict[str, list[float | None]] = {}
+    def __init__(self, recorded: Mapping[str, Any] | None = None) -> None:
+        recorded = recorded or {}
+        self._steps: list[int] = list(recorded.get("steps", ()))
+        self._rates: dict[str, list[float | None]] = {
+            path: list(values) for path, values in recorded.get("rates", {}).items()
+        }
+        self._spacing, self._seen = 1, len(self._steps)
 
     @property
     def due(self) -> bool:

@@ -90,7 +90,7 @@ class RunRecord(Hook):
         wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
         self.from_before, self._started, self._begun = bool(self.facts), False, False
         self._resumes, self._costs_before = self.from_before, dict(self.facts.get("costs", {}))
-        self._rates = LearningRates()
+        self._rates = LearningRates(self.facts.get("learning_rates", {}))
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         self._calls_made = 0  # calls of this process, also those that an earlier one completed
         if self.facts:
