@@ -212,6 +212,9 @@ class TorchBackend:
         kind = device()
         if kind == "cuda":
             kind = f"{torch.cuda.device_count()} × gpu"
+        group = processes()
+        if group is not None and group.size > 1:
+            kind = f"{kind} ({group.size} processes)"
         return {"devices": kind, "threads": torch.get_num_threads()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:
