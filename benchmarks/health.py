@@ -16,7 +16,7 @@ from . import in_process, parser_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NETWORK = "784-64-64-10, SGD, MNIST, batch 64"
-STEPS = 2000  # of a turn; one in 100 is measured
+STEPS = 2000  # of a turn; one in 1000 is measured
 
 
 def main(arguments: list[str]) -> None:
