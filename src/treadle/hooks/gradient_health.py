@@ -19,8 +19,8 @@ from .lines import cut_after, strict
 if TYPE_CHECKING:  # it imports Keras
     from ..steps.layer_statistics import StepStatistics
 
-# Most faults show in the first steps, so these are measured more often; intervals double. A measured
-# step of a small network takes as long as 10 to 30 of its steps.
+# Most faults show in the first steps, so these are measured more often; intervals double. A
+# measured step of a small network takes as long as 10 to 30 of its steps.
 EARLY: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 MOST_BYTES: Final = 256 << 20
 
