@@ -42,6 +42,8 @@ def join_processes(place: Place, backend: "Backend") -> None:
         received = answer(links[0], place.host, place.port)
         address, fault = received["address"], received["fault"]
     if fault:
+        for link in links.values():
+            link.close()
         raise ConfigurationError(fault)
     channel = Channel(place.rank, place.size, links)
     atexit.register(_leave, channel)
