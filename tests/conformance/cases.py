@@ -119,8 +119,13 @@ class Weighted(Classifier):
     """A mean over tokens, and integers among the logs."""
 
     def train_step(self, batch: Any) -> Any:
-        logs = super().train_step(batch)
-        return {"loss": treadle.weighted(logs["loss"], ops.sum(batch[1])), "step": treadle.step()}
+        x, y = batch
+
+        def objective() -> Any:
+            return treadle.weighted(self.loss(y, self.model(x, training=True)), ops.sum(y))
+
+        loss = treadle.minimize(objective, self.model, self.optimizer)
+        return {"loss": loss, "step": treadle.step()}
 
 
 class SelfAttention(keras.layers.Layer):

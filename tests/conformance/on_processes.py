@@ -241,7 +241,38 @@ def on_values(task: Any, x: Any, y: Any) -> Any:
     return logs if float(logs["loss"]) > 1.3 else {"loss": logs["loss"] + 1}
 
 
+def tokens(task: Any, x: Any, y: Any) -> Any:
+    """A mean over the tokens of all rows, of which rows have none to three."""
+
+    def objective() -> Any:
+        mask = ops.cast(ops.arange(3)[None] < y[:, None], "float32")
+        targets = ops.cast(ops.reshape(x, (-1, 3, 2))[..., 0] > 0, "int32")
+        logits = ops.log_softmax(ops.reshape(task.model(x, training=True), (-1, 1, CLASSES)))
+        losses = -ops.sum(ops.one_hot(targets, CLASSES) * logits, axis=-1)
+        right = ops.cast(ops.argmax(logits, axis=-1) == targets, "float32")
+        count = ops.sum(mask)
+        mean, accuracy = (
+            ops.sum(value * mask) / ops.maximum(count, 1.0) for value in (losses, right)
+        )
+        return treadle.weighted(mean, count), {"accuracy": treadle.weighted(accuracy, count)}
+
+    weights = task.model.trainable_variables
+    (loss, logs), grads = treadle.gradients(objective, weights)
+    task.accumulator.add(
+        grads, lambda mean: task.optimizer.apply(mean, weights), weight=loss.weight
+    )
+    return {"loss": loss, **logs}
+
+
+class Tokens(Small):
+    def __init__(self, steps: int) -> None:
+        super().__init__(tokens)
+        self.accumulator = treadle.Accumulator(steps)
+
+
 CHECKS |= {
+    "tokens": lambda: trained(lambda: Tokens(1)),
+    "tokens-accumulated": lambda: trained(lambda: Tokens(3), count=33, batch_size=4),
     "masked": lambda: trained(Masked),
     "apart": lambda: trained(Apart),
     "counted": lambda: trained(lambda: Small(counted)),

@@ -71,6 +71,11 @@ def copies(body: Any, directory: Path, wanted: Callable[[int, str], bool], **how
     return found
 
 
+def spread(taken: list[Path], count: int = 16) -> list[Path]:
+    """Some of the copies, evenly spread: resuming from each of more than 100 takes minutes."""
+    return [taken[i * len(taken) // count] for i in range(count)]
+
+
 # Without loops over `loop.epochs`: if one was killed after its last step, no source is left from
 # which the hooks could start again, and the files that they write at the end are missing.
 BODIES = {
@@ -120,10 +125,9 @@ def test_a_run_killed_around_its_last_checkpoint(tmp_path: Path, body: Any) -> N
         return f"{name}-" in changed or f" {name}" in changed or "state.safetensors" in changed
 
     straight = tmp_path / "straight"
-    taken = copies(body, straight, around, every=f"{last} steps").taken
+    taken = spread(copies(body, straight, around, every=f"{last} steps").taken)
     plans = {json.loads(p.read_text())["about"]["plan"] for p in straight.rglob("manifest.json")}
     assert len(plans) == 2 and "" in plans  # that of step 0 is saved before there is one
-    assert len(taken) > 6
     for directory in taken:
         run(directory, body, hooks=[calm()], every=f"{last} steps")
         require_equal(directory, straight)

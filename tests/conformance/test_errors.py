@@ -152,6 +152,11 @@ def test_gradients_over_no_variables(message: Message) -> None:
             "the loss must be a scalar tensor, but the objective returned NoneType",
         ),
         (
+            lambda task, x, y: treadle.weighted(ops.mean(task.model(x)), ops.ones(3)),
+            "the weight of the loss must be a scalar, but has shape (3,): pass the number of items "
+            "that the loss is a mean of, for example ops.sum(mask)",
+        ),
+        (
             lambda task, x, y: {"loss": ops.mean(task.model(x))},
             "the loss must be a scalar tensor, but the objective returned dict",
         ),

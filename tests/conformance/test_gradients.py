@@ -40,6 +40,21 @@ def test_losses_of_one_forward_pass_each_for_its_own_variables() -> None:
     assert [number(g) for g in grads["square"]] == [6]
 
 
+def test_weighted_losses_have_the_gradients_of_their_values() -> None:
+    a, b = keras.Variable(2.0), keras.Variable(3.0)
+
+    def objective() -> Any:
+        losses = {"product": treadle.weighted(a * b, a), "square": b * b}
+        return losses, treadle.weighted(a, 5)
+
+    (losses, extra), grads = treadle.gradients(objective, {"product": [a, b], "square": [b]})
+    assert (number(losses["product"].value), number(losses["product"].weight)) == (6, 2)
+    assert (number(extra.value), extra.weight) == (2, 5)
+    assert [number(g) for g in grads["product"]] == [3, 2]
+    _, (outer,) = treadle.gradients(lambda: losses["product"].value * a, [a])
+    assert number(outer) == 6  # the returned value is a constant
+
+
 def test_an_infinite_loss_does_not_leak_into_the_others_gradient() -> None:
     a = keras.Variable(2.0)
     _, grads = treadle.gradients(

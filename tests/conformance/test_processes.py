@@ -59,7 +59,17 @@ def found() -> Any:
     return one
 
 
-RESULTS = ("reference", "eager", "gathered", "apart", "masked", "counted", "on-values")
+RESULTS = (
+    "reference",
+    "eager",
+    "gathered",
+    "tokens",
+    "tokens-accumulated",
+    "apart",
+    "masked",
+    "counted",
+    "on-values",
+)
 MORE = (
     *("accumulating", "fewer-rows-than-processes", "short-batch-1", "short-batch-41", "streamed"),
     *("recipe-maml", "recipe-wgan-gp", "recipe-mnist-gan", "recipe-distillation"),

@@ -146,6 +146,8 @@ class Transformations(Protocol):
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Run `function(inputs)` once and differentiate each loss it returns.
 
+        The losses, and scalars in what else it returns, may be `Weighted`.
+
         `groups` maps each loss to the indices in `[*variables, *inputs]` to differentiate it by. A
         gradient is None if the loss does not depend on that variable or input.
         """
@@ -159,6 +161,13 @@ class Transformations(Protocol):
         """Return the rows of the whole batch for a tensor with the rows of this process.
 
         It can be differentiated.
+        """
+        ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum over the processes of a tensor that each computes from its rows.
+
+        It is not differentiated.
         """
         ...
 

@@ -1,7 +1,23 @@
-"""Names for the values of all frameworks."""
+"""Names for the values of all frameworks, and scalars with weights."""
 
+from dataclasses import dataclass
 from typing import Any
 
 Variable = Any  # a keras.Variable, or the framework's own variable in a native task
 Tensor = Any
-Losses = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A scalar and its weight in means; made by `treadle.weighted`."""
+
+    value: Tensor
+    weight: Tensor
+
+
+Losses = dict[str, Tensor | Weighted]
+
+
+def unweighted(x: Any) -> Any:
+    """Return the value of a weighted scalar, and anything else as it is."""
+    return x.value if isinstance(x, Weighted) else x

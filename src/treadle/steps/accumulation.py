@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from ..backends.base import active
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
 from ..errors import ConfigurationError, StepError, whole_number
@@ -77,7 +78,8 @@ class Accumulator:
                 is ignored.
             weight: The weight of the gradients in the mean: the number of examples, or tokens, over
                 which their loss is averaged. Default: the number of examples in the batch of the
-                running step, or 1 outside of a step.
+                running step, or 1 outside of a step. In several PyTorch processes, a tensor is
+                summed over them, and a number is taken as that of the whole batch.
 
         Returns:
             Whether `update` was called, a boolean scalar tensor.
@@ -87,6 +89,8 @@ class Accumulator:
         """
         found = [ops.convert_to_tensor(g) for g in keras.tree.flatten(grads)]
         self._build(found)
+        if ops.is_tensor(weight) and context().build is None:
+            weight = active().total(weight)
         share = ops.cast(context().examples if weight is None else weight, "float32")
         total = ops.convert_to_tensor(self.weight) + share
         sums = [

@@ -10,7 +10,7 @@ from keras import ops
 from ..backends.base import active
 from ..backends.scope import Scope, hand_losses, hand_outward
 from ..backends.step_context import Build, context
-from ..backends.types import Losses, Tensor, Variable
+from ..backends.types import Losses, Tensor, Variable, Weighted, unweighted
 from ..errors import GradientError, StepError
 from .control_flow import inside
 from .loss_scale import scaled, unscaled
@@ -33,7 +33,7 @@ def gradients(
     Args:
         objective: Returns the loss, a scalar of a float dtype, or `(loss, aux)`, where `aux` is any
             structure. With a dict of variables: a dict of losses with the same names, or
-            `(losses, aux)`.
+            `(losses, aux)`. A loss may be `treadle.weighted(mean, count)`.
         variables: A list of variables, a model (its trainable variables), or `{name: variables}` to
             differentiate several losses of one forward pass, each with respect to its own
             variables.
@@ -85,7 +85,7 @@ def gradients(
         losses = _losses(result, names)
         for name, part in named.items():
             paths = [step.path_of(v) for v in part]
-            step.recorder.gradients(paths, grads[name], losses[name])
+            step.recorder.gradients(paths, grads[name], unweighted(losses[name]))
     return result, grads if several else grads[ONLY]
 
 
@@ -285,9 +285,13 @@ def _check_variables(named: Named, union: Sequence[Variable]) -> None:
 
 def _outside(result: Any) -> Any:
     """Stop gradients through everything that an objective returned."""
-    return keras.tree.map_structure(
-        lambda x: ops.stop_gradient(x) if ops.is_tensor(x) else x, result
-    )
+
+    def stopped(x: Any) -> Any:
+        if isinstance(x, Weighted):
+            return Weighted(stopped(x.value), stopped(x.weight))
+        return ops.stop_gradient(x) if ops.is_tensor(x) else x
+
+    return keras.tree.map_structure(stopped, result)
 
 
 def _losses(result: Any, names: list[str] | None) -> Losses:
@@ -310,7 +314,15 @@ def _is_scalar(thing: Any) -> bool:
     return ops.is_tensor(thing) and tuple(thing.shape) == ()
 
 
-def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor:
+def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor | Weighted:
+    if isinstance(loss, Weighted):
+        weight = ops.convert_to_tensor(loss.weight)
+        if tuple(weight.shape) != ():
+            raise GradientError(
+                f"the weight of {what} must be a scalar, but has shape {tuple(weight.shape)}: pass "
+                "the number of items that the loss is a mean of, for example ops.sum(mask)"
+            )
+        return Weighted(_scalar_loss(loss.value, what), weight)
     if loss is None or isinstance(loss, (str, Mapping, list)):
         raise GradientError(
             f"{what} must be a scalar tensor, but the objective returned {type(loss).__name__}"
@@ -351,7 +363,7 @@ def _differentiate(
         result = function(leaves)
         found = _losses(result, names)
         if factor is not None:
-            found = {name: scaled(loss, factor) for name, loss in found.items()}
+            found = {name: _scaled(loss, factor) for name, loss in found.items()}
         return found, (result, () if recorder is None else recorder.taken())
 
     (result, met), found = active().differentiate(losses, variables, inputs, groups)
@@ -368,6 +380,12 @@ def _differentiate(
         ]
         for name, part in found.items()
     }
+
+
+def _scaled(loss: Tensor | Weighted, factor: Tensor) -> Tensor | Weighted:
+    if isinstance(loss, Weighted):
+        return Weighted(scaled(loss.value, factor), loss.weight)
+    return scaled(loss, factor)
 
 
 def _dtype_of_gradient(tensor: Tensor) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -10,7 +9,7 @@ from keras import ops
 
 from ..backends.base import active
 from ..backends.step_context import context
-from ..backends.types import Tensor, Variable
+from ..backends.types import Tensor, Variable, Weighted
 from ..core.options import without_tensorflow
 from ..errors import OwnershipError, StepError
 from .gradients import listed
@@ -29,20 +28,19 @@ def step() -> Tensor:
     return ops.convert_to_tensor(context().number, dtype="int32")
 
 
-@dataclass(frozen=True, slots=True)
-class Weighted:
-    """A scalar and its weight in the mean over steps; made by `weighted`."""
-
-    value: Tensor
-    weight: Tensor
-
-
 def weighted(value: Tensor, weight: Tensor) -> Weighted:
-    """Attach a weight to a scalar that a step returns, in place of the number of examples.
+    """Attach a weight to a scalar, in place of the number of examples.
+
+    Return it from a step, to weight the mean over steps. Or return it from an objective as the
+    loss: in several processes, the loss and its gradients are then the mean over the items of all
+    processes, as in one process. `gradients` and `minimize` return the weighted loss, which the
+    step may return as it is.
 
     Args:
         value: A scalar: the mean over the items that `weight` counts, for example a loss per token.
-        weight: A scalar: the number of items.
+            It must be finite if there are none.
+        weight: A scalar: the number of items. In several PyTorch processes, those in the rows of
+            this process.
 
     Example:
         >>> import treadle

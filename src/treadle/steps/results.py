@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from ..backends.types import Weighted
 from ..errors import StepError
-from .helpers import Weighted
 
 
 def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..eager import EagerExecutor
 from ..program import Program
 from ..scope import Scope, hand_outward
 from ..step_context import StepContext, context, deeper, running
-from ..types import Losses, Tensor, Variable
+from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from . import layouts, processes
 from .calls import JitCaller
 from .layouts import active_layouts, adopt, layout_of
@@ -102,6 +102,9 @@ class _Pure:
         return self.split.joined(tensors)
 
 
+jax.tree_util.register_dataclass(Weighted, ["value", "weight"], [])
+
+
 class JaxBackend:
     """The backend for Keras on JAX."""
 
@@ -128,9 +131,13 @@ class JaxBackend:
         leaves = [jnp.asarray(v.value) for v in variables] + [jnp.asarray(x) for x in inputs]
         count = len(variables)
 
+        def losses_and_result(inputs: Sequence[Tensor]) -> Any:
+            losses, result = function(inputs)
+            return {name: unweighted(loss) for name, loss in losses.items()}, result
+
         def values_to_losses(leaves: Sequence[Tensor]) -> Any:
             with deeper():
-                return pure(leaves[:count], lambda: function(leaves[count:]))
+                return pure(leaves[:count], lambda: losses_and_result(leaves[count:]))
 
         with _stateful():
             closed, shapes = jax.make_jaxpr(values_to_losses, return_shape=True)(leaves)
@@ -156,6 +163,10 @@ class JaxBackend:
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensor, which has all rows of the batch already."""
+        return x
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the tensor, which was computed from all rows."""
         return x
 
     def place(self) -> Any:

@@ -21,7 +21,7 @@ from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
-from ..types import Losses, Tensor, Variable
+from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
 from .calls import GraphCaller
 from .patches import FuncGraph, true_moments
@@ -77,7 +77,7 @@ class TensorFlowBackend:
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
             with no_assignments(), no_layers():
-                found: list[Any] = tape.gradient(losses[name], chosen)
+                found: list[Any] = tape.gradient(unweighted(losses[name]), chosen)
             # Embeddings give IndexedSlices; every optimizer and clipping supports dense gradients.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
         return result, gradients
@@ -88,6 +88,10 @@ class TensorFlowBackend:
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensor, which has all rows of the batch already."""
+        return x
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the tensor: one process has all rows."""
         return x
 
     def place(self) -> Any:

@@ -21,7 +21,7 @@ from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import Scope, hand_losses, hand_outward
 from ..step_context import StepContext, deeper, running
-from ..types import Losses, Tensor, Variable
+from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from ..window import row
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.inductor import INDUCTOR, pays
@@ -67,12 +67,13 @@ class TorchBackend:
             inputs = [_leaf(x, fresh=True) for x in inputs]
             scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
             with scope or nullcontext():
-                losses, result = function(inputs)
-                own = losses
+                weighted, result = function(inputs)
+                own = losses = {name: unweighted(loss) for name, loss in weighted.items()}
                 if not variables or (nested and not (mine and mine.sums_nested)):
                     mine = None
-                if mine is not None:
-                    losses = mine.weighted(losses)
+                shares = {} if mine is None else mine.shares(weighted)
+                if shares:
+                    losses = {name: loss * shares[name] for name, loss in own.items()}
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):
@@ -96,7 +97,7 @@ class TorchBackend:
         if nested:
             return result, gradients if mine is None else mine.summed(gradients)
         if mine is not None:
-            result, gradients = mine.reduced(_detached(result), gradients, own)
+            result, gradients = mine.reduced(_detached(result), gradients, own, shares)
         elif whole is not None and variables:
             whole.note(own, gradients)
         return _detached(result), gradients
@@ -109,6 +110,11 @@ class TorchBackend:
         """Return the rows of all processes."""
         mine = rows()
         return x if mine is None else mine.gathered(x)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the sum over the processes."""
+        mine = rows()
+        return x if mine is None else mine.total(x)
 
     def place(self) -> Any:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
@@ -288,9 +294,12 @@ def _leaf(tensor: Tensor, fresh: bool) -> Tensor:
 
 
 def _detached(structure: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda x: x.detach() if isinstance(x, torch.Tensor) else x, structure
-    )
+    def detached(x: Any) -> Any:
+        if isinstance(x, Weighted):
+            return Weighted(detached(x.value), detached(x.weight))
+        return x.detach() if isinstance(x, torch.Tensor) else x
+
+    return keras.tree.map_structure(detached, structure)
 
 
 @contextmanager

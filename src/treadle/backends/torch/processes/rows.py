@@ -1,7 +1,7 @@
 """The rows of a batch that this process computes, and sums over the rows of all processes."""
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import keras
 import torch
 
 from ....errors import StepError
+from ...types import Weighted
 from .group import Processes, Total
 
 Shape = tuple[int, ...]
@@ -187,36 +188,68 @@ class Rows:
                 found[i] = part.reshape(tensors[i].shape).to(tensors[i].dtype)
         return found
 
-    def weighted(self, losses: Mapping[str, Any]) -> dict[str, Any]:
-        """Return losses, means over these rows, multiplied by the share of these rows."""
-        return {name: loss * self.share for name, loss in losses.items()}
+    def shares(self, losses: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the shares of these rows in losses: of the examples, or of the weights.
+
+        They are computed before the backward pass, so that gradients in float16 stay small.
+        """
+        weights = {name: _weight(x) for name, x in losses.items() if isinstance(x, Weighted)}
+        totals = dict(zip(weights, self.totals(list(weights.values())), strict=True))
+        return {name: self.share for name in losses} | {
+            name: torch.where(totals[name] != 0, weight / totals[name], 0)
+            for name, weight in weights.items()
+        }
 
     def reduced(
-        self, result: Any, gradients: Mapping[str, Sequence[Any]], losses: Mapping[str, Any]
+        self,
+        result: Any,
+        gradients: Mapping[str, Sequence[Any]],
+        losses: Mapping[str, Any],
+        shares: Mapping[str, Any],
     ) -> tuple[Any, dict[str, list[Any]]]:
         """Return the mean over processes of float scalars in a result, and the sum of gradients.
 
         Args:
             result: A structure of tensors and other objects.
-            gradients: The gradients of weighted losses.
+            gradients: The gradients of the losses multiplied by the shares.
             losses: The losses.
+            shares: The shares of these rows in the losses.
         """
         leaves = keras.tree.flatten(result)
         scalars = [i for i, x in enumerate(leaves) if _is_float_scalar(x)]
+        weighted = [i for i, x in enumerate(leaves) if isinstance(x, Weighted)]
         names = list(gradients)
         places = [(n, i) for n in names for i, g in enumerate(gradients[n]) if g is not None]
         tensors = [gradients[n][i] for n, i in places]
-        shares = [leaves[i].detach() * self.share for i in scalars]
-        means = [losses[n].detach() * self.share for n in names]
-        found = iter(self.totals([*tensors, *shares, *means]))
+        parts = [leaves[i].detach() * self.share for i in scalars]
+        for i in weighted:
+            parts += self.parts(leaves[i].value.detach(), _weight(leaves[i]))
+        means = [losses[n].detach() * shares[n] for n in names]
+        found = iter(self.totals([*tensors, *parts, *means]))
         sums = {name: list[Any](gradients[name]) for name in names}
         for name, i in places:
             sums[name][i] = next(found)
         for i in scalars:
             leaves[i] = next(found)
+        for i in weighted:
+            leaves[i] = Weighted(self.mean(found)[0], leaves[i].weight)
         if self.results is not None:
             self.results.append((list(found), [sums[n][i] for n, i in places]))
         return keras.tree.pack_sequence_as(result, leaves), sums
+
+    def parts(self, value: Any, weight: Any) -> list[Any]:
+        """Return what is summed over the processes for `mean`."""
+        product = value * weight.to(value.dtype)
+        return [torch.where(weight != 0, product, 0), weight, value * self.share]
+
+    def mean(self, sums: Iterator[Any]) -> tuple[Any, Any]:
+        """Return a weighted mean over the processes, and the weight; without any, the plain mean.
+
+        Args:
+            sums: Gives the sums of what `parts` returned.
+        """
+        total, weight, mean = next(sums), next(sums), next(sums)
+        return torch.where(weight != 0, total / weight.to(total.dtype), mean), weight
 
     def summed(self, gradients: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the sums of gradients over the processes, which can be differentiated."""
@@ -287,6 +320,11 @@ def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any
     if results is not None:
         results.append(([], [g.detach() for g in grads if g is not None]))
     return original(optimizer, grads, *more)
+
+
+def _weight(x: Weighted) -> Any:
+    weight = keras.ops.convert_to_tensor(x.weight).detach()
+    return weight.to(_wide(x.value.dtype))
 
 
 def _is_float_scalar(x: Any) -> bool:

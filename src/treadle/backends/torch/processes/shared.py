@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import keras
-import torch
 
 from ....core.options import Options
 from ....errors import StepError
@@ -282,17 +281,15 @@ def _reduced(
     for name, value in values.items():
         wide = value.double() if _is_whole(value) else value
         if name in weights:
-            weight = weights[name].to(wide.dtype)
-            parts += [torch.where(weight != 0, wide * weight, 0), weights[name]]
-        parts.append(wide * mine.share)
+            parts += mine.parts(wide, weights[name])
+        else:
+            parts.append(wide * mine.share)
     found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
     means: dict[str, Any] = {}
     totals: dict[str, Any] = {}
     for name, value in values.items():
         if name in weights:
-            total, totals[name] = next(found), next(found)
-            weight = totals[name].to(total.dtype)
-            mean = torch.where(weight != 0, total / weight, next(found))
+            mean, totals[name] = mine.mean(found)
         else:
             mean = next(found)
         means[name] = mean.round().to(value.dtype) if _is_whole(value) else mean
