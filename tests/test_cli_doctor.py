@@ -2,12 +2,15 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import keras
 import pytest
 from typer.testing import CliRunner
 
 from treadle import cli
+from treadle.cli import preflight
+from treadle.report.reading import read_run
 
 WRONG = '''
 import keras, numpy as np, treadle
@@ -47,9 +50,9 @@ def apart(tmp_path, monkeypatch):
     sys.modules.pop("treadle_task_wrong", None)
 
 
-def treadle(*arguments, code=0):
+def treadle(*arguments, code=0, command="doctor"):
     keras.backend.clear_session()
-    result = CliRunner().invoke(cli.app, ["doctor", *map(str, arguments)])
+    result = CliRunner().invoke(cli.app, [command, *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -86,3 +89,47 @@ def test_schedules_are_compared_with_the_steps_given(tmp_path):
 
 def test_an_unknown_task_is_wrong_usage():
     assert "there is no recipe" in treadle("nothing-like-this", code=2).output
+
+
+def run(*arguments, code=0):
+    return treadle("wrong.py:Wrong", "-q", "--seed", 1, *arguments, code=code, command="run")
+
+
+def test_preflight_trains_no_task_with_errors(tmp_path):
+    result = run("--preflight", "--directory", "it", code=2)
+    assert result.stdout.split()[:3] == ["error", "O-ascent", "model/layers/0/kernel"]
+    assert " ".join(result.stderr.split()).endswith(
+        "error: Wrong was not trained, because of mistakes that are listed above. Mend them, or, "
+        "where one is intended, add its code to the task: doctor_ignore = ['O-ascent']"
+    )
+    assert not (tmp_path / "it").exists()
+
+
+def test_preflight_changes_no_bit_of_a_run_and_keeps_its_report(tmp_path):
+    text = WRONG.replace("keras.Input((3,)), ", "keras.layers.Dropout(0.5), ")  # built by a batch
+    (tmp_path / "wrong.py").write_text(text.replace("right: bool = False", "right: bool = True"))
+    run("--preflight", "--directory", "a")
+    run("--directory", "b")
+    states = [(tmp_path / name / "state.safetensors").read_bytes() for name in "ab"]
+    assert states[0] == states[1]
+    facts = json.loads((tmp_path / "a" / "doctor.json").read_text())
+    found = read_run(tmp_path / "a", points=10, image_bytes=0)["findings"]
+    for findings in (facts["findings"], found):
+        assert [finding["code"] for finding in findings] == ["T-off-in-train"]
+
+
+def test_preflight_examines_a_run_once(tmp_path):
+    right = ("--preflight", "--directory", "a", "--set", "right=true")
+    run(*right, "--epochs", 1)
+    (tmp_path / "a" / "doctor.json").unlink()
+    run(*right, "--epochs", 2, "--override")
+    assert not (tmp_path / "a" / "doctor.json").exists()
+
+
+def test_preflight_is_for_one_process(monkeypatch):
+    monkeypatch.setattr(preflight, "process_group", lambda: SimpleNamespace(size=2))
+    result = run("--preflight", code=2)
+    assert " ".join(result.stderr.split()).endswith(
+        "error: --preflight examines a task in one process: run treadle doctor with the same task "
+        "and settings before, and leave the option out here"
+    )

@@ -223,6 +223,15 @@ Fresh = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+Preflight = Annotated[
+    bool,
+    typer.Option(
+        "--preflight",
+        help="Search for mistakes first, as treadle doctor does, and train only if it finds no "
+        "error. The findings are kept in doctor.json in the run directory.",
+        rich_help_panel=HOW,
+    ),
+]
 Override = Annotated[
     bool,
     typer.Option(

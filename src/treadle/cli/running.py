@@ -27,6 +27,7 @@ from ..recipes import Recipe, make
 from ..report.records import has_checkpoint, recorded_run
 from ..run.setup import overriding
 from . import advice, environment, output, trusting
+from .preflight import keep, preflight
 from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
@@ -57,6 +58,7 @@ class Request:
     override: bool | tuple[str, ...] = False
     weights_from: Path | None = None
     deterministic: bool = False
+    preflight: bool = False
 
 
 def train(request: Request) -> output.RunOutcome:
@@ -99,6 +101,8 @@ def train(request: Request) -> output.RunOutcome:
         )
     if not request.quiet and (description := made.describe()):
         output.print_line(description)
+    examined = request.preflight and earlier is None
+    report = preflight(made, lasts, request.quiet) if examined else None
     with _directory(request.directory, request.recipe.name) as directory:
         if earlier is None and not request.quiet and request.precision is None:
             suggestion = advice.on_precision(made.task)
@@ -116,6 +120,8 @@ def train(request: Request) -> output.RunOutcome:
         )
         if is_chief():
             trusting.remember(directory, request.recipe, request.data_dir)
+        if report is not None:
+            keep(report, directory)
         with loop:
             with environment.showing("reading the data", request.quiet):
                 data = made.datasets()
@@ -191,6 +197,7 @@ def resume(
             override=replaced or False,
             weights_from=Path(begun) if begun else None,
             deterministic=configuration.get("deterministic", False),
+            preflight=False,
         )
     )
 

@@ -30,7 +30,7 @@ from .health import read_health
 from .records import recorded_run
 from .states import RunState, state_of
 
-DOCTOR = "doctor.json"  # what `treadle doctor --json` prints
+DOCTOR = "doctor.json"  # what `treadle doctor --json` prints, and `treadle run --preflight` writes
 MOST_CURVES = 400  # of a run
 MOST_EVENTS = 300  # of a run; of more, the first ones
 MOST_SETTINGS = 1000
