@@ -1,13 +1,16 @@
 """The `treadle certify` command: tests whether a task resumes exactly with its own data."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .. import recipes
+from ..core.terminal import clean
 from ..run.setup import overriding, setup
 from . import environment, output
+from .certifying_workers import Comparison, compare
 from .commands import app, refuse_extra
 from .help import Command
 from .output import reporting_errors
@@ -21,9 +24,11 @@ from .parameters import (
     Settings,
     StepsBefore,
     TaskName,
+    Workers,
 )
 
 if TYPE_CHECKING:  # importing it imports NumPy and Keras
+    from ..testing.certify.certificate import Certificate
     from ..testing.certify.drill import Subject
 
 INEXACT = 1
@@ -45,6 +50,7 @@ def certify(
     seed: Seed = None,
     data_dir: DataDir = None,
     deterministic: Deterministic = False,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Verify that a task resumes bit for bit with its own data.
@@ -54,17 +60,18 @@ def certify(
     compared; so are many steps in one call with single steps, and compiled steps with eager ones.
     On a GPU this needs --deterministic: without it, equal runs differ in rounding.
 
+    With --workers N, training in N processes is compared with training in one instead: logged
+    values and variables after K steps must be equal within rounding.
+
     Examples:
       treadle certify digits
       treadle certify my_task.py --steps 20 --backend torch
+      treadle certify my_task.py --workers 2
     """
     with reporting_errors():
         refuse_extra(context.args)
         recipe = recipes.resolve(task)
         recipe.settings(set_ or [])  # reject invalid settings before a process starts
-        from ..testing.certify.certificate import Maker
-        from ..testing.certify.certificate import certify as examine
-
         arguments: dict[str, Any] = {
             "task": recipe.source,
             "given": set_ or [],
@@ -74,15 +81,42 @@ def certify(
             "data_dir": str(data_dir) if data_dir else None,
             "deterministic": deterministic,
         }
-        with environment.showing("training in three processes", json, at_once=True):
-            found = examine(Maker(f"{__name__}:make", arguments, recipe.name), steps)
+        found = (
+            _resumed(arguments, recipe.name, steps, json)
+            if workers is None
+            else _in_processes(arguments, recipe.name, steps, workers, json)
+        )
         if json:
             output.print_json(found.facts())
         else:
             for line in found.lines():
-                output.print_line(line)
+                output.print_line(clean(line))
         if not found.exact:
             raise typer.Exit(INEXACT)
+
+
+def _resumed(
+    arguments: Mapping[str, Any], name: str, steps: int | None, quiet: bool
+) -> "Certificate":
+    """Compare an uninterrupted training with one that is resumed."""
+    from ..testing.certify.certificate import Maker
+    from ..testing.certify.certificate import certify as examine
+
+    with environment.showing("training in three processes", quiet, at_once=True):
+        return examine(Maker(f"{__name__}:make", dict(arguments), name), steps)
+
+
+def _in_processes(
+    arguments: Mapping[str, Any], name: str, steps: int | None, workers: int, quiet: bool
+) -> Comparison:
+    """Compare training in several processes with training in one."""
+    options = [text for setting in arguments["given"] for text in ("--set", setting)]
+    for option in ("backend", "precision", "seed", "data_dir"):
+        if arguments[option] is not None:
+            options += [f"--{option.replace('_', '-')}", str(arguments[option])]
+    options += ["--deterministic"] if arguments["deterministic"] else []
+    with environment.showing(f"training in one process, and in {workers}", quiet, at_once=True):
+        return compare(arguments["task"], name, options, steps, workers)
 
 
 def make(

@@ -83,6 +83,17 @@ UntilThen = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Time limit, counted from now.", rich_help_panel=HOW_LONG),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=2,
+        metavar="N",
+        help="Compare training in N processes with training in one instead, over 16 steps or those "
+        "of --steps.",
+        show_default=False,
+    ),
+]
 StepsBefore = Annotated[
     int | None,
     typer.Option(

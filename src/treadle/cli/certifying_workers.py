@@ -1,0 +1,136 @@
+"""`treadle certify --workers`: compares training in several processes with training in one."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from ..core.directory import LOG, read_run
+
+DEFAULT_STEPS: Final = 16
+# By how much values may differ, relative to the largest of an array if that exceeds 1: as between
+# compiled and eager steps, since sums are added in another order.
+CLOSE, CLOSE_MIXED = 1e-4, 3e-2
+MOST_NAMED = 5
+# The first message of a process about its own failure; the others say which process has failed.
+_ERROR = re.compile(r"^(?:\[\d+\] )?error: (?!process \d+ failed: )(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How training in several processes differs from training in one.
+
+    Attributes:
+        task: The name of the task.
+        steps: The number of steps.
+        workers: The number of processes.
+        compared: What was compared, in words; empty if a training failed.
+        tolerance: The largest difference that rounding explains.
+        differences: The largest difference of each logged value and variable, the largest first.
+        error: Why a training failed; empty if none did.
+    """
+
+    task: str
+    steps: int
+    workers: int
+    compared: str
+    tolerance: float
+    differences: Mapping[str, float]
+    error: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether both trainings succeeded, with results that are equal within rounding."""
+        return not self.error and all(d <= self.tolerance for d in self.differences.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Return the comparison in JSON's types; an infinite difference becomes a text."""
+        parts = asdict(self)
+        found = {name: d if d < float("inf") else "inf" for name, d in self.differences.items()}
+        return {"exact": self.exact, **parts, "differences": found}
+
+    def lines(self) -> list[str]:
+        """Return the comparison as lines of text."""
+        lines = [f"{self.task}: {self.steps} steps in one process, and in {self.workers}"]
+        same = f"{self.workers} processes = one"
+        if self.error:
+            return [*lines, f"{'failed':<16}{same}: {self.error}", "not verified: see above"]
+        apart = {n: d for n, d in self.differences.items() if d > self.tolerance}
+        if not apart:
+            worst, largest = next(iter(self.differences.items()))
+            text = f"{self.compared}; the largest difference is {largest:.1e}, of {worst}"
+            return [*lines, f"{'within rounding':<16}{same}: {text}", "equal within rounding"]
+        lines.append(f"{'differs':<16}{same}: {self.compared}, of which {len(apart)} differ")
+        for name, difference in list(apart.items())[:MOST_NAMED]:
+            lines.append(f"{'':<16}{name} differs by {difference:.1e}")
+        return [*lines, "not equal: see above"]
+
+
+def compare(
+    task: str, name: str, arguments: Sequence[str], steps: int | None, workers: int
+) -> Comparison:
+    """Train a task in one process and in several, and compare logged values and variables.
+
+    Args:
+        task: The task, as `treadle run` takes it.
+        name: Its name.
+        arguments: Further arguments of `treadle run`.
+        steps: The number of steps; None for 16.
+        workers: The number of processes.
+    """
+    steps = steps or DEFAULT_STEPS
+    with TemporaryDirectory() as folder:
+        one, several = Path(folder, "one"), Path(folder, "several")
+        run = ["run", task, "--steps", str(steps), "--quiet", *arguments, "--directory"]
+        launch = ["launch", "--workers", str(workers), "--"]
+        for command in ([*run, str(one)], [*launch, *run, str(several)]):
+            if error := _error_of(command):
+                return Comparison(name, steps, workers, "", CLOSE, {}, error)
+        found, expected = _values(several), _values(one)
+        tolerance = CLOSE if read_run(one).get("precision") == "float32" else CLOSE_MIXED
+    logged = sum(path.startswith("logged ") for path in expected)
+    compared = f"logged values {logged}, variables {len(expected) - logged}"
+    apart = {path: _difference(found.get(path), value) for path, value in expected.items()}
+    ordered = dict(sorted(apart.items(), key=lambda item: -item[1]))
+    return Comparison(name, steps, workers, compared, tolerance, ordered)
+
+
+def _error_of(command: Sequence[str]) -> str:
+    """Run a command of treadle, and return its error message, or an empty text."""
+    done = subprocess.run(
+        [sys.executable, "-m", "treadle", *command], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return ""
+    message = _ERROR.search(done.stderr)
+    return message[1] if message else f"exit code {done.returncode}: {done.stderr[-2000:]}".strip()
+
+
+def _values(directory: Path) -> dict[str, Any]:
+    """Return the values of all steps, by name, and the variables, by path."""
+    from ..hooks.log_file import read  # late: they import NumPy
+    from ..run.warm_start import learned
+
+    log = read(directory / LOG)
+    found = {f"logged {name}": log.column(name, log.steps)[0] for name in log.names}
+    return {**found, **learned(directory)[0]}
+
+
+def _difference(found: Any, expected: Any) -> float:
+    """Return the largest difference of two arrays, relative to the largest value above 1."""
+    import numpy as np
+
+    if found is None or np.shape(found) != np.shape(expected):
+        return float("inf")
+    a, b = np.asarray(found), np.asarray(expected)
+    if b.dtype.kind in "iub":
+        return 0.0 if bool((a == b).all()) else float("inf")
+    a, b = a.astype("float64"), b.astype("float64")
+    if bool((np.isnan(a) != np.isnan(b)).any()):
+        return float("inf")
+    size = max(1.0, float(np.nanmax(np.abs(b), initial=0.0)))
+    return float(np.nanmax(np.abs(a - b), initial=0.0)) / size

@@ -1,0 +1,102 @@
+"""`treadle certify --workers`: several processes compared with one."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from treadle import cli
+from treadle.cli import certifying_workers as module
+
+TASK = """
+import keras, numpy as np, treadle
+
+class Line(treadle.Task):
+    epochs = 1
+
+    def __init__(self, reduction: str = "sum_over_batch_size"):
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.01)
+        self.loss = keras.losses.MeanSquaredError(reduction=reduction)
+
+    def train_step(self, batch):
+        x, y = batch
+        return {"loss": treadle.minimize(
+            lambda: self.loss(y, self.model(x)), self.model, self.optimizer)}
+
+    def datasets(self):
+        x = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+        return treadle.Datasets(train=treadle.data.from_arrays(x, x[:, :1], batch_size=8))
+"""
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    (tmp_path / "line.py").write_text(TASK)
+
+
+def certify(*arguments, code=0):
+    result = CliRunner().invoke(cli.app, ["certify", "line.py", "--workers", "2", *arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout.splitlines()
+
+
+def test_equal_results():
+    first, result, last = certify("--steps", "4", "--seed", "3")
+    assert first == "Line: 4 steps in one process, and in 2"
+    assert result.startswith(
+        "within rounding 2 processes = one: logged values 1, variables 5; the largest difference is"
+    )
+    assert last == "equal within rounding"
+
+
+def test_a_step_that_processes_cannot_divide():
+    lines = certify("--set", "reduction=sum", "--steps", "1", code=1)
+    assert lines[1].startswith(
+        "failed          2 processes = one: train_step on 2 processes: a loss is"
+    )
+    assert lines[2] == "not verified: see above"
+
+
+@pytest.fixture
+def values(monkeypatch):
+    """The values of both trainings, none of which runs."""
+    given = {"one": {}, "several": {}}
+    monkeypatch.setattr(module, "_error_of", lambda command: "")
+    monkeypatch.setattr(module, "_values", lambda directory: given[directory.name])
+    monkeypatch.setattr(module, "read_run", lambda directory: {"precision": "float32"})
+    return given
+
+
+def test_other_results(values):
+    values["one"] = {"logged loss": np.ones(3), "w": np.full(2, 10.0), "n": np.array(3), "u": 1.0}
+    values["several"] = {"logged loss": np.array([1, 1.2, 1]), "w": np.full(2, 10.0005), "n": 4}
+    lines = certify(code=1)
+    assert lines[1:] == [
+        "differs         2 processes = one: logged values 1, variables 3, of which 3 differ",
+        f"{'':<16}n differs by inf",
+        f"{'':<16}u differs by inf",
+        f"{'':<16}logged loss differs by 2.0e-01",
+        "not equal: see above",
+    ]
+    facts = json.loads("\n".join(certify("--json", code=1)))
+    assert (facts["exact"], facts["steps"], facts["workers"]) == (False, 16, 2)
+    assert facts["differences"]["n"] == "inf" and facts["differences"]["w"] < 1e-4
+
+
+def test_values_that_are_not_finite(values):
+    values["one"] = {"logged loss": np.array([1.0, np.nan])}
+    values["several"] = {"logged loss": np.array([1.0, np.nan])}
+    assert certify()[-1] == "equal within rounding"
+    values["several"] = {"logged loss": np.array([np.nan, 1.0])}
+    assert "logged loss differs by inf" in certify(code=1)[2]
+
+
+def test_a_failure_without_a_message(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "false")
+    lines = certify(code=1)
+    assert lines[1] == "failed          2 processes = one: exit code 1:"
