@@ -36,8 +36,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
+FIRST_PAGES = ("README.md", "docs/start/program.md")
 BACKENDS = ("tensorflow", "jax", "torch")
 # Libraries that pages compare with: their blocks run where they are installed.
 COMPARED = ("accelerate", "lightning", "orbit")
@@ -117,8 +118,8 @@ ALL = [block for page in PAGES for block in blocks(page)]
 
 
 def of(page: str, *values: Any) -> Any:
-    """A parameter set of a test that runs a page: the README by default, the rest with `--all`."""
-    marks = () if page == "README.md" else (pytest.mark.long,)
+    """A parameter set of a test that runs a page: the first pages by default, the rest with `--all`."""
+    marks = () if page in FIRST_PAGES else (pytest.mark.long,)
     return pytest.param(*values, marks=marks, id=str(values[0]))
 
 
