@@ -73,17 +73,20 @@ class Block:
         return next((word for word in self.info if word in BACKENDS), None)
 
     @property
+    def compared(self) -> tuple[str, ...]:
+        return tuple(word for word in self.info if word in COMPARED)
+
+    @property
     def file(self) -> str | None:
         return next((word for word in self.info if word.endswith(".py")), None)
 
     @property
     def runs(self) -> bool:
         runnable = self.language == "python" or self.info == ("sh", "run")
-        needed = (word for word in self.info if word in COMPARED)
         return (
             runnable
             and self.backend in (None, backend_of(self.page))
-            and all(find_spec(name) is not None for name in needed)
+            and all(find_spec(name) is not None for name in self.compared)
         )
 
     def __str__(self) -> str:
@@ -118,7 +121,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 
 
 def of(page: str, *values: Any) -> Any:
-    """A parameter set of a test that runs a page: the first pages by default, the rest with `--all`."""
+    """A parameter set of a test that runs a page: only the first pages do without `--all`."""
     marks = () if page in FIRST_PAGES else (pytest.mark.long,)
     return pytest.param(*values, marks=marks, id=str(values[0]))
 
@@ -151,7 +154,9 @@ def run_page(page: str, folder: Path) -> dict[Block, str]:
             (folder / block.file).write_text("\n".join(block.lines) + "\n")
     script = folder / f"{Path(page).stem.replace('-', '_')}_page.py"
     script.write_text("\n".join(lines) + "\n")
-    options = [part for warning in WARNINGS for part in ("-W", warning)]
+    # Other libraries warn of things that are theirs.
+    alone = not any(block.compared for block in scripts)
+    options = [part for warning in WARNINGS if alone for part in ("-W", warning)]
     rest = process([sys.executable, *options, script.name], folder, backend_of(page))
     found: dict[Block, str] = {}
     for block in scripts:

@@ -1,9 +1,10 @@
-"""`scripts/package` and `scripts/release`: what they find wrong. They themselves build and install."""
+"""`scripts/package` and `scripts/release`: the faults that they find."""
 
 import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_the_page_is_written_from_the_results():
 
 def test_an_unknown_extra_is_rejected():
     done = subprocess.run(
-        [ROOT / ".venv/bin/python", "-m", "benchmarks.packages", "--extra", "numpy"],
+        [sys.executable, "-m", "benchmarks.packages", "--extra", "numpy"],
         capture_output=True,
         text=True,
         cwd=ROOT,
