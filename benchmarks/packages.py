@@ -45,8 +45,8 @@ in an empty environment for each row.
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-- Other programs used the machine meanwhile, so seconds are upper bounds: measured again with fewer
-  of them, `jax` on Python 3.11 was installed in 36.9 s, and its second run took 2.9 s.
+- Seconds are upper bounds: other programs used the machine, and times of equal installations
+  differed by a factor of up to three.
 - `pip` takes packages from its cache if it holds them. Otherwise downloads take time in addition.
 - A run is `treadle run digits` in an empty folder, without configuration. The first one imports all
   modules for the first time, and compiles the program.
