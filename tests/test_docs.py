@@ -3,7 +3,9 @@
 The Python blocks of a page are one script, run in a folder of its own by a process of its own on
 the active backend. The words behind the language of a fence say more:
 
-- `python tensorflow`, `python torch`: only on that backend;
+- `python tensorflow`, `python torch`: only on that backend; if it is the first Python block of a
+  page, the whole page runs on that backend, whichever is active;
+- `python torch lightning`: only where this package is installed, which `scripts/test` does not do;
 - `python my_task.py`: written to this file as well;
 - `sh run`: run after the script, in its folder; other `sh` blocks are checked for commands and
   options that do not exist;
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +36,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
+FIRST_PAGES = ("README.md", "docs/start/program.md")
 BACKENDS = ("tensorflow", "jax", "torch")
+# Libraries that pages compare with: their blocks run where they are installed.
+COMPARED = ("accelerate", "lightning", "orbit")
 WARNINGS = (
     "error",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
@@ -67,13 +73,21 @@ class Block:
         return next((word for word in self.info if word in BACKENDS), None)
 
     @property
+    def compared(self) -> tuple[str, ...]:
+        return tuple(word for word in self.info if word in COMPARED)
+
+    @property
     def file(self) -> str | None:
         return next((word for word in self.info if word.endswith(".py")), None)
 
     @property
     def runs(self) -> bool:
         runnable = self.language == "python" or self.info == ("sh", "run")
-        return runnable and self.backend in (None, keras.config.backend())
+        return (
+            runnable
+            and self.backend in (None, backend_of(self.page))
+            and all(find_spec(name) is not None for name in self.compared)
+        )
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -97,12 +111,18 @@ def blocks(page: str) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def backend_of(page: str) -> str:
+    """Return the backend that a page runs on."""
+    first = next((block for block in blocks(page) if block.language == "python"), None)
+    return (first and first.backend) or keras.config.backend()
+
+
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
 def of(page: str, *values: Any) -> Any:
-    """A parameter set of a test that runs a page: the README by default, the rest with `--all`."""
-    marks = () if page == "README.md" else (pytest.mark.long,)
+    """A parameter set of a test that runs a page: only the first pages do without `--all`."""
+    marks = () if page in FIRST_PAGES else (pytest.mark.long,)
     return pytest.param(*values, marks=marks, id=str(values[0]))
 
 
@@ -134,14 +154,17 @@ def run_page(page: str, folder: Path) -> dict[Block, str]:
             (folder / block.file).write_text("\n".join(block.lines) + "\n")
     script = folder / f"{Path(page).stem.replace('-', '_')}_page.py"
     script.write_text("\n".join(lines) + "\n")
-    options = [part for warning in WARNINGS for part in ("-W", warning)]
-    rest = process([sys.executable, *options, script.name], folder)
+    # Other libraries warn of things that are theirs.
+    alone = not any(block.compared for block in scripts)
+    options = [part for warning in WARNINGS if alone for part in ("-W", warning)]
+    rest = process([sys.executable, *options, script.name], folder, backend_of(page))
     found: dict[Block, str] = {}
     for block in scripts:
         found[block], _, rest = rest.partition(end_of(block) + "\n")
     for block in blocks(page):
         if block.language == "sh" and block.runs:
-            found[block] = process(["bash", "-e", "-c", "\n".join(block.lines)], folder)
+            command = ["bash", "-e", "-c", "\n".join(block.lines)]
+            found[block] = process(command, folder, backend_of(page))
     return found
 
 
@@ -149,10 +172,10 @@ def end_of(block: Block) -> str:
     return f"-- end of {block}"
 
 
-def process(command: list[str], folder: Path) -> str:
+def process(command: list[str], folder: Path, backend: str) -> str:
     environment = {
         **os.environ,
-        "KERAS_BACKEND": keras.config.backend(),
+        "KERAS_BACKEND": backend,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
@@ -172,7 +195,7 @@ def test_page_runs(page: str, printed: Printed) -> None:
 @pytest.mark.parametrize("block", [of(b.page, b) for b in ALL if b.backend])
 def test_block_for_one_backend_runs(block: Block, printed: Printed) -> None:
     if not block.runs:
-        pytest.skip(f"the example is written in {block.backend}'s own words")
+        pytest.skip(f"the example needs {' '.join(block.info[1:])}")
     assert block in printed[block.page]
 
 
@@ -189,7 +212,7 @@ OUTPUTS = [
 @pytest.mark.parametrize(("block", "output"), [of(b.page, b, output) for b, output in OUTPUTS])
 def test_block_prints_what_the_page_says(block: Block, output: Block, printed: Printed) -> None:
     if not block.runs:
-        pytest.skip(f"the example is written in {block.backend}'s own words")
+        pytest.skip(f"the example needs {' '.join(block.info[1:])}")
     found = printed[block.page][block].splitlines()
     expected = list(output.lines)
     if "varies" not in output.info:

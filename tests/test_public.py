@@ -154,7 +154,7 @@ def test_the_package_page_has_no_relative_links() -> None:
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", PROJECT["readme"]])
+@pytest.mark.parametrize("page", ["docs/start/installation.md", PROJECT["readme"]])
 def test_every_extra_is_described(page: str) -> None:
     text = (ROOT / page).read_text()
     for extra in PROJECT["optional-dependencies"]:

@@ -95,8 +95,9 @@ def test_reference_names_nothing_twice():
     assert [name for name, count in Counter(ENTRIES).items() if count > 1] == []
 
 
-def test_figures_of_the_landing_page_are_those_of_the_measurements():
-    landing = " ".join((DOCS / "index.md").read_text().split())
+@pytest.mark.parametrize("page", ["index.md", "../README.md"])
+def test_figures_of_the_first_pages_are_those_of_the_measurements(page):
+    landing = " ".join(text(page).split())
     ratios = re.findall(r"the fastest `fit`[^|]*\| 1.00 \| ([\d.]+)", text("benchmarks.md"))
     values = [float(ratio) for ratio in ratios]
     assert (

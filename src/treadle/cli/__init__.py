@@ -20,6 +20,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 
 # These modules register their commands with `app` when they are imported.
 from . import certifying as certifying
+from . import describing as describing
 from . import doctoring as doctoring
 from . import launching as launching
 from . import rates as rates

@@ -6,6 +6,7 @@ import typer
 
 from .. import __version__
 from ..core import compile_cache
+from ..core.installation import chosen_backend, package_version
 from ..core.options import Options
 from ..core.processes import is_chief
 from ..errors import ConfigurationError
@@ -67,7 +68,6 @@ app = typer.Typer(
     "  treadle run my_task.py:MyTask --set units=128 --directory runs/mine\n"
     "  treadle resume runs/mine\n\n" + EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -75,14 +75,21 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"treadle {__version__}")
+        backend = chosen_backend()["name"]
+        versions = [
+            f"{name} {package_version(name) or 'not installed'}"
+            for name in ("keras", backend)
+            if name
+        ]
+        typer.echo(f"treadle {__version__} ({', '.join(versions)})")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the versions."),
     ] = False,
 ) -> None:
     """Parse the options before the command."""

@@ -5,9 +5,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..recipes import find
+
 HOW_LONG, HOW, WHERE, PRINTED = "How long", "How it runs", "Files", "Output"
 
 # Which task, or which run
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    """Return the recipes that a shell offers for the beginning of a name; none: it offers files."""
+    return [name for name in find() if name.startswith(incomplete)]
+
 
 TaskName = Annotated[
     str,
@@ -15,6 +23,7 @@ TaskName = Annotated[
         metavar="NAME|FILE.py:TASK",
         help="A recipe, or your own task: a class in a file, or a treadle.task(…) object.",
         show_default=False,
+        autocompletion=_recipe_names,
     ),
 ]
 Settings = Annotated[

@@ -5,6 +5,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
 
 from ..errors import BackendError, did_you_mean
 
@@ -21,14 +22,19 @@ def installed_backends() -> tuple[str, ...]:
     return tuple(found)
 
 
-def configured_backend() -> str:
-    """Return the backend in Keras' own configuration file, or Keras' default."""
+def keras_configuration() -> dict[str, Any]:
+    """Return the settings in Keras' own configuration file; empty if there are none."""
     home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
     try:
         content = json.loads(Path(home, "keras.json").read_text())
     except (OSError, ValueError):
-        return "tensorflow"
-    name = content.get("backend") if isinstance(content, dict) else None
+        return {}
+    return cast(dict[str, Any], content) if isinstance(content, dict) else {}
+
+
+def configured_backend() -> str:
+    """Return the backend in Keras' own configuration file, or Keras' default."""
+    name = keras_configuration().get("backend")
     return name if isinstance(name, str) else "tensorflow"
 
 
@@ -106,8 +112,18 @@ def choose_only_backend() -> None:
     `import treadle` calls this, so that a later `import keras` works even if Keras is configured
     for a backend that is not installed.
     """
+    global _choice_of_import
     if "keras" in sys.modules or os.environ.get("KERAS_BACKEND"):
         return
     installed = installed_backends()
     if len(installed) == 1:
-        os.environ["KERAS_BACKEND"] = installed[0]
+        os.environ["KERAS_BACKEND"] = _choice_of_import = installed[0]
+
+
+_choice_of_import: str | None = None
+
+
+def choice_of_import() -> str | None:
+    """Return the backend that `import treadle` has chosen, if no other was chosen since."""
+    chosen = os.environ.get("KERAS_BACKEND")
+    return chosen if chosen is not None and chosen == _choice_of_import else None

@@ -1,0 +1,98 @@
+"""The `treadle env` command: facts about the installation for bug reports."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..core.installation import describe
+from . import environment, output
+from .commands import app
+from .help import Command
+from .output import reporting_errors
+from .parameters import HOW, Backend, Json
+
+Devices = Annotated[
+    bool,
+    typer.Option(
+        "--devices",
+        help="List the devices that the backend uses, too. Its framework is imported for this, "
+        "which takes seconds.",
+        rich_help_panel=HOW,
+    ),
+]
+
+
+@app.command(cls=Command, epilog="Exit codes: 0 done, 2 wrong usage.")
+def env(devices: Devices = False, backend: Backend = None, json: Json = False) -> None:
+    """Print what a bug report needs: versions, backend, machine, environment variables.
+
+    The home directory is written as ~, and values of variables that may be secret are hidden.
+    Read the output before you publish it.
+
+    Examples:
+      treadle env
+      treadle env --devices --json
+    """
+    with reporting_errors():
+        facts = {"treadle": __version__, **describe()}
+        if devices or backend is not None:
+            facts["devices"] = _devices(backend)
+        if json:
+            output.print_json(facts)
+        else:
+            output.print_line("\n".join(_lines(facts)))
+
+
+def _devices(backend: str | None) -> dict[str, Any]:
+    """Return the devices of a backend, or the error that its framework raised."""
+    try:
+        environment.prepare(backend, None, None, None, None, quiet=True)
+        from ..backends.base import active
+
+        found = active()
+        return {"backend": found.name, **found.computes_on(), "error": None}
+    except Exception as error:  # a broken installation may raise anything: that is what is asked
+        return {"backend": backend, "error": f"{type(error).__name__}: {error}"}
+
+
+def _lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return the facts as lines of text, in columns."""
+    machine, backend = facts["machine"], facts["backend"]
+    memory = machine["memory_gib"]
+    rows = [
+        ("treadle", f"{facts['treadle']} ({facts['location']})"),
+        ("python", facts["python"]),
+        ("platform", facts["platform"]),
+        ("processor", f"{machine['processor']}, {machine['cores']} cores available"),
+        ("memory", "unknown" if memory is None else f"{memory} GiB"),
+        ("NVIDIA GPUs", ", ".join(machine["nvidia_gpus"]) or "none found"),
+        ("backend", _chosen(backend)),
+    ]
+    if "devices" in facts:
+        rows.append(("devices", _used(facts["devices"])))
+    rows += [(name, version or "not installed") for name, version in facts["backends"].items()]
+    rows += [(name, version or "not installed") for name, version in facts["packages"].items()]
+    for extra, packages in facts["extras"].items():
+        found = (f"{name} {version or 'not installed'}" for name, version in packages.items())
+        rows.append((f"extra {extra}", ", ".join(found)))
+    settings = facts["keras_configuration"].items()
+    rows.append(("keras.json", ", ".join(f"{name} {value}" for name, value in settings) or "none"))
+    rows.append(("compile cache", facts["compile_cache"] or "off"))
+    rows += list(facts["environment"].items()) or [("environment", "no variable that matters")]
+    width = max(len(name) for name, _ in rows) + 2
+    return [f"{name.ljust(width)}{value}" for name, value in rows]
+
+
+def _chosen(backend: Mapping[str, str | None]) -> str:
+    if backend["name"] is None:
+        return f"none: {backend['error']}"
+    error = f"; {backend['error']}" if backend["error"] else ""
+    return f"{backend['name']}, from {backend['origin']}{error}"
+
+
+def _used(devices: Mapping[str, Any]) -> str:
+    if devices["error"]:
+        return devices["error"]
+    return f"{devices['devices']}, {devices['threads']} threads ({devices['backend']})"
