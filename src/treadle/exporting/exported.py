@@ -23,7 +23,7 @@ from .files import check_free, install, size_of, temporary_folder
 from .formats import Format, check_writable, chosen_format, missing_runtime
 from .prediction import Prediction
 from .runtimes import load
-from .writing import reason_of, write
+from .writing import quiet, reason_of, write
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,15 @@ def _export(form: Format, path: Path, loop: Loop, batch: Any, tolerance: float |
     if tolerance is None:
         half = any(x.compute_dtype in ("float16", "bfloat16") for x in prediction.layers)
         tolerance = TOLERANCE_OF_HALF if half else TOLERANCE
-    missing = missing_runtime(form)
+    not_compared = missing_runtime(form)
     with temporary_folder(path) as folder:
         written = folder / path.name
         write(form, prediction, written)
         size = size_of(written)
         runtime, difference = "", None
-        if missing is None:
+        if not not_compared:
             runtime, difference = _compared(form, written, loop, prediction, tolerance)
         install(written, path)
-    not_compared = (
-        ""
-        if missing is None
-        else f"{missing.module} is not installed: pip install {missing.install}"
-    )
     if not_compared:
         message = f"{path} was not compared with predict: {not_compared}"
         warnings.warn(message, TreadleWarning, stacklevel=3)
@@ -174,13 +169,15 @@ def _compared(
         ExportError: The file cannot be loaded or run, or the difference is above the tolerance.
     """
     largest, runtime = 0.0, form.title
+    names = [str(spec.name) for spec in prediction.specs]
     for size in (prediction.size, prediction.size // 2 or 2):
         batch = prediction.resized(size)
         expected = keras.tree.flatten(loop.predict([batch]))
         try:
-            loaded = load(form.name, path, [str(spec.name) for spec in prediction.specs])
-            runtime = loaded.runtime
-            found = loaded.run(prediction.inputs(batch))
+            with quiet():
+                loaded = load(form.name, path, names)
+                runtime = loaded.runtime
+                found = loaded.run(prediction.inputs(batch))
         except Exception as error:
             raise ExportError(
                 f"the exported file fails in {runtime} for a batch of {size}, so nothing was "

@@ -190,8 +190,9 @@ def check_writable(form: Format, backend: str) -> None:
             )
 
 
-def missing_runtime(form: Format) -> Package | None:
-    """Return the package to install for loading a file; None if it can be loaded."""
+def missing_runtime(form: Format) -> str:
+    """Return what to install for loading a file, as a clause; empty if it can be loaded."""
     if not form.runtimes or any(package.is_installed for package in form.runtimes):
-        return None
-    return form.runtimes[0]
+        return ""
+    wanted = form.runtimes[0]
+    return f"{wanted.module} is not installed: pip install {wanted.install}"

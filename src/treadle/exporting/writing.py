@@ -23,13 +23,13 @@ def write(form: Format, prediction: Prediction, path: Path) -> None:
     """
     if not form.exporter:
         model = model_for_saving(prediction)
-        with _exporting(form), _quiet():
+        with _exporting(form), quiet():
             model.save(path)
         return
     model = model_for_exporters(prediction, flat=not form.named_outputs)
     inputs: Any = prediction.specs if len(prediction.specs) == 1 else [prediction.specs]
     options = {"dynamic_shapes": _dynamic(prediction)} if form.name == "torch" else {}
-    with _exporting(form), _quiet():
+    with _exporting(form), quiet():
         model.export(
             str(path), format=form.exporter, verbose=False, input_signature=inputs, **options
         )
@@ -63,7 +63,7 @@ def _exporting(form: Format) -> Generator[None]:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Hide the warnings, log lines and texts of exporters; errors raise exceptions."""
     before = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
