@@ -164,10 +164,12 @@ def _head(kept: dict[str, Any]) -> list[str]:
         "the outputs of the file, in its own runtime, and those of `predict`. Written by",
         "`scripts/bench exports --write`.",
         "",
-        f"Keras {_any(kept)['keras']}, {', '.join(named)}. Each program trained for {STEPS} steps.",
-        "Differences are relative to the magnitude of an output above 1, on two batch sizes.",
-        "Refused: before anything is computed. Failed: nothing is written. [Export](export.md)",
-        "shows how to export.",
+        f"Keras {_any(kept)['keras']}, {', '.join(named)}.",
+        "",
+        f"Each program trained for {STEPS} steps. Differences are relative to the magnitude of an",
+        "output above 1, on two batch sizes. Refused: before anything is computed. Failed: nothing",
+        "is written.",
+        "[Export](export.md) shows how to export.",
         "",
     ]
 

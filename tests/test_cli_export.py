@@ -56,7 +56,6 @@ def test_what_cannot_be_exported_is_said_first():
     cases = {
         "format='onix': there is no such format. Did you mean 'onnx'?": ["--format", "onix"],
         "does not name a format: give one of keras, savedmodel": [],
-        "is not a valid": ["--format", "litert", "--tolerance", "x"],
         "the format litert cannot be written on the backend torch: Keras writes LiteRT on": [
             *("--format", "litert")
         ],

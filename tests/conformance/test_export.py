@@ -130,6 +130,18 @@ def test_a_default_predict_step_takes_the_inputs_without_labels(tmp_path):
     assert found.inputs == {"inputs": "float32 (None, 2)"}
 
 
+def test_an_absent_part_of_a_batch_stays_absent(tmp_path):
+    def with_mask(self, batch):
+        x, mask = batch
+        return self.model(x) if mask is None else self.model(x) * mask
+
+    found = treadle.export(line(predict_step=with_mask), tmp_path / "a.keras", batch=(X, None))
+    assert found.inputs == {"inputs": "float32 (None, 2)"}
+    mask = np.ones((4, 1), "float32")
+    found = treadle.export(line(predict_step=with_mask), tmp_path / "b.keras", batch=(X, mask))
+    assert list(found.inputs) == ["inputs_0", "inputs_1"]
+
+
 def test_a_variable_in_no_layer_is_exported(tmp_path):
     task = line(scale=keras.Variable(3.0), predict_step=lambda self, x: self.model(x) * self.scale)
     with pytest.raises(StepError, match="predict_step reads scale, a variable that is in no layer"):
@@ -180,6 +192,7 @@ def test_half_precision_has_a_larger_tolerance(tmp_path):
         keras.config.set_dtype_policy("float32")
     assert found.tolerance == 1e-2
     assert found.difference <= 1e-2
+    assert found.outputs["norm"] == "bfloat16 (None, 3)"
 
 
 def test_a_difference_above_the_tolerance_leaves_no_file(tmp_path, monkeypatch):
@@ -273,7 +286,7 @@ def branches(self, x):
             r"predict_step of Line draws random numbers \(seed/.*\), which an exported file",
         ),
         (
-            {"predict_step": counts, "count": keras.Variable(0)},
+            {"predict_step": counts, "count": keras.Variable(0.0)},
             X,
             ConfigurationError,
             "predict_step of Line changes count: an exported file holds no state",

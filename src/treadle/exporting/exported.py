@@ -189,7 +189,7 @@ def _compared(
         raise ExportError(
             f"the outputs of the exported file in {runtime} differ from those of predict by up to "
             f"{largest:.2g}, above the tolerance of {tolerance:.2g}, so nothing was written. Use "
-            "another format, or accept the difference with tolerance=… (--tolerance)"
+            "another format or another backend (--backend), or set tolerance=… (--tolerance)"
         )
     return runtime, largest
 

@@ -1,6 +1,6 @@
 """The formats of exported files, and the backends that can write them. Imports no framework."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,8 +39,9 @@ class Format:
         writers: The packages that writing needs, by backend; other backends cannot write it.
         refused: Why a backend cannot write it, and what to use instead, by backend.
         runtimes: The packages of which one loads the file; empty if Keras itself loads it.
-        named_outputs: Whether outputs keep the structure that `predict_step` returns. Otherwise
-            they are a tuple, in the order of `keras.tree.flatten`.
+        named: The backends on which outputs keep the names that `predict_step` returns. On others
+            they are a tuple in the order of `keras.tree.flatten`, because exporters lose names,
+            and some of them order outputs in another way.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Format:
     writers: Mapping[str, tuple[Package, ...]]
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     runtimes: tuple[Package, ...] = ()
-    named_outputs: bool = True
+    named: Collection[str] = ()
 
 
 _TENSORFLOW = Package("tensorflow", "'treadle[tensorflow]'")
@@ -88,6 +89,7 @@ FORMATS: Final[Mapping[str, Format]] = {
                 "--backend tensorflow"
             },
             runtimes=(_TENSORFLOW,),
+            named=("tensorflow", "jax"),
         ),
         Format(
             "onnx",
@@ -96,6 +98,7 @@ FORMATS: Final[Mapping[str, Format]] = {
             "onnx",
             writers={"tensorflow": (_TF2ONNX,), "jax": (_JAX2ONNX,), "torch": (_ONNX,)},
             runtimes=(_ONNX_RUNTIME,),
+            named=("tensorflow",),
         ),
         Format(
             "litert",
@@ -110,6 +113,7 @@ FORMATS: Final[Mapping[str, Format]] = {
                 "litert-torch: use onnx or torch, or export with --backend tensorflow",
             },
             runtimes=(_LITERT, _TENSORFLOW),
+            named=("tensorflow",),
         ),
         Format(
             "openvino",
@@ -122,7 +126,6 @@ FORMATS: Final[Mapping[str, Format]] = {
                 "OpenVINO reads, or export with --backend tensorflow or torch"
             },
             runtimes=(_OPENVINO,),
-            named_outputs=False,
         ),
         Format(
             "torch",
@@ -132,6 +135,7 @@ FORMATS: Final[Mapping[str, Format]] = {
             writers={"torch": ()},
             refused={"tensorflow": _ON_TORCH_ALONE, "jax": _ON_TORCH_ALONE},
             runtimes=(Package("torch", "'treadle[torch]'"),),
+            named=("torch",),
         ),
     )
 }

@@ -23,7 +23,7 @@ class Prediction:
 
     Args:
         task: The task, whose variables are built.
-        batch: An example batch of NumPy arrays, as `loop.predict` takes it.
+        batch: An example batch, as `loop.predict` takes it.
 
     Attributes:
         batch: The example batch.
@@ -39,13 +39,17 @@ class Prediction:
     """
 
     def __init__(self, task: Any, batch: Any) -> None:
+        batch = keras.tree.map_structure(lambda x: None if x is None else np.asarray(x), batch)
         self._task, self.batch = task, batch
         self.layers, self.variables = _read(task, batch)
         leaves = keras.tree.flatten(batch)
-        self._leaves: list[Any] = [active().to_device(leaf) for leaf in leaves]
+        self._leaves: list[Any] = [
+            None if leaf is None else active().to_device(leaf) for leaf in leaves
+        ]
         with active().undifferentiated(), active().own_random():
             self.outputs = keras.tree.map_structure(active().to_numpy, self._call(self._leaves))
-            self._used = [i for i in range(len(leaves)) if not self._drop(i)]
+            parts = [i for i, leaf in enumerate(leaves) if leaf is not None]
+            self._used = [i for i in parts if not self._drop(i)]
         if not self._used:
             raise ConfigurationError(
                 f"predict_step of {type(task).__name__} uses no part of its batch, so an exported "
@@ -69,9 +73,6 @@ class Prediction:
                 "exported file takes batches of any size, so it is the batch in all of them"
             )
         self.size: int = leaves[self._used[0]].shape[0]
-        self._leaves = [
-            leaf if i in self._used else _Unused() for i, leaf in enumerate(self._leaves)
-        ]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """Return what `predict_step` returns for these inputs."""
@@ -84,7 +85,7 @@ class Prediction:
         """Return the inputs in a batch, with the dtypes of the exported file."""
         leaves = keras.tree.flatten(batch)
         return [
-            np.asarray(leaves[i]).astype(spec.dtype, copy=False)
+            leaves[i].astype(spec.dtype, copy=False)
             for i, spec in zip(self._used, self.specs, strict=True)
         ]
 
@@ -93,8 +94,9 @@ class Prediction:
         rows = np.arange(size) % self.size
 
         def chosen(leaf: Any) -> Any:
-            whole = np.ndim(leaf) > 0 and len(leaf) == self.size
-            return np.asarray(leaf)[rows] if whole else leaf
+            if leaf is None:
+                return None
+            return leaf[rows] if leaf.shape[:1] == (self.size,) else leaf
 
         return keras.tree.map_structure(chosen, self.batch)
 

@@ -26,7 +26,7 @@ def write(form: Format, prediction: Prediction, path: Path) -> None:
         with _exporting(form), quiet():
             model.save(path)
         return
-    model = model_for_exporters(prediction, flat=not form.named_outputs)
+    model = model_for_exporters(prediction, flat=active().name not in form.named)
     inputs: Any = prediction.specs if len(prediction.specs) == 1 else [prediction.specs]
     options = {"dynamic_shapes": _dynamic(prediction)} if form.name == "torch" else {}
     with _exporting(form), quiet():
