@@ -319,6 +319,14 @@ def test_a_step_that_branches_on_values_has_no_keras_file(tmp_path):
 
 
 @pytest.mark.any_backend
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_each_backend_writes_a_format_or_has_a_reason(form):
+    backends = ["jax", "tensorflow", "torch"]
+    assert sorted([*form.writers, *form.refused]) == backends
+    assert set(form.named) <= set(form.writers)
+
+
+@pytest.mark.any_backend
 def test_arguments_are_checked_before_anything_is_computed(tmp_path):
     def export(path, *arguments, **more):
         return treadle.export(None, tmp_path / path, *arguments, **more)

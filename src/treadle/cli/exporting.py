@@ -160,6 +160,8 @@ def _made(
     Raises:
         TreadleError: If it cannot, or the directory holds no run of a command.
     """
+    if backend is not None:
+        check_writable(form, backend)
     record, recovered = opened(directory, "call treadle.export in the script", backend)
     configuration = record["configuration"]
     if recovered:

@@ -178,15 +178,19 @@ def chosen_format(name: str | None, path: Path | None) -> Format:
 def check_writable(form: Format, backend: str) -> None:
     """Check that a backend can write a format.
 
+    Args:
+        form: The format.
+        backend: The name of a backend; nothing is checked for an unknown one.
+
     Raises:
         ConfigurationError: It cannot, or a package is missing.
     """
-    if backend not in form.writers:
+    if backend in form.refused:
         raise ConfigurationError(
             f"the format {form.name} cannot be written on the backend {backend}: "
             f"{form.refused[backend]}"
         )
-    for package in form.writers[backend]:
+    for package in form.writers.get(backend, ()):
         if not package.is_installed:
             raise ConfigurationError(
                 f"the format {form.name} needs the package {package.module} on the backend "
