@@ -11,6 +11,7 @@ import treadle
 from treadle.errors import ConfigurationError, DataError, ExportError, StepError, TreadleWarning
 from treadle.exporting import exported
 from treadle.exporting.comparing import largest_difference
+from treadle.exporting.files import check_free
 from treadle.exporting.formats import FORMATS, Package, missing_runtime
 from treadle.exporting.runtimes import Loaded
 
@@ -350,6 +351,14 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     message = r"needs the package onnx on the backend torch, which is not installed: pip install 't"
     with pytest.raises(ConfigurationError, match=message):
         treadle.export(line(), tmp_path / "line.onnx", batch=X)
+
+
+@pytest.mark.any_backend
+def test_weights_in_a_file_of_their_own_replace_no_other_file(tmp_path):
+    (tmp_path / "line.bin").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"line.bin exists: choose another path, or repl"):
+        check_free(FORMATS["openvino"], tmp_path / "line.xml", overwrite=False)
+    check_free(FORMATS["onnx"], tmp_path / "line.onnx", overwrite=False)
 
 
 @pytest.mark.any_backend

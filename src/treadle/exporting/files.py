@@ -11,7 +11,7 @@ from typing import Final
 from ..errors import ConfigurationError
 from .formats import Format
 
-_WEIGHTS: Final = ".bin"  # next to the .xml of OpenVINO
+_NAMES_WEIGHTS, _WEIGHTS = ".xml", ".bin"  # the two files of OpenVINO
 _GRAPH: Final = "saved_model.pb"
 
 
@@ -21,20 +21,22 @@ def check_free(form: Format, path: Path, overwrite: bool) -> None:
     Raises:
         ConfigurationError: Something else is there.
     """
-    if os.path.lexists(path) and not overwrite:
-        raise ConfigurationError(
-            f"{path} exists: choose another path, or replace it with overwrite=True (--force)"
-        )
-    if path.is_symlink() or (path.exists() and not _is_like(form, path)):
-        raise ConfigurationError(
-            f"{path} is not a file in the format {form.name}, so it is not replaced: choose "
-            "another path"
-        )
+    for place in _places(path):
+        if os.path.lexists(place) and not overwrite:
+            raise ConfigurationError(
+                f"{place} exists: choose another path, or replace it with overwrite=True (--force)"
+            )
+        alike = place.is_file() if form.suffix else (place / _GRAPH).is_file()
+        if place.is_symlink() or (place.exists() and not alike):
+            raise ConfigurationError(
+                f"{place} is not a file in the format {form.name}, so it is not replaced: choose "
+                "another path"
+            )
 
 
-def _is_like(form: Format, path: Path) -> bool:
-    """Return whether an existing file or folder may be one in this format."""
-    return path.is_file() if form.suffix else (path / _GRAPH).is_file()
+def _places(path: Path) -> list[Path]:
+    """Return the path of an exported file, and that of the file with its weights if it has one."""
+    return [path, path.with_suffix(_WEIGHTS)] if path.suffix == _NAMES_WEIGHTS else [path]
 
 
 @contextmanager
@@ -78,6 +80,4 @@ def size_of(path: Path) -> int:
     """Return the number of bytes of an exported file, with the files that belong to it."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    weights = path.with_suffix(_WEIGHTS)
-    more = weights.stat().st_size if path.suffix == ".xml" and weights.exists() else 0
-    return path.stat().st_size + more
+    return sum(file.stat().st_size for file in _places(path))

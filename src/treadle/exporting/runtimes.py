@@ -119,7 +119,7 @@ def _torch(path: Path, names: Sequence[str]) -> Loaded:
 
     def run(inputs: Arrays) -> Arrays:
         with torch.no_grad():
-            return _numpy(module(_one_or_list([torch.as_tensor(x) for x in inputs])))
+            return _numpy(module(_one_or_list([active().to_device(x) for x in inputs])))
 
     return Loaded(f"PyTorch {torch.__version__}", run)
 
