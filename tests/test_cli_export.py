@@ -62,7 +62,7 @@ def test_what_cannot_be_exported_is_said_first():
         "the format torch cannot be written on the backend jax: a program of torch.export": [
             *("--format", "torch", "--backend", "jax")
         ],
-        "no optimizer of Tiny keeps averages": ["--format", "keras", "--averages"],
+        "no optimizer of Tiny has averaged weights": ["--format", "keras", "--averages"],
         "--checkpoint last: expected newest, best or a step": [
             *("--format", "keras", "--checkpoint", "last")
         ],

@@ -181,8 +181,10 @@ def _kernels(path):
 
 
 def test_averages_that_no_optimizer_keeps(tmp_path):
-    with pytest.raises(ConfigurationError, match="no optimizer of Likely keeps averages: make one"):
-        treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH, averages=True)
+    message = "no optimizer of Likely has averaged weights: it needs use_ema=True, and at least"
+    for optimizer in (None, keras.optimizers.SGD(0.5, use_ema=True)):
+        with pytest.raises(ConfigurationError, match=message):
+            treadle.export(Likely(optimizer), tmp_path / "a.keras", batch=BATCH, averages=True)
 
 
 def test_half_precision_has_a_larger_tolerance(tmp_path):

@@ -228,8 +228,8 @@ def _averages(task: Any) -> Generator[None]:
     averages = Averages()
     if not averages.exist(state):
         raise ConfigurationError(
-            f"averages=True (--averages), but no optimizer of {type(task).__name__} keeps "
-            "averages: make one with use_ema=True, or export without averages"
+            f"averages=True (--averages), but no optimizer of {type(task).__name__} has averaged "
+            "weights: it needs use_ema=True, and at least one update. Export without averages"
         )
     averages.finish(state)
     try:
