@@ -23,6 +23,7 @@ NAMES = (
     "inductor",
     "logs",
     "processes",
+    "exports",
 )
 
 if __name__ == "__main__":

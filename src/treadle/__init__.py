@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .core.triggers import at as at
     from .core.triggers import every as every
     from .errors import TreadleError as TreadleError
+    from .exporting.exported import Exported as Exported
+    from .exporting.exported import export as export
     from .loop import Loop as Loop
     from .run.setup import setup as setup
     from .run.warm_start import warm_start as warm_start
@@ -80,6 +82,7 @@ _NAMES = {
     "core.ranges": "Choice Range",
     "core.triggers": "after at every",
     "errors": "TreadleError",
+    "exporting.exported": "Exported export",
     "loop": "Loop",
     "run.setup": "setup",
     "run.warm_start": "warm_start",
@@ -98,7 +101,7 @@ _MODULES = (
     *("checkpoint", "data", "datasets", "doctor", "errors", "hooks", "report", "schedules"),
     "testing",
 )
-_IMPORT_KERAS = ("loop", "run.warm_start", "schedules", "steps.", "testing")
+_IMPORT_KERAS = ("exporting", "loop", "run.warm_start", "schedules", "steps.", "testing")
 
 __all__ = ["__version__", *_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -61,6 +61,10 @@ class CheckpointError(TreadleError):
     """A checkpoint cannot be written, or is damaged."""
 
 
+class ExportError(TreadleError):
+    """A task cannot be written in a format, or the written file computes something else."""
+
+
 class Terminated(SystemExit):
     """The run received SIGTERM: a checkpoint was saved, and the process exits with code 143."""
 

@@ -8,6 +8,7 @@ Features that scripts need are implemented in the other packages, not here.
 | 1 | an error while training; one raised by the task's own code is printed with its traceback |
 | 1 | `certify` found an inexact check, or could not run a check |
 | 1 | `doctor` found an error in the task |
+| 1 | `export` wrote nothing, since the file fails or computes something else than `predict` |
 | 1 | `tune` ended without a completed trial |
 | 2 | wrong usage, configuration, backend, data or directory |
 | 3 | the time limit was reached before all epochs or steps were done; the run can be resumed |
@@ -22,6 +23,7 @@ Keras and the backend's framework are imported only after the arguments have bee
 from . import certifying as certifying
 from . import describing as describing
 from . import doctoring as doctoring
+from . import exporting as exporting
 from . import launching as launching
 from . import rates as rates
 from . import reporting as reporting

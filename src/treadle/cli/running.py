@@ -163,7 +163,7 @@ def resume(
             for any reason that `train` raises.
     """
     # The loop reports a lost record, and writes it again.
-    record, _ = _opened(directory, "run the script again, which resumes the run")
+    record, _ = opened(directory, "run the script again, which resumes the run")
     configuration = record["configuration"]
     begun = configuration.get("weights_from")
     if begun and _restores_nothing(directory, record):
@@ -189,7 +189,7 @@ def resume(
             precision=configuration["precision"],
             seed=configuration["seed"],
             devices=devices or configuration.get("devices"),
-            options=_options(configuration),
+            options=options_of(configuration),
             directory=directory,
             data_dir=trusting.data_dir_of(directory, configuration, given),
             fresh=False,
@@ -218,22 +218,22 @@ def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, di
         TreadleError: If the directory holds no run of a command, or an unfinished run without a
             checkpoint, if the task cannot be made again, or if it has no evaluation data.
     """
-    record, recovered = _opened(directory, "call loop.evaluate in the script")
+    record, recovered = opened(directory, "call loop.evaluate in the script")
     configuration = record["configuration"]
     if recovered:
         output.note(recovered)
-    made = _made_again(directory, configuration, given, quiet)
-    # Late: importing it imports NumPy and Keras, whose messages `_made_again` hides.
+    made = made_again(directory, configuration, given, quiet)
+    # Late: importing it imports NumPy and Keras, whose messages `made_again` hides.
     from .trained_loop import trained_loop
 
-    state = _state(directory)
+    state = state_of(directory, "evaluating")
     data = made.datasets()
     named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
     sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
     sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
     if not sets:
         raise ConfigurationError(f"{directory}: its task has neither validation nor test data")
-    options = _options(configuration)
+    options = options_of(configuration)
     with (
         environment.showing("evaluating", quiet),
         trained_loop(directory, made.task, options, data.train, state) as loop,
@@ -259,7 +259,7 @@ def replay(
             "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
         )
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
-    record, _ = _opened(  # the report has a note on a lost record
+    record, _ = opened(  # the report has a note on a lost record
         directory,
         f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
         "task and the source that the script makes",
@@ -274,7 +274,7 @@ def replay(
         recorded.check_step(step)
     configuration = record["configuration"]
     # On as many devices as the run: the same bits are expected.
-    made = _made_again(directory, configuration, given, quiet, configuration.get("devices"))
+    made = made_again(directory, configuration, given, quiet, configuration.get("devices"))
     data = made.datasets()
     with environment.showing("running the steps again", quiet):
         return treadle.doctor.replay(
@@ -288,17 +288,28 @@ def replay(
         )
 
 
-def _made_again(
+def made_again(
     directory: Path,
     configuration: Mapping[str, Any],
     given: Given,
     quiet: bool,
     devices: int | None = None,
+    backend: str | None = None,
 ) -> "Made":
-    """Make the task of a run with its recorded configuration; imports Keras."""
+    """Make the task of a run with its recorded configuration; imports Keras.
+
+    Args:
+        directory: The run directory.
+        configuration: Its configuration.
+        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
+        quiet: Show no progress.
+        devices: The number of devices.
+        backend: Another backend than that of the run.
+    """
     recipe = trusting.recipe_of(directory, configuration, given)
     folder = trusting.data_dir_of(directory, configuration, given)
     ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
+    ran["backend"] = backend or ran["backend"]
     environment.prepare(
         ran["backend"],
         recipe.backend,
@@ -313,7 +324,7 @@ def _made_again(
         return make(recipe, with_current_names(configuration, recipe.module)["settings"])
 
 
-def _opened(directory: Path, otherwise: str) -> tuple[RunFile, str]:
+def opened(directory: Path, otherwise: str, backend: str | None = None) -> tuple[RunFile, str]:
     """Return the record of a run that a command started, and choose the run's backend.
 
     The record is that of the newest checkpoint if `run.json` is lost, which a sentence then says.
@@ -323,6 +334,7 @@ def _opened(directory: Path, otherwise: str) -> tuple[RunFile, str]:
     Args:
         directory: The run directory.
         otherwise: What to do with a run of a script; the end of the error message.
+        backend: Another backend to choose than the run's.
 
     Raises:
         DirectoryError: If the directory holds no run, or a run of a script.
@@ -335,6 +347,9 @@ def _opened(directory: Path, otherwise: str) -> tuple[RunFile, str]:
             f"{directory} holds a run of a script, whose task cannot be made again here: "
             f"{otherwise}"
         )
+    if backend is not None:
+        choose_backend(backend)
+        return record, recovered
     try:
         choose_backend(configuration["backend"])
     except BackendError as error:
@@ -369,19 +384,24 @@ def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
     return not record.get("finished") and not has_checkpoint(directory, least)
 
 
-def _state(directory: Path) -> Mapping[str, Any]:
-    """Return the final state of a run, or that of its newest checkpoint if it is unfinished."""
+def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
+    """Return the final state of a run, or that of its newest checkpoint if it is unfinished.
+
+    Args:
+        directory: The run directory.
+        doing: What is done with the state, for the note about an unfinished run.
+    """
     from ..run.warm_start import learned  # late: it imports NumPy
 
     state, step = learned(directory)
     if step is not None:
         record, recovered = recorded_run(directory)
         why = "" if recovered else f" holds a run that did not finish{why_unfinished(record)}"
-        output.note(f"{directory}{why}: evaluating its weights after step {step}")
+        output.note(f"{directory}{why}: {doing} its weights after step {step}")
     return state
 
 
-def _options(configuration: Mapping[str, Any]) -> Options:
+def options_of(configuration: Mapping[str, Any]) -> Options:
     """Return the execution options that a run was started with."""
     compiler = configuration.get("compiler", "auto")
     return Options(execution=configuration["execution"], compiler=compiler)

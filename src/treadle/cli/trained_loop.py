@@ -1,4 +1,4 @@
-"""A loop with the variables and the Python values of an earlier run, for `treadle evaluate`."""
+"""A loop with the variables and the Python values of an earlier run, for `evaluate`, `export`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 import treadle
 
-from ..checkpoint import Checkpoints
+from ..checkpoint import Checkpoint, Checkpoints
 from ..core.directory import CHECKPOINTS, LOG
 from ..core.options import Options
 from ..core.progress import Progress
@@ -22,7 +22,12 @@ from . import output
 
 
 def trained_loop(
-    directory: Path, task: Any, options: Options, train: Any, state: Mapping[str, Any]
+    directory: Path,
+    task: Any,
+    options: Options,
+    train: Any,
+    state: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
 ) -> treadle.Loop:
     """Return a loop whose task has the variables and the Python values of a run.
 
@@ -32,9 +37,10 @@ def trained_loop(
         options: Execution options.
         train: The training source: building the step reads a batch.
         state: The values of all variables.
+        checkpoint: The checkpoint with the Python values; by default the newest.
     """
     try:
-        found = Checkpoints(directory / CHECKPOINTS).latest()
+        found = checkpoint or Checkpoints(directory / CHECKPOINTS).latest()
     except CheckpointError as error:  # a finished run, whose variables are in another file
         output.note(f"{error}; Python values that hooks changed are not restored")
         found = None

@@ -68,6 +68,10 @@ class MnistGAN(treadle.Task):
             self.g_optimizer.apply(gradients["g"], self.generator.trainable_variables)
         return {"d_loss": losses["d"], "g_loss": losses["g"]}
 
+    def predict_step(self, batch: Any) -> Any:
+        """Return images of shape (n, 28, 28), from 0 to 1, for noise of shape (n, 100)."""
+        return self.generate(batch)
+
     def generate(self, noise: Any) -> Any:
         """Return images of shape (n, 28, 28), from 0 to 1, for noise of shape (n, 100)."""
         return (ops.reshape(self.generator(noise, training=False), (-1, 28, 28)) + 1) / 2
@@ -85,5 +89,6 @@ class MnistGAN(treadle.Task):
         """Return MNIST's training digits as rows of 784 numbers from -1 to 1."""
         rows = datasets.mnist().x_train.reshape(-1, 784).astype("float32") / 127.5 - 1
         return treadle.Datasets(
-            train=data.from_arrays(rows, batch_size=self.batch_size, drop_last=True)
+            train=data.from_arrays(rows, batch_size=self.batch_size, drop_last=True),
+            predict=data.from_arrays(self.fixed_noise, batch_size=64, shuffle=False),
         )

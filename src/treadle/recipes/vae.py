@@ -82,6 +82,10 @@ class VariationalAutoencoder(treadle.Task):
         kl = 0.5 * ops.sum(mean**2 + ops.exp(log_variance) - log_variance - 1, axis=-1)
         return ops.mean(ops.sum(pixels, axis=-1)), ops.mean(kl)
 
+    def predict_step(self, batch: Any) -> Any:
+        """Return images of shape (n, 28, 28), from 0 to 1, for codes of shape (n, latent_size)."""
+        return self.generate(batch)
+
     def generate(self, codes: Any) -> Any:
         """Return images of shape (n, 28, 28), from 0 to 1, for codes of shape (n, latent_size)."""
         return ops.reshape(ops.sigmoid(self.decoder(codes)), (-1, 28, 28))
@@ -104,4 +108,5 @@ class VariationalAutoencoder(treadle.Task):
         return treadle.Datasets(
             train=data.from_arrays(train, batch_size=self.batch_size, drop_last=True),
             validation=data.from_arrays(test, batch_size=self.batch_size, shuffle=False),
+            predict=data.from_arrays(self.fixed_codes, batch_size=64, shuffle=False),
         )

@@ -101,6 +101,10 @@ class WassersteinGAN(treadle.Task):
         """Return random noise for `count` digits."""
         return keras.random.normal((count, NOISE), seed=self.seeds)
 
+    def predict_step(self, batch: Any) -> Any:
+        """Return images of shape (n, 28, 28), from 0 to 1, for noise of shape (n, 64)."""
+        return self.generate(batch)
+
     def generate(self, noise: Any) -> Any:
         """Return images of shape (n, 28, 28), from 0 to 1, for noise of shape (n, 64)."""
         return ops.reshape(self.generator(noise, training=False), (-1, 28, 28))
@@ -118,4 +122,7 @@ class WassersteinGAN(treadle.Task):
         """Return groups of batches of MNIST digits, as rows of 784 numbers from 0 to 1."""
         rows = datasets.mnist().x_train.reshape(-1, 784).astype("float32") / 255
         batches = data.from_arrays(rows, batch_size=self.batch_size, drop_last=True)
-        return treadle.Datasets(train=data.groups(batches, self.critic_steps))
+        return treadle.Datasets(
+            train=data.groups(batches, self.critic_steps),
+            predict=data.from_arrays(self.fixed_noise, batch_size=64, shuffle=False),
+        )

@@ -25,6 +25,11 @@ class Averages:
     def __init__(self) -> None:
         self.begun: dict[str, int] = {}
 
+    @staticmethod
+    def exist(state: State) -> bool:
+        """Return whether an optimizer that averages weights has updated them."""
+        return any(_updates(optimizer) for _, optimizer, _ in _averaging(state))
+
     def begin(self, state: State) -> None:
         """Record how many updates each optimizer made before training."""
         self.begun = {path: _updates(optimizer) for path, optimizer, _ in _averaging(state)}

@@ -93,11 +93,14 @@ class Datasets:
         train: The source that `Loop.fit` trains on.
         validation: One source, or a dict of named sources; None for no validation.
         test: A source that `treadle evaluate` evaluates in addition to the validation set.
+        predict: A source for `predict_step`, if its batches differ from those of the other sets, as
+            noise for a generator. `treadle export` takes its example batch from it.
     """
 
     train: Any
     validation: Any = None
     test: Any = None
+    predict: Any = None
 
 
 class Supervised(Task):

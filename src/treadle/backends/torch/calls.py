@@ -122,7 +122,7 @@ class CapturingCaller:
 
         def run(tensors: list[Any]) -> Any:
             outputs = captured(state, tensors, number).values
-            arrays = [x.numpy(force=True) for x in outputs.values()]
+            arrays = [_to_numpy(x) for x in outputs.values()]
             if self._structure == 0:  # a tensor, and no structure of tensors
                 return arrays[0]
             return keras.tree.pack_sequence_as(self._structure, arrays)
@@ -136,6 +136,13 @@ class CapturingCaller:
             raise RefusedError("it returns something that is not a tensor")
         self._structure = keras.tree.map_structure(lambda _: 0, outputs)
         return {str(i): x for i, x in enumerate(leaves)}, {}
+
+
+def _to_numpy(tensor: Any) -> Any:
+    """Return a tensor as an array; NumPy itself has no bfloat16, and Keras' function is slower."""
+    if tensor.dtype is torch.bfloat16:
+        return keras.ops.convert_to_numpy(tensor)
+    return tensor.numpy(force=True)
 
 
 class _TwoBatches:

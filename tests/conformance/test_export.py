@@ -1,0 +1,396 @@
+"""Exported files: each format on each backend, and what is refused or fails."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import treadle
+from treadle.errors import ConfigurationError, DataError, ExportError, StepError, TreadleWarning
+from treadle.exporting import exported
+from treadle.exporting.comparing import largest_difference
+from treadle.exporting.files import check_free
+from treadle.exporting.formats import FORMATS, Package, missing_runtime
+from treadle.exporting.runtimes import Loaded
+
+BACKEND = keras.config.backend()
+RNG = np.random.default_rng(0)
+
+
+class Likely(treadle.Task):
+    """Two inputs by name, scaled pixels, probabilities; the model normalizes and drops units."""
+
+    def __init__(self, optimizer=None):
+        self.pixels = keras.Sequential(
+            [keras.Input((4, 4)), layers.Flatten(), layers.Dense(8), layers.BatchNormalization()]
+        )
+        self.ages = keras.Sequential([keras.Input((2,)), layers.Dense(8), layers.Dropout(0.5)])
+        self.head = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+        self.optimizer = optimizer or keras.optimizers.SGD(0.1)
+
+    def logits(self, x, training):
+        both = self.pixels(x["image"] / 255, training=training)
+        return self.head(both + self.ages(x["age"], training=training))
+
+    def train_step(self, batch):
+        x, y = batch
+
+        def objective():
+            return ops.mean((self.logits(x, True) - ops.one_hot(y, 3)) ** 2)
+
+        models = [self.pixels, self.ages, self.head]
+        weights = [v for model in models for v in model.trainable_variables]
+        return {"loss": treadle.minimize(objective, weights, self.optimizer)}
+
+    def predict_step(self, batch):
+        x, _ = batch
+        return {"probabilities": ops.softmax(self.logits(x, False)), "norm": self.logits(x, False)}
+
+
+BATCH = (
+    {
+        "image": RNG.integers(0, 255, (6, 4, 4)).astype("float32"),
+        "age": RNG.normal(size=(6, 2)),
+    },
+    np.arange(6) % 3,
+)
+
+
+def line(**attributes):
+    """A task with a small model, and other attributes or methods."""
+
+    class Line(treadle.Task):
+        def __init__(self):
+            self.model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+            for name, value in state.items():
+                setattr(self, name, value)
+
+    state = {k: v for k, v in attributes.items() if not callable(v) or isinstance(v, keras.Layer)}
+    for name in attributes.keys() - state.keys():
+        setattr(Line, name, attributes[name])
+    return Line()
+
+
+X = RNG.normal(size=(4, 2)).astype("float32")
+
+
+def skip_if_not_installed(form):
+    for package in form.writers.get(BACKEND, ()):
+        if not package.is_installed:
+            pytest.skip(f"writing {form.name} on {BACKEND} needs {package.module}")
+    if missing := missing_runtime(form):
+        pytest.skip(f"the file cannot be compared: {missing}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_computes_what_predict_computes_or_is_refused(name, tmp_path):
+    form, path = FORMATS[name], tmp_path / f"likely{FORMATS[name].suffix}"
+    if BACKEND not in form.writers:
+        with pytest.raises(ConfigurationError) as refused:
+            treadle.export(Likely(), path, name, batch=BATCH)
+        start = f"the format {name} cannot be written on the backend {BACKEND}: "
+        assert str(refused.value).startswith(start)
+        assert "use " in str(refused.value)
+        assert not any(tmp_path.iterdir())
+        return
+    skip_if_not_installed(form)
+    found = treadle.export(Likely(), path, name, batch=BATCH)
+    assert found.difference is not None
+    assert found.difference <= 1e-6
+    assert found.inputs == {"age": "float32 (None, 2)", "image": "float32 (None, 4, 4)"}
+    assert found.outputs == {"norm": "float32 (None, 3)", "probabilities": "float32 (None, 3)"}
+    assert found.runtime
+    assert found.bytes > 100
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == {path.name} | ({"likely.bin"} if name == "openvino" else set())
+
+
+def test_a_keras_file_holds_pre_and_post_processing(tmp_path):
+    task = Likely()
+    treadle.export(task, tmp_path / "likely.keras", batch=BATCH)
+    loaded = keras.saving.load_model(tmp_path / "likely.keras")
+    image = BATCH[0]["image"]
+    found = loaded([BATCH[0]["age"], image])
+    sums = ops.convert_to_numpy(found["probabilities"]).sum(axis=1)
+    np.testing.assert_allclose(sums, np.ones(6), rtol=1e-6)
+    with treadle.Loop(task, console=False) as loop:
+        expected = loop.predict([BATCH])
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(found["norm"]), expected["norm"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_default_predict_step_takes_the_inputs_without_labels(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    task = treadle.Supervised(model, "mse", "sgd")
+    found = treadle.export(task, tmp_path / "line.keras", batch=(X, X[:, :1]))
+    assert found.inputs == {"inputs": "float32 (None, 2)"}
+    found = treadle.export(task, tmp_path / "plain.keras", batch=X)
+    assert found.inputs == {"inputs": "float32 (None, 2)"}
+
+
+def test_an_absent_part_of_a_batch_stays_absent(tmp_path):
+    def with_mask(self, batch):
+        x, mask = batch
+        return self.model(x) if mask is None else self.model(x) * mask
+
+    found = treadle.export(line(predict_step=with_mask), tmp_path / "a.keras", batch=(X, None))
+    assert found.inputs == {"inputs": "float32 (None, 2)"}
+    mask = np.ones((4, 1), "float32")
+    found = treadle.export(line(predict_step=with_mask), tmp_path / "b.keras", batch=(X, mask))
+    assert list(found.inputs) == ["inputs_0", "inputs_1"]
+
+
+def test_a_variable_in_no_layer_is_exported(tmp_path):
+    task = line(scale=keras.Variable(3.0), predict_step=lambda self, x: self.model(x) * self.scale)
+    with pytest.raises(StepError, match="predict_step reads scale, a variable that is in no layer"):
+        treadle.export(task, tmp_path / "line.keras", batch=X)
+    name = "torch" if BACKEND == "torch" else "savedmodel"
+    skip_if_not_installed(FORMATS[name])
+    path = tmp_path / f"line{FORMATS[name].suffix}"
+    assert treadle.export(task, path, name, batch=X).difference <= 1e-6
+    skip_if_not_installed(FORMATS["onnx"])
+    assert treadle.export(task, tmp_path / "line.onnx", batch=X).difference <= 1e-6
+
+
+def test_averages_are_exported_on_request_and_weights_are_kept(tmp_path):
+    averaging = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    task = Likely(averaging)
+    with treadle.Loop(task, console=False) as loop:
+        for _ in range(3):
+            loop.step(BATCH)
+        weights = loop.state.arrays()
+        treadle.export(loop, tmp_path / "raw.keras", batch=BATCH)
+        treadle.export(loop, tmp_path / "averaged.keras", batch=BATCH, averages=True)
+        for path, array in loop.state.arrays().items():
+            np.testing.assert_array_equal(array, weights[path], err_msg=path)
+    raw = _kernels(tmp_path / "raw.keras")
+    averaged = _kernels(tmp_path / "averaged.keras")
+    slot = "optimizer/model_variables_moving_average/"
+    for name in ("pixels/layers/1/kernel", "ages/layers/0/kernel", "head/layers/0/kernel"):
+        kernel, average = weights[name], weights[slot + name]
+        assert any(np.array_equal(kernel, found) for found in raw)
+        assert any(np.array_equal(average, found) for found in averaged)
+        assert not np.array_equal(kernel, average)
+
+
+def _kernels(path):
+    return [ops.convert_to_numpy(v) for v in keras.saving.load_model(path).weights]
+
+
+def test_averages_that_no_optimizer_keeps(tmp_path):
+    message = "no optimizer of Likely has averaged weights: it needs use_ema=True, and at least"
+    for optimizer in (None, keras.optimizers.SGD(0.5, use_ema=True)):
+        with pytest.raises(ConfigurationError, match=message):
+            treadle.export(Likely(optimizer), tmp_path / "a.keras", batch=BATCH, averages=True)
+
+
+def test_half_precision_has_a_larger_tolerance(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        found = treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert found.tolerance == 1e-2
+    assert found.difference <= 1e-2
+    assert found.outputs["norm"] == "bfloat16 (None, 3)"
+
+
+def test_a_difference_above_the_tolerance_leaves_no_file(tmp_path, monkeypatch):
+    load = exported.load
+
+    def changed(*arguments):
+        loaded = load(*arguments)
+        return Loaded("Slightly Off 1.0", lambda inputs: [x + 0.01 for x in loaded.run(inputs)])
+
+    monkeypatch.setattr(exported, "load", changed)
+    with pytest.raises(ExportError) as raised:
+        treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH)
+    assert "in Slightly Off 1.0 differ from those of predict by up to 0.01" in str(raised.value)
+    assert "above the tolerance of 0.0001, so nothing was written" in str(raised.value)
+    assert not any(tmp_path.iterdir())
+    treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH, tolerance=0.02)
+
+
+def test_a_file_that_fails_in_its_runtime_is_not_kept(tmp_path, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("there is no such operation")
+
+    monkeypatch.setattr(exported, "load", failing)
+    message = "fails in Keras model for a batch of 6, so nothing was written: there is no such op"
+    with pytest.raises(ExportError, match=message):
+        treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_without_its_runtime_is_written_with_a_warning(tmp_path, monkeypatch):
+    missing = "other_runtime is not installed: pip install 'treadle[other]'"
+    monkeypatch.setattr(exported, "missing_runtime", lambda form: missing)
+    message = r"likely.keras was not compared with predict: other_runtime is not installed: pip ins"
+    with pytest.warns(TreadleWarning, match=message):
+        found = treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH)
+    assert found.difference is None
+    assert found.path.is_file()
+
+
+def test_existing_files_are_replaced_on_request_only(tmp_path):
+    path = tmp_path / "line.keras"
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"line.keras exists: choose another path, or"):
+        treadle.export(line(), path, batch=X)
+    assert path.read_text() == "mine"
+    treadle.export(line(), path, batch=X, overwrite=True)
+    assert path.read_bytes()[:2] == b"PK"
+    (tmp_path / "folder.keras").mkdir()
+    (tmp_path / "link.keras").symlink_to(path)
+    for name in ("folder", "link"):
+        with pytest.raises(ConfigurationError, match=r"is not a file in the format keras, so it"):
+            treadle.export(line(), tmp_path / f"{name}.keras", batch=X, overwrite=True)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch writes no SavedModel")
+def test_a_folder_is_replaced_if_it_holds_a_savedmodel(tmp_path):
+    skip_if_not_installed(FORMATS["savedmodel"])
+    path = tmp_path / "line"
+    treadle.export(line(), path, "savedmodel", batch=X)
+    (path / "more.txt").write_text("of the earlier one")
+    treadle.export(line(), path, "savedmodel", batch=X, overwrite=True)
+    assert not (path / "more.txt").exists()
+    (path / "saved_model.pb").unlink()
+    with pytest.raises(ConfigurationError, match="is not a file in the format savedmodel"):
+        treadle.export(line(), path, "savedmodel", batch=X, overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["line"]
+
+
+def draws(self, x):
+    return self.model(x) + keras.random.normal((*ops.shape(x)[:1], 1), seed=self.seed)
+
+
+def counts(self, x):
+    self.count.assign_add(1)
+    return self.model(x)
+
+
+def branches(self, x):
+    if ops.max(x) > 0:
+        return self.model(x)
+    return self.model(-x)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "batch", "error", "message"),
+    [
+        (
+            {"predict_step": draws, "seed": keras.random.SeedGenerator(0)},
+            X,
+            ConfigurationError,
+            r"predict_step of Line draws random numbers \(seed/.*\), which an exported file",
+        ),
+        (
+            {"predict_step": counts, "count": keras.Variable(0.0)},
+            X,
+            ConfigurationError,
+            "predict_step of Line changes count: an exported file holds no state",
+        ),
+        (
+            {"predict_step": lambda self, x: self.model(ops.ones((3, 2)))},
+            X,
+            ConfigurationError,
+            "predict_step of Line uses no part of its batch",
+        ),
+        (
+            {"predict_step": lambda self, batch: self.model(batch[0] + batch[1])},
+            (X, X[:1]),
+            DataError,
+            r"differ in their first dimension \(inputs_0 \(4, 2\), inputs_1 \(1, 2\)\)",
+        ),
+    ],
+)
+def test_steps_that_a_file_cannot_repeat(attributes, batch, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        treadle.export(line(**attributes), tmp_path / "line.keras", batch=batch)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="other backends reject the step already in predict")
+def test_a_step_that_branches_on_values_has_no_keras_file(tmp_path):
+    message = "the format keras needs a predict_step that is made of layers and of functions"
+    with pytest.raises(StepError, match=message):
+        treadle.export(line(predict_step=branches), tmp_path / "line.keras", batch=X)
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_each_backend_writes_a_format_or_has_a_reason(form):
+    backends = ["jax", "tensorflow", "torch"]
+    assert sorted([*form.writers, *form.refused]) == backends
+    assert set(form.named) <= set(form.writers)
+
+
+@pytest.mark.any_backend
+def test_arguments_are_checked_before_anything_is_computed(tmp_path):
+    def export(path, *arguments, **more):
+        return treadle.export(None, tmp_path / path, *arguments, **more)
+
+    cases = {
+        "does not name a format: give one of keras, savedmodel, onnx": lambda: export("a.bin"),
+        "format='onx': there is no such format. Did you mean": lambda: export("a.onnx", "onx"),
+        r"ends with \.onnx, but a file in the format keras ends with": lambda: export(
+            "a.onnx", "keras"
+        ),
+        "tolerance is -1: expected a number of at": lambda: export("a.keras", tolerance=-1),
+    }
+    for message, call in cases.items():
+        with pytest.raises(ConfigurationError, match=message):
+            call()
+
+
+@pytest.mark.any_backend
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Package, "is_installed", False)
+    message = r"needs the package onnx on the backend torch, which is not installed: pip install 't"
+    with pytest.raises(ConfigurationError, match=message):
+        treadle.export(line(), tmp_path / "line.onnx", batch=X)
+
+
+@pytest.mark.any_backend
+def test_weights_in_a_file_of_their_own_replace_no_other_file(tmp_path):
+    (tmp_path / "line.bin").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"line.bin exists: choose another path, or repl"):
+        check_free(FORMATS["openvino"], tmp_path / "line.xml", overwrite=False)
+    check_free(FORMATS["onnx"], tmp_path / "line.onnx", overwrite=False)
+
+
+@pytest.mark.any_backend
+def test_differences_of_special_values():
+    nan, inf = float("nan"), float("inf")
+    same = np.array([nan, inf, -inf, 1.0])
+    assert largest_difference([same], [same.copy()], 4) == 0
+    for other in ([nan, inf, inf, 1.0], [0.0, inf, -inf, 1.0], [nan, inf, -inf, nan]):
+        assert largest_difference([same], [np.array(other)], 4) == inf
+    assert largest_difference([np.array([1, 5])], [np.array([1, 4])], 2) == 0.2
+    with pytest.raises(ExportError, match=r"returns arrays of shape \(2,\), but predict returns"):
+        largest_difference([np.zeros(3)], [np.zeros(2)], 3)
+
+
+def test_the_example_batch_is_that_of_the_task_s_data(tmp_path):
+    rows = treadle.data.from_arrays(X, batch_size=2)
+    other = treadle.data.from_arrays(np.ones((2, 5), "float32"), batch_size=2)
+
+    def datasets(**sets):
+        return lambda self: treadle.Datasets(**sets)
+
+    for number, sets in enumerate(
+        (
+            {"train": rows},
+            {"train": other, "validation": {"easy": rows}},
+            {"train": other, "validation": other, "predict": rows},
+        )
+    ):
+        path = tmp_path / f"{number}.keras"
+        found = treadle.export(line(datasets=datasets(**sets)), path)
+        assert found.inputs == {"inputs": "float32 (None, 2)"}
+    with pytest.raises(ConfigurationError, match="Line has no datasets"):
+        treadle.export(line(), Path(tmp_path / "none.keras"))
