@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .core.triggers import every as every
     from .errors import TreadleError as TreadleError
     from .loop import Loop as Loop
+    from .report.saved_run import SavedRun as SavedRun
+    from .report.saved_run import load_run as load_run
     from .run.setup import setup as setup
     from .run.warm_start import warm_start as warm_start
     from .steps.accumulation import Accumulator as Accumulator
@@ -81,6 +83,7 @@ _NAMES = {
     "core.triggers": "after at every",
     "errors": "TreadleError",
     "loop": "Loop",
+    "report.saved_run": "SavedRun load_run",
     "run.setup": "setup",
     "run.warm_start": "warm_start",
     "steps.accumulation": "Accumulator",

@@ -364,7 +364,7 @@ def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
 
 def _state(directory: Path) -> Mapping[str, Any]:
     """Return the final state of a run, or that of its newest checkpoint if it is unfinished."""
-    from ..run.warm_start import learned  # late: it imports NumPy
+    from ..checkpoint.learned import learned  # late: it imports NumPy
 
     state, step = learned(directory)
     if step is not None:
