@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from . import report as report
     from . import schedules as schedules
     from . import testing as testing
+    from .core.history import History as History
     from .core.hook import DetailedHook as DetailedHook
     from .core.hook import Hook as Hook
     from .core.images import Image as Image
     from .core.images import image_grid as image_grid
-    from .core.logs import History as History
     from .core.options import Options as Options
     from .core.processes import is_chief as is_chief
     from .core.progress import Progress as Progress
@@ -75,7 +75,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "core.hook": "DetailedHook Hook",
     "core.images": "Image image_grid",
-    "core.logs": "History",
+    "core.history": "History",
     "core.options": "Options",
     "core.processes": "is_chief",
     "core.progress": "Progress",

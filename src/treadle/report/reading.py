@@ -99,7 +99,7 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         for name, value in configuration.items()
         if name not in ("settings", "task", "recipe") and name not in state.settings
     }
-    settings = {**_flat(state.settings), **_flat(others), **_call_facts(run)}
+    settings = {**flat(state.settings), **flat(others), **_call_facts(run)}
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
@@ -125,15 +125,15 @@ def _call_facts(run: RunFile) -> dict[str, str]:
         return {}
     call, data = calls[-1], calls[-1].get("train") or {}
     found = {f"fit.{name}": call.get(name) for name in ("epochs", "steps", "until")}
-    return _flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
+    return flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested settings by dotted name, as texts."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
+            found |= flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
         elif value is not None:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             found[_name(f"{prefix}{name}")] = _text(text)

@@ -12,15 +12,17 @@ from typing import Any
 
 from ..checkpoint import Checkpoints
 from ..checkpoint.learned import learned, learned_at
+from ..core import views
 from ..core.directory import CHECKPOINTS, LOG, why_unfinished
 from ..core.folder import FILE, Folder
-from ..core.logs import History
+from ..core.history import History, html_parts
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError, TreadleWarning, did_you_mean
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import read
 from ..run.recorded_history import history_of
 from .images import MOST_IMAGE_BYTES, is_png, listed_images
+from .reading import flat
 from .records import recorded_run
 from .states import read_state
 
@@ -109,6 +111,14 @@ class SavedRun:
         steps = f"{self.step:,} step{'s'[: self.step != 1]}"
         epochs = f"{self.epoch:,} epoch{'s'[: self.epoch != 1]}"
         return f"SavedRun({str(self.directory)!r}: {self.task}, {self.state}, {steps}, {epochs})"
+
+    def _repr_html_(self) -> str:
+        """Return the settings and the history, which a notebook displays."""
+        facts = {"reason": self.reason, "started": self.started, "backend": self.backend}
+        rows = [*((k, v) for k, v in facts.items() if v), *flat(self.settings).items()]
+        return views.block(
+            repr(self), views.table(("setting", ""), rows), *html_parts(self.history)
+        )
 
     def variables(self, step: int | None = None) -> Mapping[str, Any]:
         """Return the value of every variable, by path, as NumPy arrays.
