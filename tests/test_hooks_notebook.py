@@ -87,6 +87,24 @@ def test_a_long_run_begins_further_outputs(run, outputs):
     assert outputs[1].text.splitlines()[-1].startswith("finished")
 
 
+def test_lines_after_the_end_bring_no_progress_back(run, outputs):
+    ran = run()
+    for number in range(notebook.MOST_LINES - 1):  # with the plan, one output is full
+        ran.hook.print(f"line {number}")
+    ran.end()
+    assert [len(output.text.splitlines()) for output in outputs] == [notebook.MOST_LINES, 1]
+    assert outputs[1].text.startswith("finished") and "━" not in outputs[1].text
+
+
+def test_quick_lines_are_drawn_together(run, outputs):
+    ran = run()
+    for number in range(150):
+        ran.hook.print(f"line {number}")
+    assert len(outputs[0].versions) < 100
+    ran.end()
+    assert [f"line {number}" for number in range(150)] == outputs[0].text.splitlines()[1:-1]
+
+
 def test_without_ipython_plain_lines_are_printed(clock_, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython.display", None)  # importing it fails
     console = rich.console.Console(file=io.StringIO(), force_jupyter=True)

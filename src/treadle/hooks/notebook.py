@@ -3,6 +3,7 @@
 import html
 import importlib
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from .display import Display
 
 # Lines in one output. Each update sends all of them, so a further output is begun after these.
 MOST_LINES = 200
+PAUSE = 0.1  # seconds between two updates for new lines
 WIDTH = 110  # columns; a notebook scrolls wider lines
 _STYLE = "white-space:pre;overflow-x:auto;line-height:normal;margin:0"
 
@@ -45,21 +47,23 @@ class NotebookDisplay:
         self._console = Console(
             width=WIDTH, force_terminal=True, force_jupyter=False, color_system="truecolor"
         )
-        self._lines: list[Text] = []
+        self._lines: list[tuple[str, str]] = []  # as HTML and as plain text
         self._handle: Any = None
         self._stopped = False
+        self._drawn = 0.0
 
     def start(self, refresh: bool = False) -> None:
         """Show the output."""
         if self._handle is None:
-            self._handle = _display_function()(_Output(*self._rendered()), display_id=True)
+            self._handle = _display_function()(self._output(), display_id=True)
         elif refresh:
             self.refresh()
 
     def refresh(self) -> None:
         """Draw the output again."""
         if self._handle is not None:
-            self._handle.update(_Output(*self._rendered()))
+            self._handle.update(self._output())
+            self._drawn = monotonic()
 
     def stop(self) -> None:
         """Remove the progress, and keep the lines."""
@@ -67,20 +71,30 @@ class NotebookDisplay:
         self.refresh()
 
     def print(self, text: str, style: str = "") -> None:
-        """Add a line that stays."""
-        if len(self._lines) >= MOST_LINES:
-            self._stopped = True
-            self.refresh()
-            self._lines, self._handle, self._stopped = [], None, False
-            self.start()
-        self._lines.append(Text(printable(text), style))
-        self.refresh()
+        """Add a line that stays.
 
-    def _rendered(self) -> tuple[str, str]:
-        """Return the output as HTML and as plain text."""
-        shown: list[Any] = [*self._lines, *([] if self._stopped else [self._display])]
-        options = self._console.options
-        segments = [s for part in shown for s in self._console.render(part, options)]
+        Of lines that follow each other quickly, as those of short epochs, some are shown only with
+        the next update: drawing each of them would slow down training.
+        """
+        if len(self._lines) >= MOST_LINES:
+            stopped, self._stopped = self._stopped, True
+            self.refresh()
+            self._lines, self._handle, self._stopped = [], None, stopped
+            self.start()
+        self._lines.append(self._rendered(Text(printable(text), style)))
+        if self._stopped or monotonic() - self._drawn >= PAUSE:
+            self.refresh()
+
+    def _output(self) -> "_Output":
+        shown = [*self._lines, *([] if self._stopped else [self._rendered(self._display)])]
+        markup, plain = (
+            ("".join(parts) for parts in zip(*shown, strict=True)) if shown else ("", "")
+        )
+        return _Output(f'<pre style="{_STYLE}">{markup}</pre>', plain)
+
+    def _rendered(self, part: Text | Display) -> tuple[str, str]:
+        """Return a line, or the progress, as HTML and as plain text."""
+        segments = list(self._console.render(part, self._console.options))
         pieces: list[str] = []
         for text, style, control in Segment.simplify(segments):
             if control:
@@ -89,7 +103,7 @@ class NotebookDisplay:
             text = html.escape(text)
             pieces.append(f'<span style="{rule}">{text}</span>' if rule else text)
         plain = "".join(segment.text for segment in segments if not segment.control)
-        return f'<pre style="{_STYLE}">{"".join(pieces)}</pre>', plain
+        return "".join(pieces), plain
 
 
 class _Output:
