@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from treadle.core.logs import History, Record, StepLogs
+from treadle.core.history import History
+from treadle.core.logs import Record, StepLogs
 from treadle.core.progress import Progress
 
 NAN, INF = float("nan"), float("inf")

@@ -137,3 +137,85 @@ def test_values_of_a_finished_run_without_a_readable_checkpoint():
 
     keras.backend.clear_session()
     assert "Python values that hooks changed are not restored" in treadle("evaluate", "here").stderr
+
+
+OTHER = """
+    import numpy as np
+    import treadle
+
+    x = np.random.default_rng(1).normal(size=(6, 2)).astype("float32")
+
+    def photos():
+        return treadle.data.from_arrays(x, x[:, 1:], batch_size=4, shuffle=False)
+
+    def several():
+        return {"first": photos(), "second": [(x, x[:, 1:])]}
+
+    def nothing():
+        return None
+
+    def arrays():
+        return x, x[:, 1:]
+
+    size = 3
+"""
+
+
+def evaluated_on(data, code=0):
+    import keras
+
+    keras.backend.clear_session()
+    return treadle("evaluate", "here", "--data", data, *["--json"][: code == 0], code=code)
+
+
+def test_other_data_are_evaluated_instead_of_those_of_the_task():
+    import numpy as np
+
+    from treadle.checkpoint.arrays import read_arrays
+
+    run_tiny("--quiet", "--directory", "here")
+    Path("other.py").write_text(textwrap.dedent(OTHER))
+    results = json.loads(evaluated_on("other.py:photos").stdout)
+    weights = read_arrays("here/state.safetensors")
+    x = np.random.default_rng(1).normal(size=(6, 2)).astype("float32")
+    outputs = x @ weights["model/layers/0/kernel"] + weights["model/layers/0/bias"]
+    expected = float(np.mean((outputs - x[:, 1:]) ** 2))
+    assert results == {"photos": {"loss": pytest.approx(expected, rel=1e-5)}}
+    results = json.loads(evaluated_on("other.py:several").stdout)
+    assert set(results) == {"several/first", "several/second"}
+    assert results["several/second"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_data_that_cannot_be_used():
+    run_tiny("--quiet", "--directory", "here")
+    Path("other.py").write_text(textwrap.dedent(OTHER))
+
+    def message(data):
+        return " ".join(evaluated_on(data, code=2).stderr.split())
+
+    path = Path("other.py").absolute()
+    assert "--data takes FILE.py:FUNCTION, not 'digits': name a function" in message("digits")
+    assert "--data takes FILE.py:FUNCTION, not 'other.py'" in message("other.py")
+    assert f"--data: {path} has no function 'photo'. Did you mean 'photos'" in message(
+        "other.py:photo"
+    )
+    assert "there is no file" in message("absent.py:photos")
+    assert f"--data: size in {path} is of type int, and not a function: name" in message(
+        "other.py:size"
+    )
+    assert f"--data: nothing() in {path} returned no data, but None" in message("other.py:nothing")
+    assert "not cut into batches" in message("other.py:arrays")
+
+
+def test_a_task_without_evaluation_data_needs_other_data(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    bare = "from mine import *\n\nclass Bare(Tiny):\n    def datasets(self):\n"
+    Path("bare.py").write_text(f"{bare}        return treadle.Datasets(super().datasets().train)\n")
+    run_tiny("--quiet", "--directory", "here", task="bare.py:Bare")
+    import keras
+
+    keras.backend.clear_session()
+    told = treadle("evaluate", "here", code=2).stderr
+    assert "neither validation nor test data. Name data with --data FILE.py:FUNCTION" in told
+    Path("other.py").write_text(textwrap.dedent(OTHER))
+    assert "photos" in evaluated_on("other.py:photos").stdout

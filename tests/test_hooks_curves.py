@@ -9,16 +9,18 @@ import pytest
 
 from tests.hook_loop import NAN, Loop
 from treadle import hooks
+from treadle.core import curves
 from treadle.core.drawing import save
-from treadle.core.logs import History, Record, StepLogs
+from treadle.core.history import History, panels_of
+from treadle.core.logs import Record, StepLogs
 from treadle.core.progress import Progress
-from treadle.hooks import curves
+from treadle.hooks import curves as hook
 
 
 @pytest.fixture(autouse=True)
 def plots(monkeypatch):
     """Save plots, which `quick_runs` leaves out of all other tests."""
-    monkeypatch.setattr(curves, "save", save)
+    monkeypatch.setattr(hook, "save", save)
 
 
 def history(epochs=3, length=50, scale=1.0, first=1):
@@ -37,7 +39,8 @@ def history(epochs=3, length=50, scale=1.0, first=1):
 def test_curves_are_drawn_without_touching_pyplot(tmp_path):
     # In a process without Keras, which imports pyplot itself.
     code = (
-        "import sys; from treadle.hooks.curves import *; from treadle.core.logs import *\n"
+        "import sys; from treadle.core.history import *; from treadle.core.progress import *\n"
+        "from treadle.hooks.curves import draw\n"
         "record = Record('epoch', Progress(step=9), {'loss': 0.5, 'accuracy': 0.6})\n"
         "assert draw(History([record]), 'curves.png')\n"
         "print('matplotlib.pyplot' in sys.modules)"
@@ -67,7 +70,7 @@ def test_learning_curve_is_left_out_without_matplotlib(tmp_path, monkeypatch):
 
 
 def test_panels_show_training_next_to_validation():
-    loss, accuracy = curves._panels(history())
+    loss, accuracy = panels_of(history())
     assert (loss.name, accuracy.name) == ("loss", "accuracy")
     assert loss.noisy[0].tolist() == list(range(1, 151))
     assert loss.points == {"validation": {50: 1.2, 100: 1.2, 150: 1.2}}
@@ -79,13 +82,13 @@ def test_panels_show_training_next_to_validation():
 
 
 def test_panels_of_a_resumed_run_begin_where_it_did():
-    assert curves._panels(history(first=101))[0].noisy[0][0] == 101
+    assert panels_of(history(first=101))[0].noisy[0][0] == 101
 
 
 def test_panels_of_an_endless_epoch_take_training_from_validations():
     found = History()
     found.add(Record("validation", Progress(5), {"accuracy": 0.5, "val_accuracy": 0.4}))
-    (panel,) = curves._panels(found)
+    (panel,) = panels_of(found)
     assert panel.points == {"training": {5: 0.5}, "validation": {5: 0.4}}
 
 
@@ -94,13 +97,13 @@ def test_panels_pass_over_what_is_no_number():
     values = {"loss": np.array([1.0, NAN, 3.0])}
     found.add_steps(StepLogs(1, values, values, 8, Progress(3)))
     found.add(Record("epoch", Progress(3), {"loss": 2.0, "text": "a", "gone": NAN}))
-    (panel,) = curves._panels(found)
+    (panel,) = panels_of(found)
     assert [part.tolist() for part in panel.noisy] == [[1, 3], [1.0, 3.0]]
 
 
 def test_a_smooth_line_is_a_moving_mean():
     steps = np.arange(1.0, 401.0)
-    panel = curves._Panel("loss", (steps, steps % 2))
+    panel = curves.Panel("loss", (steps, steps % 2))
     middles, means = panel.smooth
     assert len(middles) == len(means) == 391 and middles[0] == 6
     np.testing.assert_allclose(means, 0.5)
@@ -110,7 +113,7 @@ def test_a_smooth_line_is_a_moving_mean():
 def test_a_loss_over_more_than_two_decades_has_a_logarithmic_scale(scale, expected):
     from matplotlib.figure import Figure
 
-    loss = curves._panels(history(scale=scale))[0]
+    loss = panels_of(history(scale=scale))[0]
     axes = Figure().add_subplot()
     curves._draw_panel(axes, loss)
     assert axes.get_yscale() == expected

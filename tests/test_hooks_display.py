@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from treadle.core.progress import Progress
+from treadle.core.values import clock, line, plain, short
 from treadle.hooks.display import Position, Speed
-from treadle.hooks.values import clock, line, plain, short
 
 
 def at(progress, **planned):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from treadle.core import logs
-from treadle.core.logs import History, Logs, Means, Record, StepLogs
+from treadle.core.history import History
+from treadle.core.logs import Logs, Means, Record, StepLogs
 from treadle.core.progress import Progress
 
 

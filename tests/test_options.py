@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -130,6 +131,23 @@ def test_settings_after_layers_were_created_are_refused(what: dict[str, Any]) ->
         "not be affected. Move treadle.setup to the top of the script, or call "
         "keras.backend.clear_session() first"
     )
+
+
+def test_a_cell_of_a_notebook_may_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(get_ipython=lambda: object())
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    treadle.setup(seed=3)
+    first = keras.layers.Dense(1)
+    first.build((None, 2))
+    treadle.setup(seed=3, precision="float32", devices=1)
+    second = keras.layers.Dense(1)
+    second.build((None, 2))
+    assert keras.ops.all(first.kernel == second.kernel)
+    with pytest.raises(ConfigurationError, match=r"setup\(precision=…\) must come before"):
+        treadle.setup(precision="mixed_bfloat16")
+    shell.get_ipython = lambda: None  # IPython is imported, and this is a script
+    with pytest.raises(ConfigurationError, match=r"setup\(seed=…\) must come before"):
+        treadle.setup(seed=3)
 
 
 def test_the_run_s_seed_is_keras_own() -> None:

@@ -206,7 +206,7 @@ def test_a_data_folder_that_another_directory_names_is_not_read(state, apart, tm
 
 
 def test_commands_that_only_read_execute_nothing(run, tmp_path, monkeypatch):
-    """`runs`, `log` and `warm_start` execute no code that the directory holds or names."""
+    """`runs`, `log`, `load_run` and `warm_start` execute no code of a directory."""
     import keras
     from keras import layers, saving
 
@@ -227,6 +227,8 @@ def test_commands_that_only_read_execute_nothing(run, tmp_path, monkeypatch):
         assert found["directory"] == str(run)
         assert "step 4" in treadle("log", run).stdout
         assert "step 4" in treadle("log", run, "--follow").stdout
+        loaded = library.load_run(run)
+        assert loaded.history["loss"] and loaded.variables()["model/layers/0/bias"].shape == (1,)
         model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
         task = library.Supervised(model, "mse", "sgd")
         assert library.warm_start(task, run) == ["model/layers/0/kernel", "model/layers/0/bias"]

@@ -58,13 +58,13 @@ def adapted_code(found: re.Match[str]) -> str:
 
 
 def add_anchors(app: Sphinx, tree: nodes.document) -> None:
-    """Give `LoopView` anchors under the name `treadle`, too.
+    """Give `LoopView` and `SavedImage` anchors under the name `treadle`, too.
 
-    It is documented under the name of its own module. viewcode expects everything in a module under
-    one name, here `treadle`, when it links from the source back to the reference.
+    They are documented under the names of their own modules. viewcode expects everything in a
+    module under one name, here `treadle`, when it links from the source back to the reference.
     """
     for signature in tree.findall(addnodes.desc_signature):
-        if signature.get("module") == "treadle.core.hook":
+        if signature.get("module") in ("treadle.core.hook", "treadle.report.saved_run"):
             signature["ids"].append(f"treadle.{signature['fullname']}")
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from . import report as report
     from . import schedules as schedules
     from . import testing as testing
+    from .core.history import History as History
     from .core.hook import DetailedHook as DetailedHook
     from .core.hook import Hook as Hook
     from .core.images import Image as Image
     from .core.images import image_grid as image_grid
-    from .core.logs import History as History
     from .core.options import Options as Options
     from .core.processes import is_chief as is_chief
     from .core.progress import Progress as Progress
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .exporting.exported import Exported as Exported
     from .exporting.exported import export as export
     from .loop import Loop as Loop
+    from .report.saved_run import SavedRun as SavedRun
+    from .report.saved_run import load_run as load_run
     from .run.setup import setup as setup
     from .run.warm_start import warm_start as warm_start
     from .steps.accumulation import Accumulator as Accumulator
@@ -75,7 +77,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "core.hook": "DetailedHook Hook",
     "core.images": "Image image_grid",
-    "core.logs": "History",
+    "core.history": "History",
     "core.options": "Options",
     "core.processes": "is_chief",
     "core.progress": "Progress",
@@ -84,6 +86,7 @@ _NAMES = {
     "errors": "TreadleError",
     "exporting.exported": "Exported export",
     "loop": "Loop",
+    "report.saved_run": "SavedRun load_run",
     "run.setup": "setup",
     "run.warm_start": "warm_start",
     "steps.accumulation": "Accumulator",

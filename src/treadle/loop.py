@@ -35,9 +35,10 @@ from typing import Any
 from .backends.window import Following, Window
 from .checkpoint import Checkpoint
 from .core.error_notes import noting
+from .core.history import History
 from .core.hook import Hook
 from .core.identity import source_facts
-from .core.logs import History, Logs, loggable
+from .core.logs import Logs, loggable
 from .core.options import Options
 from .core.processes import process_group
 from .core.progress import Costs, Progress

@@ -112,8 +112,8 @@ def _error_of(command: Sequence[str]) -> str:
 
 def _values(directory: Path) -> dict[str, Any]:
     """Return the values of all steps, by name, and the variables, by path."""
+    from ..checkpoint.learned import learned
     from ..hooks.log_file import read  # late: they import NumPy
-    from ..run.warm_start import learned
 
     log = read(directory / LOG)
     found = {f"logged {name}": log.column(name, log.steps)[0] for name in log.names}

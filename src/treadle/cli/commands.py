@@ -13,6 +13,7 @@ from ..errors import ConfigurationError
 from ..recipes import find, resolve
 from . import output, running
 from .help import Command, Group
+from .other_data import OtherData
 from .output import reporting_errors
 from .parameters import (
     Backend,
@@ -28,6 +29,7 @@ from .parameters import (
     Fresh,
     Json,
     NoCompileCache,
+    OtherDataOption,
     Override,
     Precision,
     Preflight,
@@ -224,12 +226,13 @@ def refuse_extra(arguments: list[str]) -> None:
 @app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
 def evaluate(
     directory: RunDirectory,
+    data: OtherDataOption = None,
     data_dir: DataDir = None,
     task: TaskOfRun = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Evaluate a run on its validation and test data.
+    """Evaluate a run on its validation and test data, or on other data.
 
     An unfinished run is evaluated with its newest checkpoint.
 
@@ -239,10 +242,13 @@ def evaluate(
     Examples:
       treadle evaluate runs/mine
       treadle evaluate runs/mine --json
+      treadle evaluate runs/mine --data other.py:photos
     """
     with reporting_errors():
+        other = None if data is None else OtherData.parse(data)
         with output.kept_free(json):
-            results = running.evaluate(directory, Given(data_dir, task, trust), quiet=json)
+            given = Given(data_dir, task, trust)
+            results = running.evaluate(directory, given, quiet=json, other=other)
         output.print_results(results, json)
 
 

@@ -27,7 +27,7 @@ from ..recipes import Recipe
 from ..report.states import best_values
 
 if TYPE_CHECKING:
-    from ..core.logs import History
+    from ..core.history import History
     from ..doctor import Replay
 
 TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
@@ -136,7 +136,7 @@ class RunOutcome:
 
 def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
     """Print the last and best values of a run, and the names of its files."""
-    from ..hooks.values import short  # late: it imports NumPy
+    from ..core.values import short  # late: it imports NumPy
 
     if outcome.unfinished:
         note(f"time limit reached: resume with treadle resume {outcome.directory}")
@@ -175,7 +175,7 @@ def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
 
 def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
     """Print the evaluation results of each data set."""
-    from ..hooks.values import short
+    from ..core.values import short
 
     if as_json:
         print_json(results)

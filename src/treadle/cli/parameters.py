@@ -279,6 +279,17 @@ TaskOfRun = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+OtherDataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="FILE.py:FUNCTION",
+        help="Evaluate other data: a function without arguments that returns batches, or a dict of "
+        "data sets by name.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option(

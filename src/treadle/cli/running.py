@@ -27,12 +27,14 @@ from ..recipes import Recipe, make
 from ..report.records import has_checkpoint, recorded_run
 from ..run.setup import overriding
 from . import advice, environment, output, trusting
+from .other_data import OtherData
 from .preflight import keep, preflight
 from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..doctor import Replay
     from ..recipes._loading import Made
+    from ..steps.task import Datasets
 
 RUNS = Path("runs")
 
@@ -202,21 +204,30 @@ def resume(
     )
 
 
-def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, dict[str, float]]:
+def evaluate(
+    directory: Path, given: Given, quiet: bool = False, other: OtherData | None = None
+) -> dict[str, dict[str, float]]:
     """Make the task of a run again with its trained weights, and evaluate it.
 
     An unfinished run is evaluated with its newest checkpoint, and a note is printed. Python values
     that hooks changed during the run are those of the newest checkpoint.
 
-    The only code executed is the task's file, if it is trusted; arrays are read as plain data.
+    The only code executed is the task's file, if it is trusted, and the file of other data; arrays
+    are read as plain data.
+
+    Args:
+        directory: The run directory.
+        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
+        quiet: Show no progress.
+        other: Data to evaluate instead of those of the task.
 
     Returns:
         The results for each data set that the task has: `validation` (or `validation/<name>` if
-        the sets are named) and `test`.
+        the sets are named) and `test`; or those of the other data.
 
     Raises:
         TreadleError: If the directory holds no run of a command, or an unfinished run without a
-            checkpoint, if the task cannot be made again, or if it has no evaluation data.
+            checkpoint, if the task cannot be made again, or if there is no evaluation data.
     """
     record, recovered = opened(directory, "call loop.evaluate in the script")
     configuration = record["configuration"]
@@ -228,17 +239,25 @@ def evaluate(directory: Path, given: Given, quiet: bool = False) -> dict[str, di
 
     state = state_of(directory, "evaluating")
     data = made.datasets()
-    named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
-    sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
-    sets = {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
+    sets = _sets_of(data) if other is None else other.sets()
     if not sets:
-        raise ConfigurationError(f"{directory}: its task has neither validation nor test data")
+        raise ConfigurationError(
+            f"{directory}: its task has neither validation nor test data. Name data with --data "
+            "FILE.py:FUNCTION"
+        )
     options = options_of(configuration)
     with (
         environment.showing("evaluating", quiet),
         trained_loop(directory, made.task, options, data.train, state) as loop,
     ):
         return {name: loop.evaluate(part) for name, part in sets.items()}
+
+
+def _sets_of(data: "Datasets") -> dict[str, Any]:
+    """Return the data sets of a task that it can be evaluated on, by name."""
+    named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
+    sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
+    return {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
 
 
 def replay(
@@ -391,7 +410,7 @@ def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
         directory: The run directory.
         doing: What is done with the state, for the note about an unfinished run.
     """
-    from ..run.warm_start import learned  # late: it imports NumPy
+    from ..checkpoint.learned import learned  # late: it imports NumPy
 
     state, step = learned(directory)
     if step is not None:

@@ -189,7 +189,7 @@ def _result(trial: Trial, monitor: str) -> str:
 
 
 def _short(value: object) -> str:
-    from ..hooks.values import short  # late: it imports NumPy
+    from ..core.values import short  # late: it imports NumPy
 
     return short(value) if isinstance(value, float) else str(value)
 

@@ -104,7 +104,7 @@ def log(
 
 
 def _print_line(line: Mapping[str, Any], json: bool) -> None:
-    from ..hooks.values import line as formatted
+    from ..core.values import line as formatted
 
     if json:
         typer.echo(json_format.dumps(output.plain(line), allow_nan=False))
@@ -191,7 +191,7 @@ def _print(found: list[RunState]) -> None:
 
 
 def _setting(value: Any) -> str:
-    from ..hooks.values import short
+    from ..core.values import short
 
     return short(value) if isinstance(value, float) else str(value)
 
@@ -212,7 +212,7 @@ def _age(started: str) -> str:
 
 def _best(run: RunState) -> str:
     """Format the best values: those of the validation, if there is one."""
-    from ..hooks.values import short
+    from ..core.values import short
 
     names = [name for name in run.best if name.startswith("val_")] or list(run.best)
     return "  ".join(f"{n} {short(run.best[n][0])} in epoch {run.best[n][1]}" for n in names)

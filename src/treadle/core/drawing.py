@@ -41,7 +41,7 @@ def checked_picture(path: str | Path) -> Path:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure of a size in inches.
+    """Return an empty figure of a size in inches, which a notebook displays.
 
     It is created without pyplot, which would choose a GUI backend and keep a reference to the
     figure until the process ends.
@@ -50,7 +50,15 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import TightLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout=TightLayoutEngine(w_pad=2.5, h_pad=2.0))
+    class DisplayedFigure(Figure):
+        """A figure that IPython displays, also if pyplot was never imported."""
+
+        def _repr_png_(self) -> bytes:
+            return picture(self, "png", dpi=100)
+
+    figure = DisplayedFigure(
+        figsize=(width, height), layout=TightLayoutEngine(w_pad=2.5, h_pad=2.0)
+    )
     FigureCanvasAgg(figure)
     return figure
 
@@ -76,7 +84,14 @@ def save(figure: Any, path: str | Path) -> None:
     Raises:
         DirectoryError: If the file cannot be written.
     """
-    path, picture = Path(path), io.BytesIO()
-    figure.savefig(picture, dpi=150, format=path.suffix.removeprefix(".").lower() or "png")
+    path = Path(path)
+    data = picture(figure, path.suffix.removeprefix(".").lower() or "png")
     with Folder.open(path.parent) as folder:
-        folder.write(path.name, [picture.getbuffer()], len(picture.getbuffer()))
+        folder.write(path.name, [data], len(data))
+
+
+def picture(figure: Any, kind: str, dpi: int = 150) -> bytes:
+    """Return a figure as the content of a file, such as that of a `"png"`."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=dpi, format=kind)
+    return content.getvalue()

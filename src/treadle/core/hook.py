@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .logs import History, Record, StepLogs
+from .history import History
+from .logs import Record, StepLogs
 from .options import Options
 from .progress import Costs, Progress
 

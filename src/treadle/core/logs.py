@@ -1,7 +1,7 @@
-"""Logged values: the values of every step, their weighted means, and the history of a run."""
+"""Logged values: the values of every step, their weighted means, and records."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -147,130 +147,6 @@ class Means:
             n: total / weight if weight else empty for n, (total, weight) in self._sums.items()
         }
         return {name: mean for name, mean in means.items() if mean is not None}
-
-
-@dataclass(repr=False)
-class History:
-    """The history of a run: everything that it logged.
-
-    Attributes:
-        records: The records of epochs, validations and user logs, in order.
-
-    Example:
-        >>> history = History()
-        >>> history.add(Record("epoch", Progress(step=2), {"loss": 0.5}))
-        >>> history["loss"]
-        [0.5]
-    """
-
-    records: list[Record] = field(default_factory=lambda: list[Record]())
-    _chunks: list[StepLogs] = field(default_factory=lambda: list[StepLogs](), repr=False)
-
-    def __repr__(self) -> str:
-        """Return the numbers of steps and epochs, and all names."""
-        names = list(dict.fromkeys([*self.step_names, *self.names()]))
-        steps = sum(chunk.steps for chunk in self._chunks)
-        epochs = len(self.epochs)
-        counts = f"{steps:,} step{'s'[: steps != 1]}, {epochs:,} epoch{'s'[: epochs != 1]}"
-        return f"History({counts}{': ' if names else ''}{', '.join(names)})"
-
-    def add(self, record: Record) -> None:
-        """Append a record."""
-        self.records.append(record)
-
-    def add_steps(self, logs: StepLogs) -> None:
-        """Append the values of every step of a window."""
-        self._chunks.append(logs)
-        if len(self._chunks) >= 512:  # merged regularly, so that a long run is a few large arrays
-            self._merge()
-
-    def __getitem__(self, name: str) -> list[Any]:
-        """Return the values of `name` in all records, in order.
-
-        Raises:
-            KeyError: No record has this name; the message lists the names that exist.
-        """
-        found = [record.values[name] for record in self.records if name in record.values]
-        if not found:
-            raise KeyError(
-                f"no record holds {name!r}; there are: {', '.join(self.names()) or 'none'}"
-            )
-        return found
-
-    def names(self) -> list[str]:
-        """Return the names in all records, in order of appearance."""
-        return list(dict.fromkeys(name for record in self.records for name in record.values))
-
-    @property
-    def epochs(self) -> list[dict[str, Any]]:
-        """The values of each finished epoch, in order."""
-        return [dict(record.values) for record in self.records if record.kind == "epoch"]
-
-    @property
-    def first_step(self) -> int | None:
-        """The number of the first step whose values are stored, or None if there is none."""
-        return self._chunks[0].first_step if self._chunks else None
-
-    @property
-    def step_names(self) -> list[str]:
-        """The names of the values that the step returned."""
-        return list(dict.fromkeys(name for chunk in self._chunks for name in chunk.values))
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """The latest number of every name in the records; strings and images are left out."""
-        return {
-            name: value
-            for record in self.records
-            for name, value in record.values.items()
-            if not isinstance(value, str) and not getattr(value, "shape", ())
-        }
-
-    def steps(self, name: str) -> Array:
-        """Return the value of `name` at every step: an array of shape (steps,).
-
-        Raises:
-            KeyError: The step did not return this name. Metrics have one value per epoch, which
-                `history[name]` returns.
-        """
-        self._merge()
-        if name not in self.step_names:
-            known = ", ".join(self.step_names) or "nothing"
-            message = f"the step returned no {name!r}; it returned: {known}"
-            if name in self.names():
-                message += (
-                    f". {name!r} has one value for each epoch, validation or log, and none for "
-                    f"single steps, like every metric: use history[{name!r}]"
-                )
-            raise KeyError(message)
-        return self._chunks[0].values[name]
-
-    def _merge(self) -> None:
-        if len(self._chunks) < 2:
-            return
-        first, last = self._chunks[0], self._chunks[-1]
-
-        names = dict.fromkeys(name for chunk in self._chunks for name in chunk.values)
-
-        def joined(which: str, missing: float) -> dict[str, Array]:
-            return {
-                name: np.concatenate(
-                    [
-                        getattr(chunk, which).get(name, np.full(chunk.steps, missing))
-                        for chunk in self._chunks
-                    ]
-                )
-                for name in names
-            }
-
-        merged = StepLogs(
-            first.first_step,
-            joined("values", np.nan),
-            joined("weights", 0.0),
-            last.examples,
-            last.progress,
-        )
-        self._chunks[:] = [merged]
 
 
 def plain(value: Any) -> Plain | None:

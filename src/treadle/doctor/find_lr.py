@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from ..core import views
 from ..core.drawing import LINE, MORE_LINES, checked_picture, new_figure, save, style_axes
 from ..core.hook import Hook, LoopView
 from ..core.logs import StepLogs
@@ -95,6 +97,22 @@ class RangeTest:
         return {name: getattr(self, name) for name in names} | {
             name: list(getattr(self, name)) for name in curves
         }
+
+    def _repr_html_(self) -> str:
+        """Return the curve and the suggestion, which a notebook displays."""
+        good = len(self.smoothed)
+        rates = np.array(self.rates)
+        lines = [
+            views.Line("", rates, np.array(self.losses), faint=True),
+            views.Line(f"{self.monitor}, smoothed", rates[:good], np.array(self.smoothed)),
+        ]
+        marks = [] if self.suggestion is None else [("suggested", self.suggestion)]
+        image = views.chart("range test", lines, "learning rate", logarithmic=True, marks=marks)
+        found = {"suggested": self.suggestion, "lowest": self.lowest, "a tenth": self.tenth}
+        rows = [(name, f"{rate:.2g}") for name, rate in found.items() if rate is not None]
+        first, *rest = self.lines()
+        table = views.table(("learning rate", ""), rows)
+        return views.block(first, views.curves([image]), table, *map(views.paragraph, rest))
 
     def draw(self, path: str | Path) -> None:
         """Plot the loss over the learning rate, with the suggested learning rates.

@@ -12,14 +12,15 @@ from rich.text import Text
 
 from ..checkpoint.arrays import write_arrays
 from ..core.terminal import clean, printable
+from ..core.values import short
 from ..data.leaves import flattened, named
-from ..hooks.values import short
 from .inspection import StepInspection
 from .numbers import Array, Numbers, change, farthest, short_list
 from .visiting import StepInputs
 
 WIDTH = 120
 BAD = "bold red"
+_IN_NOTEBOOK = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,13 @@ class Replay:
     def __str__(self) -> str:
         """Return the tables as text, 120 columns wide."""
         return text_of(self)
+
+    def _repr_html_(self) -> str:
+        """Return the tables, which a notebook displays."""
+        console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
+        for part in parts(self):
+            console.print(part)
+        return console.export_html(code_format=_IN_NOTEBOOK, inline_styles=True)
 
 
 def batch_numbers(inputs: StepInputs) -> tuple[Numbers, ...]:

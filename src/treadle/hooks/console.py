@@ -1,6 +1,5 @@
 """The `Console` hook: live progress bars on a terminal, plain lines elsewhere."""
 
-import importlib.util
 import threading
 import weakref
 from collections.abc import Generator, Mapping
@@ -17,8 +16,10 @@ from ..core.hook import DetailedHook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.rollback import RolledBack
 from ..core.terminal import Waiting, printable
+from ..core.values import brief, clock, line
+from . import notebook
 from .display import Display, MetricsTable, Position, Speed, notes, progress_line
-from .values import brief, clock, line
+from .notebook import NotebookDisplay
 
 # Seconds between two updates.
 ON_TERMINAL, IN_NOTEBOOK, IN_PLAIN_TEXT, METRICS = 0.1, 0.5, 10.0, 1.0
@@ -36,9 +37,9 @@ NOTABLE_SECONDS, NOTABLE_SHARE = 0.1, 0.3
 class Console(DetailedHook):
     """Displays the progress of a run.
 
-    On a terminal, it shows two progress bars and the latest values below a table of finished
-    epochs; in a notebook too, if ipywidgets is installed. Elsewhere it prints plain lines: one per
-    epoch and validation, and one every ten seconds in between.
+    On a terminal and in a notebook, it shows two progress bars and the latest values below a table
+    of finished epochs. Elsewhere it prints plain lines: one per epoch and validation, and one every
+    ten seconds in between. In a notebook, all of it is one output of the cell.
 
     While the loop compiles or validates, it shows the elapsed time and the number of finished
     batches.
@@ -64,7 +65,11 @@ class Console(DetailedHook):
 
     def print(self, text: str, style: str = "") -> None:
         """Print a message about the run, in one of rich's styles."""
-        if not self._quiet:
+        if self._quiet:
+            return
+        if self._call is not None and self._call.notebook is not None:
+            self._call.notebook.print(text, style)
+        else:
             show(self._to or rich.get_console(), text, style)
 
     @contextmanager
@@ -115,6 +120,7 @@ class _Call:
         waiting: A validation record that is not printed yet, because the record of an epoch at the
             same step may follow and include it.
         doing: The current activity, such as validating, while no steps run.
+        notebook: The output of the cell, in a notebook.
         lock: Held while drawing, by the loop or by the thread that shows activities.
     """
 
@@ -127,7 +133,8 @@ class _Call:
         self._means_due = now + METRICS
         self._updated, self._plan = False, ""
         self._display: Display | None = None
-        self._live: Live | None = None
+        self._live: Live | NotebookDisplay | None = None
+        self.notebook: NotebookDisplay | None = None
         self._drawn_width = console.width
         self._interval = IN_PLAIN_TEXT
         self.due = self.last = now
@@ -135,16 +142,21 @@ class _Call:
         self.doing = "" if loop.plan else "compiling the first step"
         self.lock = threading.RLock()
         self._ended = threading.Event()
+        in_notebook = notebook.shows(console)
+        if in_notebook or console.is_interactive:
+            self._interval = IN_NOTEBOOK if in_notebook else ON_TERMINAL
+            position = Position(loop, self._first, self._first.step)
+            self._display = Display(position, self.doing)
+        if in_notebook and self._display is not None:
+            self.notebook = NotebookDisplay(self._display)
         if self._first.step > 0:
             self._print(f"resuming after {self._first}", "dim")
         self._print_plan(loop)
-        widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
-        if widgets or console.is_interactive:
-            self._interval = IN_NOTEBOOK if widgets else ON_TERMINAL
-            position = Position(loop, self._first, self._first.step)
-            self._display = Display(position, self.doing)
+        if self._display is not None:
             # No automatic refresh: a drawing thread would compete with the loop for the GIL.
-            self._live = Live(self._display, console=console, auto_refresh=False, transient=True)
+            self._live = self.notebook or Live(
+                self._display, console=console, auto_refresh=False, transient=True
+            )
             self._live.start(refresh=True)
         silence = SILENCE_IN_PLAIN_TEXT if self._live is None else SILENCE_ON_TERMINAL
         watching = (silence, self._ended, weakref.ref(self), weakref.ref(loop))
@@ -246,6 +258,8 @@ class _Call:
 
         rich moves the cursor up by the number of lines it drew, which no longer suffices.
         """
+        if self.notebook is not None:
+            return
         width, before = self._console.width, self._drawn_width
         self._drawn_width = width
         if self._display is None or width >= before or not self._display.drawn:
@@ -298,6 +312,9 @@ class _Call:
         self._print(f"step {record.progress.step:,}  {line(record.values)}")
 
     def _print(self, text: str, style: str = "") -> None:
+        if self.notebook is not None:
+            self.notebook.print(text, style)
+            return
         self._adapt()
         show(self._console, text, style)
 

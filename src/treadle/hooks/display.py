@@ -8,7 +8,7 @@ from rich.segment import Segment
 
 from ..core.hook import LoopView
 from ..core.progress import Progress
-from .values import brief, clock, line, short
+from ..core.values import brief, clock, line, short
 
 LONGEST_BAR = 40
 

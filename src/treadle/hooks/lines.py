@@ -28,11 +28,11 @@ from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.logs import Array, Record, StepLogs
 from ..core.schema import shown
+from ..core.values import Plain, plain
 from ..errors import ConfigurationError, DataError, DirectoryError
 from .images import paths
 from .log_file import BLOCK
 from .log_file import read_log as read_log
-from .values import Plain, plain
 
 Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")

@@ -10,9 +10,9 @@ import numpy as np
 from ..core import schema
 from ..core.hook import Hook, LoopView
 from ..core.logs import UNDONE, Array, StepLogs
+from ..core.values import short
 from ..errors import ConfigurationError, did_you_mean
 from .nonfinite import replay_instruction
-from .values import short
 
 COMPARED: Final = 256  # the steps before, of which median, spread and maximum are taken
 LEAST: Final = 64  # steps before the first comparison

@@ -15,9 +15,9 @@ from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Array, Record, StepLogs
 from ..core.triggers import Span, When
+from ..core.values import plain
 from ..errors import ConfigurationError
 from .events import PATTERN, EventFile
-from .values import plain
 
 # Folders; TensorBoard shows each as a run. Hyperparameters are written to the training folder,
 # since TensorBoard would show a separate folder as a run without charts.

@@ -27,8 +27,8 @@ from ..core.hook import DetailedHook, LoopView
 from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Record, StepLogs
+from ..core.values import plain
 from ..errors import ConfigurationError, TreadleWarning
-from .values import plain
 
 MOST_VALUES: Final = 200_000  # in the queue; each takes about 100 bytes
 FIRST_PAUSE: Final = 1.0

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +81,7 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
             f"KERAS_BACKEND={recipe.backend}"
         )
     known = sys.modules.get(recipe.module) if recipe.module else None
-    module = importlib.import_module(recipe.module) if recipe.module else _imported(recipe)
+    module = importlib.import_module(recipe.module) if recipe.module else imported(recipe.path)
     found = getattr(module, recipe.target)
     if known is not None and isinstance(found, Task):  # the object may have been trained: remake it
         found = getattr(importlib.reload(module), recipe.target)
@@ -94,14 +95,14 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
     return Made(task, None if is_class else module)
 
 
-def _imported(recipe: Recipe) -> ModuleType:
+def imported(path: Path) -> ModuleType:
     """Import a file by its path; its folder is put on `sys.path`, as for a script."""
-    folder = str(recipe.path.parent)
+    folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     # The prefix keeps a file named `random.py` or `keras.py` from replacing that module.
-    name = f"treadle_task_{recipe.path.stem}"
-    spec = importlib.util.spec_from_file_location(name, recipe.path)
+    name = f"treadle_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -16,9 +16,9 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+from ..core.curves import split_name
 from ..core.folder import Folder
 from ..errors import DirectoryError
-from ..hooks.curves import split_name
 from . import states
 from .curves import MOST_POINTS
 from .reading import read_run

@@ -7,7 +7,6 @@ counts are limited, and the page shows every value as text (see `page`).
 import base64
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
 from .curves import reduced
 from .health import read_health
+from .images import MOST_IMAGE_BYTES, is_image, is_png, listed_images
 from .records import recorded_run
 from .states import RunState, state_of
 
@@ -36,10 +36,7 @@ MOST_EVENTS = 300  # of a run; of more, the first ones
 MOST_SETTINGS = 1000
 LONGEST_TEXT = 2000  # characters of a message or a setting
 LONGEST_NAME = 200
-MOST_IMAGE_BYTES = 1 << 20  # of one image
 _OWN = ("kind", "step", "epoch", "seconds")
-_PNG = b"\x89PNG\r\n\x1a\n"
-_IMAGE = re.compile(rf"{IMAGES}/([\w.-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
 _TITLES = {"warning": "warning", "note": "note"}
 
 
@@ -102,7 +99,7 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
         for name, value in configuration.items()
         if name not in ("settings", "task", "recipe") and name not in state.settings
     }
-    settings = {**_flat(state.settings), **_flat(others), **_call_facts(run)}
+    settings = {**flat(state.settings), **flat(others), **_call_facts(run)}
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
@@ -128,15 +125,15 @@ def _call_facts(run: RunFile) -> dict[str, str]:
         return {}
     call, data = calls[-1], calls[-1].get("train") or {}
     found = {f"fit.{name}": call.get(name) for name in ("epochs", "steps", "until")}
-    return _flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
+    return flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested settings by dotted name, as texts."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
+            found |= flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
         elif value is not None:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             found[_name(f"{prefix}{name}")] = _text(text)
@@ -236,7 +233,7 @@ def _events(directory: Path, run: RunFile, log: Log, state: RunState) -> list[di
 
     for line in log.records:
         for name, value in line.items():
-            if name not in _OWN and isinstance(value, str) and not _IMAGE.fullmatch(value):
+            if name not in _OWN and isinstance(value, str) and not is_image(value):
                 kind = _TITLES.get(name, "note")
                 add(line["step"], kind, value if name in _TITLES else f"{name}: {value}")
     for step in Checkpoints(directory / CHECKPOINTS).steps():
@@ -274,12 +271,7 @@ def _images(folder: Folder, log: Log, most_bytes: int) -> tuple[list[dict[str, A
 
     If they are too large together, those of steps in between are left out.
     """
-    listed = [
-        (name, line["step"], match[1])
-        for line in log.records
-        for name, value in line.items()
-        if isinstance(value, str) and (match := _IMAGE.fullmatch(value))
-    ]
+    listed = listed_images(log.records)
     if not listed or not folder.is_folder(IMAGES):
         return [], len(listed)
     names = list(dict.fromkeys(name for name, _, _ in listed))
@@ -293,7 +285,7 @@ def _images(folder: Folder, log: Log, most_bytes: int) -> tuple[list[dict[str, A
                 step, file = of_name[index]
                 if 0 < sizes[index] <= min(MOST_IMAGE_BYTES, most_bytes):
                     data = images.read(file, MOST_IMAGE_BYTES)
-                    if data.startswith(_PNG):
+                    if is_png(data):
                         source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
                         found.append({"name": _name(name), "step": step, "source": source})
     return found, len(listed) - len(found)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,24 @@ def differing_settings(runs: Collection[RunState]) -> set[str]:
 def state_of(directory: Path) -> RunState:
     """Return the state of a run. Damaged files are reported in it, and raise nothing."""
     try:
-        return _state_of(directory, *recorded_run(directory))
+        run, recovered = recorded_run(directory)
+        state = read_state(directory, run)
     except TreadleError as error:
         return RunState(directory=directory, state="unreadable", why=str(error))
+    return replace(state, why=recovered) if recovered else state
 
 
-def _state_of(directory: Path, run: RunFile, recovered: str) -> RunState:
+def read_state(directory: Path, run: RunFile) -> RunState:
+    """Return the state of a run.
+
+    Args:
+        directory: The run directory.
+        run: The record of the run.
+
+    Raises:
+        DataError: If the log is damaged.
+        DirectoryError: If a file cannot be read.
+    """
     from ..hooks import log_tail  # late: it imports NumPy
 
     with Folder.open(directory) as folder:
@@ -113,7 +125,7 @@ def _state_of(directory: Path, run: RunFile, recovered: str) -> RunState:
     return RunState(
         directory=directory,
         state=state,
-        why=recovered or why,
+        why=why,
         started=run.get("started") or "",
         backend=run.get("backend", ""),
         step=progress.step if state == "finished" else max(progress.step, logged),

@@ -7,7 +7,7 @@ from ..backends import hints
 from ..backends.base import active
 from ..backends.window import Window
 from ..checkpoint.dtypes import dtype_named
-from ..core.logs import History
+from ..core.history import History
 from ..data.leaves import flattened, named
 from ..errors import TreadleError
 from ..steps.batch_forms import described, structure

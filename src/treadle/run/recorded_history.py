@@ -4,7 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..core.folder import Folder
-from ..core.logs import History, Record, StepLogs
+from ..core.history import History
+from ..core.logs import Record, StepLogs
 from ..core.progress import Progress
 from ..errors import DataError
 from ..hooks.log_file import ADVICE, Log, Mark, read

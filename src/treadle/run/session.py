@@ -15,9 +15,10 @@ from ..backends.hints import device_lost
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
+from ..core.history import History
 from ..core.hook import LoopView
 from ..core.identity import in_json_types
-from ..core.logs import History, Record
+from ..core.logs import Record
 from ..core.options import Options
 from ..core.processes import process_group, require_equal
 from ..core.progress import Progress

@@ -57,7 +57,8 @@ def setup(
     Raises:
         BackendError: The backend is unknown, not installed, or Keras already runs on another one.
         ConfigurationError: Layers exist already and would not be affected, a value is unknown, or
-            there are fewer devices.
+            there are fewer devices. In a notebook, a cell may set the seed again, and the same
+            values.
 
     Example:
         >>> import treadle
@@ -99,7 +100,7 @@ def setup(
     if devices is not None:
         devices = _checked_devices(_overriding.get("devices", devices))
     for name, value in (("precision", precision), ("seed", seed), ("devices", devices)):
-        if value is not None and built:
+        if value is not None and built and not _is_again(name, value):
             raise ConfigurationError(
                 f"setup({name}=…) must come before anything is built: {built} exists already and "
                 f"would not be affected. Move treadle.setup to the top of the script, or call "
@@ -117,6 +118,15 @@ def setup(
     if deterministic:
         _backend().use_deterministic_algorithms(late)
         determinism.switched_on()
+
+
+def _is_again(name: str, value: Any) -> bool:
+    """Return whether a notebook runs a cell again, which sets the seed or changes nothing.
+
+    The cells below make their layers again. Layers of the earlier time keep their weights.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return shell() is not None and (name == "seed" or value == _CURRENT[name]())
 
 
 def _backend() -> "Backend":

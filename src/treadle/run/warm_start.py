@@ -6,39 +6,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoints
-from ..checkpoint.arrays import read_final_state
+from ..checkpoint.learned import learned
 from ..checkpoint.recovery import recorded_run
-from ..core.directory import CHECKPOINTS, why_unfinished
-from ..errors import ConfigurationError, DirectoryError, StateError, TreadleWarning, did_you_mean
+from ..errors import ConfigurationError, StateError, TreadleWarning, did_you_mean
 from ..steps.state import State
-
-
-def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
-    """Return the variables of a run, from its end or its newest checkpoint.
-
-    Warns about damaged checkpoints, which are skipped.
-
-    Returns:
-        The arrays by path, and the step of the checkpoint; the step is None if the run finished.
-
-    Raises:
-        DirectoryError: If the directory holds no run, or a run without a checkpoint.
-        CheckpointError: If none of its checkpoints can be read.
-    """
-    record, _ = recorded_run(directory)
-    if record.get("finished") and (state := read_final_state(directory)):
-        return state, None
-    checkpoints = Checkpoints(directory / CHECKPOINTS)
-    found = checkpoints.latest()
-    for name, reason in checkpoints.rejected:
-        warnings.warn(f"skipped checkpoint {name}: {reason}", TreadleWarning, stacklevel=3)
-    if found is None:
-        raise DirectoryError(
-            f"{directory} holds a run that did not finish{why_unfinished(record)}, and has no "
-            "checkpoint"
-        )
-    return found.state, found.progress.step
 
 
 def warm_start(

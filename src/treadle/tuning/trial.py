@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.directory import read_run
+from ..core.history import History
 from ..core.hook import Hook, LoopView
 from ..core.identity import code_of
-from ..core.logs import History, Record
+from ..core.logs import Record
 from ..core.options import run_seed
 from ..errors import (
     BackendError,

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ...core import views
+
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -88,6 +90,16 @@ class Report:
     def __str__(self) -> str:
         """Return the report as text."""
         return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        """Return the findings as a table, which a notebook displays."""
+        header = ("severity", "code", "where", "seen", "why", "fix")
+        rows = [
+            [f.severity, f.code, f.where + (f" ({f.line})" if f.line else ""), f.seen, f.why, f.fix]
+            for f in self.findings
+        ]
+        rest = self.lines()[sum(len(finding.lines()) for finding in self.findings) :]
+        return views.block(rest[-1], views.table(header, rows), *map(views.paragraph, rest[:-1]))
 
     def facts(self) -> dict[str, Any]:
         """Return the report in JSON's types."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import floor, isfinite, log10
 from typing import Any
 
-from ..core.logs import Plain as Plain
-from ..core.logs import plain as plain
+from .logs import Plain as Plain
+from .logs import plain as plain
 
 
 def short(value: Any, fixed: bool = False) -> str:

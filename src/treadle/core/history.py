@@ -1,0 +1,263 @@
+"""The history of a run: every record, and the values of every step."""
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import ConfigurationError, did_you_mean
+from . import curves, views
+from .logs import Array, Record, StepLogs
+from .values import short
+
+# Of a view in a notebook. `history.plot()` draws everything.
+MOST_CHARTS, MOST_EPOCHS, MOST_COLUMNS = 6, 10, 20
+
+
+@dataclass(repr=False)
+class History:
+    """The history of a run: everything that it logged.
+
+    Attributes:
+        records: The records of epochs, validations and user logs, in order.
+
+    Example:
+        >>> from treadle.core.progress import Progress
+        >>> history = History()
+        >>> history.add(Record("epoch", Progress(step=2), {"loss": 0.5}))
+        >>> history["loss"]
+        [0.5]
+    """
+
+    records: list[Record] = field(default_factory=lambda: list[Record]())
+    _chunks: list[StepLogs] = field(default_factory=lambda: list[StepLogs](), repr=False)
+
+    def __repr__(self) -> str:
+        """Return the numbers of steps and epochs, and all names."""
+        names = list(dict.fromkeys([*self.step_names, *self.names()]))
+        steps = sum(chunk.steps for chunk in self._chunks)
+        epochs = len(self.epochs)
+        counts = f"{steps:,} step{'s'[: steps != 1]}, {epochs:,} epoch{'s'[: epochs != 1]}"
+        return f"History({counts}{': ' if names else ''}{', '.join(names)})"
+
+    def _repr_html_(self) -> str:
+        """Return the curves and the last epochs, which a notebook displays."""
+        return views.block(repr(self), *html_parts(self))
+
+    def add(self, record: Record) -> None:
+        """Append a record."""
+        self.records.append(record)
+
+    def add_steps(self, logs: StepLogs) -> None:
+        """Append the values of every step of a window."""
+        self._chunks.append(logs)
+        if len(self._chunks) >= 512:  # merged regularly, so that a long run is a few large arrays
+            self._merge()
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the values of `name` in all records, in order.
+
+        Raises:
+            KeyError: No record has this name; the message lists the names that exist.
+        """
+        found = [record.values[name] for record in self.records if name in record.values]
+        if not found:
+            raise KeyError(
+                f"no record holds {name!r}; there are: {', '.join(self.names()) or 'none'}"
+            )
+        return found
+
+    def names(self) -> list[str]:
+        """Return the names in all records, in order of appearance."""
+        return list(dict.fromkeys(name for record in self.records for name in record.values))
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The values of each finished epoch, in order."""
+        return [dict(record.values) for record in self.records if record.kind == "epoch"]
+
+    @property
+    def first_step(self) -> int | None:
+        """The number of the first step whose values are stored, or None if there is none."""
+        return self._chunks[0].first_step if self._chunks else None
+
+    @property
+    def step_names(self) -> list[str]:
+        """The names of the values that the step returned."""
+        return list(dict.fromkeys(name for chunk in self._chunks for name in chunk.values))
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The latest number of every name in the records; strings and images are left out."""
+        return {
+            name: value
+            for record in self.records
+            for name, value in record.values.items()
+            if not isinstance(value, str) and not getattr(value, "shape", ())
+        }
+
+    def steps(self, name: str) -> Array:
+        """Return the value of `name` at every step: an array of shape (steps,).
+
+        Raises:
+            KeyError: The step did not return this name. Metrics have one value per epoch, which
+                `history[name]` returns.
+        """
+        self._merge()
+        if name not in self.step_names:
+            known = ", ".join(self.step_names) or "nothing"
+            message = f"the step returned no {name!r}; it returned: {known}"
+            if name in self.names():
+                message += (
+                    f". {name!r} has one value for each epoch, validation or log, and none for "
+                    f"single steps, like every metric: use history[{name!r}]"
+                )
+            raise KeyError(message)
+        return self._chunks[0].values[name]
+
+    def plot(self, *names: str) -> Any:
+        """Plot the loss and the metrics over the steps, training next to validation.
+
+        Values of every step are a faint line with a smoothed line on top, values of epochs and
+        validations are points. A loss that spans more than two orders of magnitude has a
+        logarithmic scale.
+
+        Args:
+            *names: What to plot; everything that epochs and validations recorded, if empty.
+                `"loss"` includes `val_loss`.
+
+        Returns:
+            A Matplotlib figure, which a notebook displays; `figure.savefig("curves.png")` saves it.
+
+        Raises:
+            ConfigurationError: If Matplotlib is not installed, a name is unknown, or there is no
+                number to plot.
+
+        Example:
+            >>> from treadle.core.progress import Progress
+            >>> history = History()
+            >>> history.add(Record("epoch", Progress(step=9), {"loss": 0.5, "val_loss": 0.6}))
+            >>> figure = history.plot("loss")
+            >>> len(figure.axes)
+            1
+        """
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigurationError(
+                "history.plot() needs Matplotlib, which is not installed: pip install "
+                "'treadle[report]'"
+            )
+        panels = panels_of(self, names)
+        for name in names:
+            if all(panel.name != name for panel in panels):
+                known = [panel.name for panel in panels_of(self)]
+                raise ConfigurationError(
+                    f"history.plot({name!r}): the history has no number of this name."
+                    f"{did_you_mean(name, known)}"
+                )
+        if not panels:
+            raise ConfigurationError(
+                "history.plot(): the history has no finite number of an epoch, a validation or a "
+                "step: train first"
+            )
+        return curves.draw([panel for panel in panels if not names or panel.name in names])
+
+    def to_pandas(self, rows: Literal["epochs", "steps", "records"] = "epochs") -> Any:
+        """Return the history as a pandas data frame.
+
+        Args:
+            rows: `"epochs"`: a row for each finished epoch, by its number from 1. `"steps"`: a row
+                for each step, by its number, with the values that the step returned. `"records"`: a
+                row for each record, including validations and the logs of hooks, with its kind.
+
+        Raises:
+            ConfigurationError: If pandas is not installed, or `rows` is something else.
+        """
+        if rows not in ("epochs", "steps", "records"):
+            raise ConfigurationError(f"rows must be 'epochs', 'steps' or 'records', not {rows!r}")
+        if importlib.util.find_spec("pandas") is None:
+            raise ConfigurationError(
+                "history.to_pandas() needs pandas, which is not installed: pip install pandas"
+            )
+        pandas: Any = importlib.import_module("pandas")
+        if rows == "steps":
+            values = {name: self.steps(name) for name in self.step_names}
+            first, length = self.first_step or 1, len(next(iter(values.values()), ()))
+            index = pandas.RangeIndex(first, first + length, name="step")
+            return pandas.DataFrame(values, index=index)
+        chosen = [record for record in self.records if rows == "records" or record.kind == "epoch"]
+        table = [
+            {
+                **{"kind": record.kind, "epoch": record.progress.epoch + 1},
+                **{"step": record.progress.step, "seconds": record.progress.seconds},
+                **record.values,
+            }
+            for record in chosen
+        ]
+        columns = list(dict.fromkeys(name for row in table for name in row))
+        found = pandas.DataFrame(table, columns=columns or ["kind", "epoch", "step", "seconds"])
+        return found if rows == "records" else found.drop(columns="kind").set_index("epoch")
+
+    def _merge(self) -> None:
+        if len(self._chunks) < 2:
+            return
+        first, last = self._chunks[0], self._chunks[-1]
+
+        names = dict.fromkeys(name for chunk in self._chunks for name in chunk.values)
+
+        def joined(which: str, missing: float) -> dict[str, Array]:
+            return {
+                name: np.concatenate(
+                    [
+                        getattr(chunk, which).get(name, np.full(chunk.steps, missing))
+                        for chunk in self._chunks
+                    ]
+                )
+                for name in names
+            }
+
+        merged = StepLogs(
+            first.first_step,
+            joined("values", np.nan),
+            joined("weights", 0.0),
+            last.examples,
+            last.progress,
+        )
+        self._chunks[:] = [merged]
+
+
+def panels_of(history: History, names: Sequence[str] = ()) -> list[curves.Panel]:
+    """Return the curves of a history, grouped into subplots.
+
+    Args:
+        history: The history.
+        names: Values of steps to include, although no epoch or validation recorded them.
+    """
+    steps = {name: history.steps(name) for name in history.step_names}
+    return curves.panels(steps, history.first_step or 1, history.records, names)
+
+
+def html_parts(history: History) -> list[str]:
+    """Return a history as HTML for a notebook: curves, and a table of the last epochs."""
+    panels = panels_of(history)
+    epochs = [record for record in history.records if record.kind == "epoch"][-MOST_EPOCHS:]
+    charts: list[str] = []
+    for panel in panels[:MOST_CHARTS]:
+        lines = [views.Line("", *panel.noisy, faint=True), views.Line("training", *panel.smooth)]
+        lines = lines if len(panel.noisy[0]) else []
+        lines += [
+            views.Line(label, np.array(list(points)), np.array(list(points.values())))
+            for label, points in panel.points.items()
+        ]
+        charts.append(views.chart(panel.name, lines, "step"))
+    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.values))[:MOST_COLUMNS]
+    rows = [
+        [epoch.progress.epoch + 1, *(short(epoch.values.get(name, "")) for name in names)]
+        for epoch in epochs
+    ]
+    found = [views.curves(charts), views.table(["epoch", *names], rows)]
+    if len(panels) > MOST_CHARTS:
+        found.append(views.paragraph(f"{len(panels) - MOST_CHARTS} more in history.plot()"))
+    return found
