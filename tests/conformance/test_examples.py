@@ -18,6 +18,8 @@ MODULES = (
     "doctor.findings",
     "doctor.numbers",
     "loop",
+    "report.images",
+    "report.saved_run",
     "run.resume",
     "run.saved_state",
     "schedules",
