@@ -28,19 +28,27 @@ def kernel(path):
 def test_the_weights_of_a_run_are_written_and_compared():
     run_tiny("--quiet", "--directory", "here")
     printed = export("here", "--format", "keras").stdout
-    assert "here/Tiny.keras: Keras model, " in printed
+    assert "here/Tiny-predict.keras: Keras model, " in printed
     assert "  takes inputs: float32 (batch, 2)\n  returns outputs: float32 (batch, 1)" in printed
     assert "compared with predict in Keras 3" in printed
     assert "(tolerance 1e-04)" in printed
     again = export("here", "--format", "keras", code=2).stderr
-    assert "here/Tiny.keras exists: choose another path, or replace it with overwrite=True" in again
-    found = json.loads(export("here", "--output", "here/Tiny.keras", "--force", "--json").stdout)
+    assert (
+        "here/Tiny-predict.keras exists: choose another path, or replace it with overwrite=True"
+        in again
+    )
+    found = json.loads(
+        export("here", "--output", "here/Tiny-predict.keras", "--force", "--json").stdout
+    )
     assert found["format"] == "keras"
     assert found["difference"] <= found["tolerance"]
     export("here", "--checkpoint", "newest", "--output", "newest.keras")
     export("here", "--checkpoint", "0", "--output", "first.keras")
-    assert kernel("newest.keras") == kernel("here/Tiny.keras")
-    assert kernel("first.keras") != kernel("here/Tiny.keras")
+    assert kernel("newest.keras") == kernel(path)
+    import treadle as library
+
+    assert library.load_run("here").models == ("model",)
+    assert kernel("first.keras") != kernel(path)
 
 
 def test_an_unfinished_run_is_exported_with_its_newest_checkpoint():
