@@ -33,22 +33,18 @@ def test_the_weights_of_a_run_are_written_and_compared():
     assert "compared with predict in Keras 3" in printed
     assert "(tolerance 1e-04)" in printed
     again = export("here", "--format", "keras", code=2).stderr
-    assert (
-        "here/Tiny-predict.keras exists: choose another path, or replace it with overwrite=True"
-        in again
-    )
-    found = json.loads(
-        export("here", "--output", "here/Tiny-predict.keras", "--force", "--json").stdout
-    )
+    path = "here/Tiny-predict.keras"
+    assert f"{path} exists: choose another path, or replace it with overwrite=True" in again
+    found = json.loads(export("here", "--output", path, "--force", "--json").stdout)
     assert found["format"] == "keras"
     assert found["difference"] <= found["tolerance"]
     export("here", "--checkpoint", "newest", "--output", "newest.keras")
     export("here", "--checkpoint", "0", "--output", "first.keras")
     assert kernel("newest.keras") == kernel(path)
-    import treadle as library
-
-    assert library.load_run("here").models == ("model",)
     assert kernel("first.keras") != kernel(path)
+    from treadle import load_run
+
+    assert load_run("here").models == ("model",)  # the exported file is none of the task
 
 
 def test_an_unfinished_run_is_exported_with_its_newest_checkpoint():
