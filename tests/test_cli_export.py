@@ -78,3 +78,25 @@ def test_what_cannot_be_exported_is_said_first():
         assert message in " ".join(export("here", *arguments, code=2).stderr.split())
     assert "holds no run" in export("nowhere", "--format", "keras", code=2).stderr
     assert not list(Path("here").glob("*Tiny*"))
+
+
+def test_further_files_replace_no_file_of_something_else(tmp_path):
+    from treadle.errors import ConfigurationError
+    from treadle.exporting.files import install
+
+    def write():
+        folder = tmp_path / "new"
+        folder.mkdir(exist_ok=True)
+        (folder / "a.onnx").write_text("graph")
+        (folder / "a.onnx.data").write_text("weights")
+        install(folder / "a.onnx", tmp_path / "a.onnx")
+
+    other = tmp_path / "a.onnx.data"
+    other.write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"a.onnx.data exists, and the exported file"):
+        write()
+    assert other.read_text() == "mine" and not (tmp_path / "a.onnx").exists()
+    other.unlink()
+    write()
+    write()  # an earlier export is replaced; check_free has allowed it
+    assert other.read_text() == "weights"
