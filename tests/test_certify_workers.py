@@ -1,7 +1,12 @@
 """`treadle certify --workers`: several processes compared with one."""
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from typer.testing import CliRunner
 
 from treadle import cli
 from treadle.cli import certifying_workers as module
+from treadle.errors import Terminated
 
 TASK = """
 import keras, numpy as np, treadle
@@ -94,6 +100,51 @@ def test_values_that_are_not_finite(values):
     assert certify()[-1] == "equal within rounding"
     values["several"] = {"logged loss": np.array([np.nan, 1.0])}
     assert "logged loss differs by inf" in certify(code=1)[2]
+
+
+def test_values_that_are_infinite(values):
+    values["one"] = {"w": np.array([np.inf, 1.0]), "u": np.float32(2.0)}
+    values["several"] = {"w": np.array([np.inf, 1.0]), "u": np.float32(2.0)}
+    assert certify()[-1] == "equal within rounding"
+    for other in ([np.inf, 2.0], [1.0, 1.0], [-np.inf, 1.0]):
+        values["several"]["w"] = np.array(other)
+        assert certify(code=1)[-1] == "not equal: see above"
+
+
+LAUNCHER = """#!/bin/bash
+sleep 60 & child=$!
+trap 'kill $child; wait $child; exit 1' TERM
+echo $child >child; wait
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_a_training_has_started(number, tmp_path, monkeypatch):
+    program, written = tmp_path / "launcher", tmp_path / "child"
+    program.write_text(LAUNCHER)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def stop():
+        while not written.exists() or not written.read_text().strip():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop).start()
+    error = KeyboardInterrupt if number == signal.SIGINT else Terminated
+    with pytest.raises(error):
+        module._error_of(["run"])
+    state = Path(f"/proc/{written.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_an_error_names_no_folder_that_is_removed(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    advice = "To inspect the step: treadle replay /tmp/one --step 2"
+    program.write_text(f"#!/bin/sh\necho 'error: loss is inf at step 2. {advice}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert module._error_of(["run"]) == "loss is inf at step 2."
 
 
 def test_a_failure_without_a_message(monkeypatch):

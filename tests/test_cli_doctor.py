@@ -126,6 +126,13 @@ def test_preflight_examines_a_run_once(tmp_path):
     assert not (tmp_path / "a" / "doctor.json").exists()
 
 
+def test_a_run_from_scratch_has_no_findings_of_the_earlier_one(tmp_path):
+    run("--preflight", "--directory", "a", "--set", "right=true")
+    assert (tmp_path / "a" / "doctor.json").exists()
+    run("--fresh", "--directory", "a", "--set", "right=true")
+    assert not (tmp_path / "a" / "doctor.json").exists()
+
+
 def test_preflight_is_for_one_process(monkeypatch):
     monkeypatch.setattr(preflight, "process_group", lambda: SimpleNamespace(size=2))
     result = run("--preflight", code=2)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.cli_runs import apart, treadle  # noqa: F401
 from treadle import __version__
-from treadle.cli import app
+from treadle.cli import app, environment
 from treadle.core import backend_choice, installation
 
 pytestmark = pytest.mark.any_backend
@@ -130,6 +130,29 @@ def test_variables_are_listed_without_secrets_and_home(monkeypatch):
     found = facts()["environment"]
     assert found["TREADLE_TOKEN"] == "(hidden)"
     assert found["TREADLE_DATA"] == "~/data"
+
+
+def test_secrets_in_other_variables_and_in_addresses_are_hidden(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("SLURM_JWT", "TREADLE_PASS", "NCCL_AUTH"):
+        monkeypatch.setenv(name, "a-secret")
+    monkeypatch.setenv("TF_ADDRESS", "https://me:a-secret@host/x")
+    monkeypatch.setenv("TREADLE_OTHER", "/disk/home/me/x:/home/me2:'/home/me'")
+    assert "a-secret" not in treadle("env").stdout
+    found = facts()["environment"]
+    assert found["SLURM_JWT"] == "(hidden)"
+    assert found["TF_ADDRESS"] == "https://(hidden)@host/x"
+    assert found["TREADLE_OTHER"] == "/disk/home/me/x:/home/me2:'~'"
+
+
+def test_errors_of_a_framework_name_no_home(monkeypatch):
+    def fail(*_, **__):
+        raise ImportError("/home/me/env/lib/libx.so: cannot open")
+
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(environment, "prepare", fail)
+    found = json.loads(treadle("env", "--devices", "--json").stdout)
+    assert found["devices"]["error"] == "ImportError: ~/env/lib/libx.so: cannot open"
 
 
 def test_a_package_under_another_name_is_found(monkeypatch):

@@ -186,6 +186,18 @@ def test_other_data_are_evaluated_instead_of_those_of_the_task():
     assert results["several/second"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_other_data_in_the_file_of_the_task():
+    import numpy as np
+
+    text = Path("mine.py").read_text()
+    own = "\n\ntreadle.setup(seed=3)\n\n\ndef own():\n    x = np.ones((4, 2), 'float32')\n"
+    own += "    return treadle.data.from_arrays(x, x[:, :1], batch_size=4)\n"
+    Path("mine.py").write_text(f"import numpy as np\n{text}{own}")
+    run_tiny("--quiet", "--directory", "here")
+    results = json.loads(evaluated_on("mine.py:own").stdout)
+    assert np.isfinite(results["own"]["loss"])
+
+
 def test_other_data_that_cannot_be_used():
     run_tiny("--quiet", "--directory", "here")
     Path("other.py").write_text(textwrap.dedent(OTHER))

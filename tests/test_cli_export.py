@@ -28,19 +28,23 @@ def kernel(path):
 def test_the_weights_of_a_run_are_written_and_compared():
     run_tiny("--quiet", "--directory", "here")
     printed = export("here", "--format", "keras").stdout
-    assert "here/Tiny.keras: Keras model, " in printed
+    assert "here/Tiny-predict.keras: Keras model, " in printed
     assert "  takes inputs: float32 (batch, 2)\n  returns outputs: float32 (batch, 1)" in printed
     assert "compared with predict in Keras 3" in printed
     assert "(tolerance 1e-04)" in printed
     again = export("here", "--format", "keras", code=2).stderr
-    assert "here/Tiny.keras exists: choose another path, or replace it with overwrite=True" in again
-    found = json.loads(export("here", "--output", "here/Tiny.keras", "--force", "--json").stdout)
+    path = "here/Tiny-predict.keras"
+    assert f"{path} exists: choose another path, or replace it with overwrite=True" in again
+    found = json.loads(export("here", "--output", path, "--force", "--json").stdout)
     assert found["format"] == "keras"
     assert found["difference"] <= found["tolerance"]
     export("here", "--checkpoint", "newest", "--output", "newest.keras")
     export("here", "--checkpoint", "0", "--output", "first.keras")
-    assert kernel("newest.keras") == kernel("here/Tiny.keras")
-    assert kernel("first.keras") != kernel("here/Tiny.keras")
+    assert kernel("newest.keras") == kernel(path)
+    assert kernel("first.keras") != kernel(path)
+    from treadle import load_run
+
+    assert load_run("here").models == ("model",)  # the exported file is none of the task
 
 
 def test_an_unfinished_run_is_exported_with_its_newest_checkpoint():
@@ -74,3 +78,25 @@ def test_what_cannot_be_exported_is_said_first():
         assert message in " ".join(export("here", *arguments, code=2).stderr.split())
     assert "holds no run" in export("nowhere", "--format", "keras", code=2).stderr
     assert not list(Path("here").glob("*Tiny*"))
+
+
+def test_further_files_replace_no_file_of_something_else(tmp_path):
+    from treadle.errors import ConfigurationError
+    from treadle.exporting.files import install
+
+    def write():
+        folder = tmp_path / "new"
+        folder.mkdir(exist_ok=True)
+        (folder / "a.onnx").write_text("graph")
+        (folder / "a.onnx.data").write_text("weights")
+        install(folder / "a.onnx", tmp_path / "a.onnx")
+
+    other = tmp_path / "a.onnx.data"
+    other.write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"a.onnx.data exists, and the exported file"):
+        write()
+    assert other.read_text() == "mine" and not (tmp_path / "a.onnx").exists()
+    other.unlink()
+    write()
+    write()  # an earlier export is replaced; check_free has allowed it
+    assert other.read_text() == "weights"

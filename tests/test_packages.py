@@ -150,6 +150,11 @@ def test_release_rejects_a_tree_with_changes(release, tmp_path):
     assert "?? CHANGELOG.md" in done.stdout
 
 
+def test_a_step_of_a_release_ends_at_the_first_command_that_fails(release):
+    done = release("tree")  # in no repository: git fails
+    assert done.returncode == 1 and "FAILED  tree" in done.stdout
+
+
 def test_release_rejects_an_unknown_step(release):
     done = release("publish")
     assert done.returncode == 2

@@ -55,6 +55,40 @@ def test_weighted_losses_have_the_gradients_of_their_values() -> None:
     assert number(outer) == 6  # the returned value is a constant
 
 
+def test_weights_that_are_no_numbers() -> None:
+    w = keras.Variable(2.0)
+    cases = {
+        "the weight of the loss must be a number, not NoneType: pass the number of items": None,
+        "the weight of the loss must be a number, not str": "many",
+        "the weight of the loss must be a scalar, but has shape": ops.ones((2,)),
+    }
+    for message, weight in cases.items():
+        with pytest.raises(treadle.errors.GradientError, match=message):
+            treadle.gradients(lambda weight=weight: treadle.weighted(w * w, weight), [w])
+    with pytest.raises(
+        treadle.errors.GradientError, match="the loss is weighted twice: call treadle"
+    ):
+        treadle.gradients(lambda: treadle.weighted(treadle.weighted(w * w, 2), 3), [w])
+
+
+def test_weighted_scalars_do_not_leave_branches_and_loops() -> None:
+    w, one = keras.Variable(2.0), ops.ones(())
+    calls: dict[str, Callable[[], Any]] = {
+        "branch of cond": lambda: treadle.cond(
+            one > 0, lambda: treadle.weighted(w * w, 2.0), lambda: treadle.weighted(one, 0.0)
+        ),
+        "function of for_each": lambda: treadle.for_each(
+            lambda x: treadle.weighted(x, x), ops.ones((2,))
+        ),
+        "function of remat": lambda: treadle.remat(lambda x: treadle.weighted(x * w, 2))(one),
+    }
+    for what, call in calls.items():
+        with pytest.raises(
+            treadle.errors.StepError, match=rf"a {what} returned treadle.weighted\(…\)"
+        ):
+            call()
+
+
 def test_an_infinite_loss_does_not_leak_into_the_others_gradient() -> None:
     a = keras.Variable(2.0)
     _, grads = treadle.gradients(

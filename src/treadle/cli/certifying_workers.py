@@ -1,21 +1,25 @@
 """`treadle certify --workers`: compares training in several processes with training in one."""
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from ..core.directory import LOG, read_run
+from ..errors import Terminated
 
 DEFAULT_STEPS: Final = 16
 # By how much values may differ, relative to the largest of an array if that exceeds 1: as between
 # compiled and eager steps, since sums are added in another order.
 CLOSE, CLOSE_MIXED = 1e-4, 3e-2
 MOST_NAMED = 5
+PATIENCE: Final = 10.0  # seconds that a training has to end after a signal
 # The first message of a process about its own failure; the others say which process has failed.
 _ERROR = re.compile(r"^(?:\[\d+\] )?error: (?!process \d+ failed: )(.*)$", re.MULTILINE)
 
@@ -100,14 +104,59 @@ def compare(
 
 
 def _error_of(command: Sequence[str]) -> str:
-    """Run a command of treadle, and return its error message, or an empty text."""
-    done = subprocess.run(
-        [sys.executable, "-m", "treadle", *command], capture_output=True, text=True, check=False
-    )
-    if done.returncode == 0:
+    """Run a command of treadle, and return its error message, or an empty text.
+
+    Raises:
+        KeyboardInterrupt, Terminated: If a signal was received. The command has been ended.
+    """
+    with (
+        _terminating(),
+        subprocess.Popen(
+            [sys.executable, "-m", "treadle", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            _, printed = process.communicate()
+        except BaseException:
+            _end(process)
+            raise
+    if process.returncode == 0:
         return ""
-    message = _ERROR.search(done.stderr)
-    return message[1] if message else f"exit code {done.returncode}: {done.stderr[-2000:]}".strip()
+    message = _ERROR.search(printed)
+    # The folder of the training is removed, so the advice to replay a step in it is left out.
+    shown = message and message[1].partition(" To inspect the step: ")[0]
+    return shown or f"exit code {process.returncode}: {printed[-2000:]}".strip()
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a command and the processes that it has started, which SIGKILL would leave running.
+
+    The first signal asks it to end, the second one makes `treadle launch` kill its processes.
+    """
+    for _ in range(2):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=PATIENCE)
+            return
+    process.kill()
+
+
+@contextmanager
+def _terminating() -> Generator[None]:
+    """Raise `Terminated` at SIGTERM inside the block, in place of ending at once."""
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _values(directory: Path) -> dict[str, Any]:
@@ -129,8 +178,10 @@ def _difference(found: Any, expected: Any) -> float:
     a, b = np.asarray(found), np.asarray(expected)
     if b.dtype.kind in "iub":
         return 0.0 if bool((a == b).all()) else float("inf")
-    a, b = a.astype("float64"), b.astype("float64")
-    if bool((np.isnan(a) != np.isnan(b)).any()):
+    a, b = np.atleast_1d(a.astype("float64"), b.astype("float64"))
+    finite = np.isfinite(b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if not np.array_equal(finite, np.isfinite(a)) or not bool(same[~finite].all()):
         return float("inf")
-    size = max(1.0, float(np.nanmax(np.abs(b), initial=0.0)))
-    return float(np.nanmax(np.abs(a - b), initial=0.0)) / size
+    size = float(np.max(np.abs(b[finite]), initial=1.0))
+    return float(np.max(np.abs(a[finite] - b[finite]), initial=0.0)) / size

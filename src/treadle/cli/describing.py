@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from ..core.installation import describe
+from ..core.installation import describe, shortened
 from . import environment, output
 from .commands import app
 from .help import Command
@@ -54,7 +54,7 @@ def _devices(backend: str | None) -> dict[str, Any]:
         found = active()
         return {"backend": found.name, **found.computes_on(), "error": None}
     except Exception as error:  # a broken installation may raise anything: that is what is asked
-        return {"backend": backend, "error": f"{type(error).__name__}: {error}"}
+        return {"backend": backend, "error": shortened(f"{type(error).__name__}: {error}")}
 
 
 def _lines(facts: Mapping[str, Any]) -> list[str]:

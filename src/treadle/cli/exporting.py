@@ -9,7 +9,7 @@ import typer
 
 import treadle
 
-from ..core.directory import CHECKPOINTS
+from ..core.directory import CHECKPOINTS, MODEL
 from ..core.options import Options
 from ..errors import ConfigurationError, TreadleWarning
 from ..exporting.files import check_free
@@ -169,7 +169,9 @@ def _made(
     recipe = recipe_of(directory, configuration, given)
     runs_on = backend or recipe.backend or configuration["backend"]
     check_writable(form, runs_on)
-    path = path or directory / f"{recipe.name}{form.suffix}"
+    # `load_run` takes other files `.keras` for models that are attributes of the task.
+    name = f"{recipe.name}-predict" if form.suffix == MODEL else recipe.name
+    path = path or directory / f"{name}{form.suffix}"
     check_free(form, path, overwrite)
     task = made_again(directory, configuration, given, quiet, backend=runs_on)
     return _Made(directory, task, options_of(configuration), form, path)

@@ -46,14 +46,16 @@ class OtherData:
     def sets(self) -> dict[str, Any]:
         """Execute the file, call the function, and return the data sets by name; imports Keras.
 
+        The file of the task is not executed again: it may call `treadle.setup` or register classes.
         A dict of data sets has the names `FUNCTION/KEY`, a single one the name `FUNCTION`.
 
         Raises:
             ConfigurationError: If it is no function, or it returned no data.
         """
-        from ..recipes._loading import imported  # late: it imports Keras
+        from ..recipes._loading import imported, imported_before  # late: it imports Keras
 
-        made: Any = getattr(imported(self.path), self.function)
+        module = imported_before(self.path) or imported(self.path)
+        made: Any = getattr(module, self.function)
         if not inspect.isroutine(made):
             raise ConfigurationError(
                 f"--data: {self.function} in {self.path} is of type {type(made).__name__}, and "

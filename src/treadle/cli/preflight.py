@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import treadle
 
+from ..core.directory import DOCTOR
 from ..core.folder import Folder
 from ..core.processes import process_group
 from ..core.terminal import clean
@@ -58,8 +59,6 @@ def preflight(made: "Made", lasts: Mapping[str, Any], quiet: bool) -> "Report":
 
 def keep(report: "Report", directory: Path) -> None:
     """Write a report to a run directory, where `treadle report` finds it."""
-    from ..report.reading import DOCTOR  # late: it imports NumPy
-
     text = json.dumps(report.facts(), indent=1) + "\n"
     with Folder.open(directory) as folder:
         folder.write(DOCTOR, [text.encode()], len(text))

@@ -15,6 +15,8 @@ HEALTH = "health.jsonl"
 STATE = "state.safetensors"
 OLD_STATE = "state.npz"  # of earlier versions, with the same content
 CHECKPOINTS = "checkpoints"
+MODEL = ".keras"  # the suffix of models, after the name of an attribute of the task
+DOCTOR = "doctor.json"  # of `treadle run --preflight`, or what `treadle doctor --json` printed
 
 
 class LostRecordError(DirectoryError):

@@ -33,7 +33,8 @@ _NAMES = (
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MALLOC_ARENA_MAX", "NPROC", "PYTHONHASHSEED"),
     *("PYTHONOPTIMIZE", "PYTHONPATH", "RANK", "WORLD_SIZE", "XDG_CACHE_HOME", "XDG_STATE_HOME"),
 )
-_SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|JWT|AUTH", re.IGNORECASE)
+_USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # with a password, perhaps
 _CPU = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -51,8 +52,8 @@ def describe() -> dict[str, Any]:
     """
     required, extras = _requirements()
     return {
-        "location": _short(Path(__file__).parents[1]),
-        "python": f"{platform.python_version()} ({_short(Path(sys.executable))})",
+        "location": shortened(Path(__file__).parents[1]),
+        "python": f"{platform.python_version()} ({shortened(Path(sys.executable))})",
         "platform": platform.platform(),
         "machine": _machine(),
         "backend": chosen_backend(),
@@ -60,7 +61,7 @@ def describe() -> dict[str, Any]:
         "packages": {name: package_version(name) for name in required},
         "extras": extras,
         "keras_configuration": keras_configuration(),
-        "compile_cache": _short(compile_cache.folder()),
+        "compile_cache": shortened(compile_cache.folder()),
         "environment": _variables(os.environ),
     }
 
@@ -176,15 +177,21 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
         if name == "KERAS_BACKEND" and choice_of_import() is not None:
             continue  # set by `import treadle`, not by the user
         if name in _NAMES or name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES)):
-            found[name] = "(hidden)" if _SECRET.search(name) else _short(value)
+            found[name] = "(hidden)" if _SECRET.search(name) else _public(value)
     return found
 
 
-def _short(value: Any) -> Any:
+def _public(value: str) -> str:
+    """Return the value of a variable without the home directory, and users of addresses."""
+    return _USER_OF_ADDRESS.sub("(hidden)", shortened(value))
+
+
+def shortened(value: Any) -> Any:
     """Return a text or a path with `~` for the home directory; None stays None."""
     if value is None:
         return None
     home = os.path.expanduser("~")
     if home in ("~", "/"):
         return str(value)
-    return re.sub(rf"{re.escape(home)}(?={os.sep}|{os.pathsep}|$)", "~", str(value))
+    # A part of another path, as /data/root/x for the home directory /root, is none.
+    return re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", str(value))

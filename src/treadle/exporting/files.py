@@ -65,12 +65,23 @@ def install(written: Path, path: Path) -> None:
     Args:
         written: The file or folder, alone in a temporary folder but for files that belong to it.
         path: Its place.
+
+    Raises:
+        ConfigurationError: A further file, as for weights of more than 2 GB, would replace one that
+            belongs to something else.
     """
     if written.is_dir():
         if path.exists():
             os.replace(path, written.parent / "replaced")  # is removed with the temporary folder
         os.replace(written, path)
         return
+    further = {path.with_name(file.name) for file in written.parent.iterdir()} - {*_places(path)}
+    taken = [place for place in sorted(further) if os.path.lexists(place)]
+    if taken and not os.path.lexists(path):
+        raise ConfigurationError(
+            f"{taken[0]} exists, and the exported file would replace it: choose another path, or "
+            "move it away"
+        )
     # The file that names the others is last, so that it is never there without them.
     for file in sorted(written.parent.iterdir(), key=lambda file: file == written):
         os.replace(file, path.with_name(file.name))

@@ -14,6 +14,7 @@ from ..checkpoint.recovery import recorded_run
 from ..checkpoint.removal import remove_checkpoints
 from ..core.directory import (
     CHECKPOINTS,
+    DOCTOR,
     HEALTH,
     LOG,
     OLD_STATE,
@@ -344,7 +345,7 @@ class RunRecord(Hook):
         """Remove the artifacts of a run, and no other files."""
         remove_checkpoints(folder, CHECKPOINTS)
         remove_images(folder)  # the log lists them
-        for name in self._leaves:
+        for name in (*self._leaves, DOCTOR):
             folder.remove_file(name)
 
     def _remove_leftovers(self, folder: Folder) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,11 +101,22 @@ def imported(path: Path) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # The prefix keeps a file named `random.py` or `keras.py` from replacing that module.
-    name = f"treadle_task_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def imported_before(path: Path) -> ModuleType | None:
+    """Return the module that `imported` made of a file, or None."""
+    module = sys.modules.get(_module_name(path))
+    file = module.__file__ if module is not None else None
+    return module if file and os.path.realpath(file) == os.path.realpath(path) else None
+
+
+def _module_name(path: Path) -> str:
+    """Return a name such that a file `random.py` or `keras.py` does not replace that module."""
+    return f"treadle_task_{path.stem}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoints
 from ..core import schema
-from ..core.directory import CHECKPOINTS, LOG
+from ..core.directory import CHECKPOINTS, DOCTOR, LOG
 from ..core.folder import FILE, Folder
 from ..core.logs import Array
 from ..core.run_file import RunFile, progress_of
@@ -30,7 +30,6 @@ from .images import MOST_IMAGE_BYTES, is_image, is_png, listed_images
 from .records import recorded_run
 from .states import RunState, state_of
 
-DOCTOR = "doctor.json"  # what `treadle doctor --json` prints, and `treadle run --preflight` writes
 MOST_CURVES = 400  # of a run
 MOST_EVENTS = 300  # of a run; of more, the first ones
 MOST_SETTINGS = 1000

@@ -13,7 +13,7 @@ from typing import Any
 from ..checkpoint import Checkpoints
 from ..checkpoint.learned import learned, learned_at
 from ..core import views
-from ..core.directory import CHECKPOINTS, LOG, why_unfinished
+from ..core.directory import CHECKPOINTS, LOG, MODEL, why_unfinished
 from ..core.folder import FILE, Folder
 from ..core.history import History, html_parts
 from ..core.terminal import clean
@@ -26,7 +26,6 @@ from .reading import flat
 from .records import recorded_run
 from .states import read_state
 
-MODEL = ".keras"
 _LONGEST_REASON = 500  # characters of a message of Keras, which may quote a whole model
 
 
@@ -219,8 +218,9 @@ def load_run(directory: str | Path) -> SavedRun:
     configuration = record["configuration"]
     with Folder.open(directory) as folder:
         has_log = folder.kind(LOG) is not None
-        names = [name for name in folder.names() if name.endswith(MODEL) and name != MODEL]
-        models = tuple(n.removesuffix(MODEL) for n in names if folder.kind(n) == FILE)
+        names = [n for n in folder.names() if n.endswith(MODEL) and folder.kind(n) == FILE]
+        # Attributes of the task are identifiers; other names are of exported files.
+        models = tuple(n for name in names if (n := name.removesuffix(MODEL)).isidentifier())
     if not has_log and state.step > 0:
         warnings.warn(
             f"{directory / LOG} is missing, so the history is empty", TreadleWarning, stacklevel=2

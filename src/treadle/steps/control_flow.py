@@ -11,6 +11,8 @@ from keras import ops
 from ..backends.base import active
 from ..backends.recomputing import without_losses
 from ..backends.step_context import context, unrecorded
+from ..backends.types import Weighted
+from ..errors import StepError
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +47,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function, updated=())
     def recomputed(*inputs: Any, **settings: Any) -> Any:
-        run = inside(functools.partial(function, **settings))
+        run = _unweighted(inside(functools.partial(function, **settings)), "function of remat")
         if context().build is not None:
             return run(*inputs)
         with unrecorded():
@@ -72,7 +74,7 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
         >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
         1.0
     """
-    then, otherwise = inside(then), inside(otherwise)
+    then, otherwise = (_unweighted(inside(f), "branch of cond") for f in (then, otherwise))
     if context().build is not None:  # both branches may create variables
         with _unsure():
             result = then()
@@ -104,7 +106,7 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
         [1.0, 4.0]
     """
-    function = inside(function)
+    function = _unweighted(inside(function), "function of for_each")
     if context().build is not None:
         row = keras.tree.map_structure(lambda x: x[0], inputs)
         count = keras.tree.flatten(inputs)[0].shape[0]
@@ -143,6 +145,21 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
                 ranges.place = before
 
     return run
+
+
+def _unweighted(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Reject weighted scalars that a function returns, which frameworks cannot pass on."""
+
+    def checked(*arguments: Any) -> Any:
+        found = function(*arguments)
+        if any(isinstance(x, Weighted) for x in keras.tree.flatten(found)):
+            raise StepError(
+                f"a {what} returned treadle.weighted(…), and may return tensors only: return its "
+                "value and its weight, and call treadle.weighted outside"
+            )
+        return found
+
+    return checked
 
 
 @contextmanager

@@ -316,12 +316,18 @@ def _is_scalar(thing: Any) -> bool:
 
 def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor | Weighted:
     if isinstance(loss, Weighted):
+        items = "the number of items that the loss is a mean of, for example ops.sum(mask)"
+        if loss.weight is None or isinstance(loss.weight, (str, Mapping, Weighted)):
+            kind = type(loss.weight).__name__
+            raise GradientError(f"the weight of {what} must be a number, not {kind}: pass {items}")
         weight = ops.convert_to_tensor(loss.weight)
         if tuple(weight.shape) != ():
+            shape = tuple(weight.shape)
             raise GradientError(
-                f"the weight of {what} must be a scalar, but has shape {tuple(weight.shape)}: pass "
-                "the number of items that the loss is a mean of, for example ops.sum(mask)"
+                f"the weight of {what} must be a scalar, but has shape {shape}: pass {items}"
             )
+        if isinstance(loss.value, Weighted):
+            raise GradientError(f"{what} is weighted twice: call treadle.weighted once")
         return Weighted(_scalar_loss(loss.value, what), weight)
     if loss is None or isinstance(loss, (str, Mapping, list)):
         raise GradientError(

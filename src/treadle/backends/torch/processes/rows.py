@@ -215,15 +215,19 @@ class Rows:
             losses: The losses.
             shares: The shares of these rows in the losses.
         """
-        leaves = keras.tree.flatten(result)
+        leaves: list[Any] = [
+            _as_tensors(x) if isinstance(x, Weighted) else x for x in keras.tree.flatten(result)
+        ]
         scalars = [i for i, x in enumerate(leaves) if _is_float_scalar(x)]
-        weighted = [i for i, x in enumerate(leaves) if isinstance(x, Weighted)]
+        weighted = [
+            i for i, x in enumerate(leaves) if isinstance(x, Weighted) and _is_float_scalar(x.value)
+        ]
         names = list(gradients)
         places = [(n, i) for n in names for i, g in enumerate(gradients[n]) if g is not None]
         tensors = [gradients[n][i] for n, i in places]
         parts = [leaves[i].detach() * self.share for i in scalars]
         for i in weighted:
-            parts += self.parts(leaves[i].value.detach(), _weight(leaves[i]))
+            parts += self.parts(leaves[i].value, _weight(leaves[i]))
         means = [losses[n].detach() * shares[n] for n in names]
         found = iter(self.totals([*tensors, *parts, *means]))
         sums = {name: list[Any](gradients[name]) for name in names}
@@ -232,15 +236,19 @@ class Rows:
         for i in scalars:
             leaves[i] = next(found)
         for i in weighted:
-            leaves[i] = Weighted(self.mean(found)[0], leaves[i].weight)
+            value, weight = leaves[i].value, leaves[i].weight
+            leaves[i] = Weighted(self.mean(found)[0].to(value.dtype), weight)
         if self.results is not None:
             self.results.append((list(found), [sums[n][i] for n, i in places]))
         return keras.tree.pack_sequence_as(result, leaves), sums
 
     def parts(self, value: Any, weight: Any) -> list[Any]:
-        """Return what is summed over the processes for `mean`."""
-        product = value * weight.to(value.dtype)
-        return [torch.where(weight != 0, product, 0), weight, value * self.share]
+        """Return what is summed over the processes for `mean`.
+
+        The products are wide: those of many items with a mean in float16 would be infinite.
+        """
+        wide = value.to(torch.promote_types(value.dtype, weight.dtype))
+        return [torch.where(weight != 0, wide * weight, 0), weight, wide * self.share]
 
     def mean(self, sums: Iterator[Any]) -> tuple[Any, Any]:
         """Return a weighted mean over the processes, and the weight; without any, the plain mean.
@@ -325,6 +333,12 @@ def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any
 def _weight(x: Weighted) -> Any:
     weight = keras.ops.convert_to_tensor(x.weight).detach()
     return weight.to(_wide(x.value.dtype))
+
+
+def _as_tensors(x: Weighted) -> Weighted:
+    """Return a weighted scalar as tensors: `Accumulator` sums a tensor over the processes."""
+    value = keras.ops.convert_to_tensor(x.value).detach()
+    return Weighted(value, keras.ops.convert_to_tensor(x.weight).detach())
 
 
 def _is_float_scalar(x: Any) -> bool:

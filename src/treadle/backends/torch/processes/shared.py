@@ -290,6 +290,7 @@ def _reduced(
     for name, value in values.items():
         if name in weights:
             mean, totals[name] = mine.mean(found)
+            mean = mean if _is_whole(value) else mean.to(value.dtype)
         else:
             mean = next(found)
         means[name] = mean.round().to(value.dtype) if _is_whole(value) else mean
