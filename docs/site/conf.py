@@ -14,7 +14,7 @@ copyright = author
 version = release = treadle.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # MyST, and notebooks
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",  # the reference links to highlighted sources inside the site
@@ -25,6 +25,13 @@ exclude_patterns = ["site"]  # extension.py adds the pages that navigation.toml 
 # The anchors of headings are those that GitHub makes, down to the level that pages use.
 myst_heading_anchors = 4
 default_role = "code"
+
+# Notebooks are texts in docs/notebooks; the site shows what they print when it is built.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -6,6 +6,7 @@ after another: parallel trials end in a different order each time.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,10 @@ def require_optuna() -> None:
             "searching for settings needs Optuna, which is not installed: pip install "
             "'treadle[tune]'"
         )
+    with warnings.catch_warnings():
+        # In a notebook, its progress bars, which are not shown here, ask for ipywidgets.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        import_module("optuna.progress_bar")
 
 
 class Study:
