@@ -36,13 +36,14 @@ def facts(*arguments):
 
 def test_env_prints_versions_backend_machine_and_variables(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    monkeypatch.setenv("TREADLE_DATA", "")
     text = treadle("env").stdout
     rows = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert rows["treadle"].startswith(f"{__version__} (")
     assert rows["keras"] == keras.__version__
     assert rows["torch"] == metadata.version("torch")
     assert rows["backend"] == f"{keras.config.backend()}, from KERAS_BACKEND"
-    assert rows["XLA_FLAGS"] == "--xla_dump_to=x"
+    assert rows["XLA_FLAGS"] == "--xla_dump_to=x" and rows["TREADLE_DATA"] == "(empty)"
     assert rows["memory"].endswith(" GiB") and "cores available" in rows["processor"]
     assert "devices" not in rows
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from treadle.core import history as module
+from treadle.core import history, values
 from treadle.core.history import History
 from treadle.core.logs import Record, StepLogs
 from treadle.core.progress import Progress
@@ -33,9 +33,10 @@ def titles(figure):
     return [axes.get_title(loc="left") for axes in figure.axes]
 
 
-def test_examples():
+@pytest.mark.parametrize("module", [history, values])
+def test_examples(module):
     failed, tried = doctest.testmod(module)
-    assert tried > 5 and not failed
+    assert tried > 2 and not failed
 
 
 def test_a_plot_has_a_panel_for_each_metric():

@@ -80,7 +80,8 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     settings = facts["keras_configuration"].items()
     rows.append(("keras.json", ", ".join(f"{name} {value}" for name, value in settings) or "none"))
     rows.append(("compile cache", facts["compile_cache"] or "off"))
-    rows += list(facts["environment"].items()) or [("environment", "no variable that matters")]
+    variables = [(name, value or "(empty)") for name, value in facts["environment"].items()]
+    rows += variables or [("environment", "no variable that matters")]
     width = max(len(name) for name, _ in rows) + 2
     return [f"{name.ljust(width)}{value}" for name, value in rows]
 

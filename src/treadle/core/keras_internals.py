@@ -149,6 +149,7 @@ ATTRIBUTES: dict[str, Attribute] = {
         "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER
     ),
     "_layers": Attribute("Layer", "layers that no attribute holds", _LAYER),
+    "_flatten_layers": Attribute("Layer", "the layers inside of a layer, at any depth", _LAYER),
     "_metrics": Attribute("Layer", "metrics that no attribute holds", _LAYER),
     "_seed_generators": Attribute("Layer", "seed generators that no attribute holds", _LAYER),
     "_non_trainable_variables": Attribute(
