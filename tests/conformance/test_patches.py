@@ -18,6 +18,12 @@ def layer() -> list[Any]:
     return [made]
 
 
+def normalization() -> list[Any]:
+    made = keras.layers.BatchNormalization()
+    made.build((None, 2))
+    return [made]
+
+
 def of_torch() -> dict[str, Callable[[], list[Any]]]:
     import torch
 
@@ -34,6 +40,7 @@ def of_torch() -> dict[str, Callable[[], list[Any]]]:
             torch.Generator(),
         ],
         "Layer": collected,
+        "BatchNormalization": normalization,
     }
 
 

@@ -53,6 +53,8 @@ def found() -> Any:
     def one(size: int, name: str, *checks: str) -> Any:
         result = of(size, *checks)[name]
         if isinstance(result, dict) and "error" in result:
+            if "mnist was not found" in result["error"] and not os.environ.get("TREADLE_DATA"):
+                pytest.skip("TREADLE_DATA names no folder with the real data")
             pytest.fail(result["error"])
         return result
 
