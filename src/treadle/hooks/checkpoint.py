@@ -27,6 +27,8 @@ class Checkpoint(Hook):
     hooks. The same script, or the same `treadle run` command, resumes from the newest checkpoint
     with the same results as an uninterrupted run. A background thread writes the files. Training
     waits while floats are checked for NaN, values are copied, and the log is flushed to disk.
+    A checkpoint that is due while the previous one is being written is saved after that, at a later
+    step.
 
     The checkpoint of step 0 is always kept. A state is not saved if it contains NaN or infinity
     that was not there at the start.
