@@ -1,5 +1,6 @@
 """Exported files: each format on each backend, and what is refused or fails."""
 
+import errno
 from pathlib import Path
 
 import keras
@@ -223,6 +224,20 @@ def test_a_file_that_fails_in_its_runtime_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(ExportError, match=message):
         treadle.export(Likely(), tmp_path / "likely.keras", batch=BATCH)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_not_taken_for_a_fault_of_the_format(tmp_path, monkeypatch):
+    def save(model, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(keras.Model, "save", save)
+    with pytest.raises(ExportError) as raised:
+        treadle.export(line(), tmp_path / "line.keras", batch=np.ones((4, 2), "float32"))
+    assert str(raised.value) == (
+        "the disk is full, so nothing was written: [Errno 28] No space left on device. Free some "
+        "space, or choose a path on another disk"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_without_its_runtime_is_written_with_a_warning(tmp_path, monkeypatch):

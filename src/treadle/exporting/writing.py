@@ -1,5 +1,6 @@
 """Writing of exported files with Keras' exporters."""
 
+import errno
 import io
 import logging
 import warnings
@@ -56,6 +57,11 @@ def _exporting(form: Format) -> Generator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ExportError(
+                f"the disk is full, so nothing was written: {error}. Free some space, or choose a "
+                "path on another disk"
+            ) from error
         raise ExportError(
             f"Keras cannot write predict_step in the format {form.name} on {active().name}: "
             f"{reason_of(error)}. Use another format, or export on another backend (--backend)"
