@@ -166,8 +166,20 @@ def test_another_process_and_a_replay_skip_the_excluded_batch_too(tmp_path: Path
 
 @pytest.mark.long
 def test_a_nan_not_caused_by_the_data_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="10 batches were excluded before this one"):
+    expected = (
+        "The 10 batches before it failed at this step too and were excluded, so single batches are "
+        "not the cause: examine the data, the learning rate, and the weights of the newest "
+        "checkpoint"
+    )
+    with pytest.raises(NonFiniteError, match=re.escape(expected)):
         trained(batches(of=arrays(*range(1, 12))), tmp_path)
+
+
+def test_a_batch_with_nan_is_excluded_in_each_of_many_epochs(tmp_path: Path) -> None:
+    good, bad = batches(of=arrays())[0], batches(of=arrays(0))[0]
+    loop = trained([good, bad], tmp_path, epochs=12)
+    assert loop.progress.step == 12
+    assert len(passed_over(loop)) == 12
 
 
 def test_a_run_that_does_not_repeat_itself_says_so(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def train(
         task: An object with a `train_step`, all of whose networks and optimizers are built.
         batches: Structures of NumPy arrays.
         ends: After how many batches a call of `fit` ends, where averages become the weights.
-        changes: After which step to call what with the task.
+        changes: After how many steps to call what with the task.
         skips: Undo steps that return or leave behind what is not finite.
     """
     guarded = skips or Run.scale is not None
@@ -287,6 +287,9 @@ def train(
     averaging = [x for x in vars(task).values() if getattr(x, "use_ema", False)]
     begun = updates_of(averaging)
     for number, batch in enumerate(batches):
+        for after, change in changes:
+            if after == number:
+                change(task)
         Run.step, Run.finite, Run.depth = number, True, 0
         Run.examples = len(next(iter(batch.values())))
         before = [np.array(ops.convert_to_numpy(v)) for v in kept] if guarded else []
@@ -309,9 +312,6 @@ def train(
             values["undone"] = float(not good)
         for key, value in values.items():
             history.setdefault(key, []).append(value)
-        for after, change in changes:
-            if after == number + 1:
-                change(task)
         if number + 1 in ends:
             for optimizer, before_call, now in zip(
                 averaging, begun, updates_of(averaging), strict=True

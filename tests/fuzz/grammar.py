@@ -35,6 +35,8 @@ FEATURES = (
     "accumulation",
     "averages",
     "fronts",  # networks that begin with something else than Dense
+    "callbacks",  # Keras'
+    "replaced",  # hooks that replace an optimizer or a schedule
     "loops",  # `for` loops over `loop.epochs` and `loop.steps`
 )
 
@@ -164,7 +166,9 @@ def with_one_list(form: Form) -> Form:
 
 
 @st.composite
-def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> tuple[Change, ...]:
+def changes(
+    draw: Callable[[Any], Any], features: frozenset[str], program: dict[str, Any], steps: int
+) -> tuple[Change, ...]:
     made: list[Change] = []
     # These have lists of variables that must stay as long as they are.
     fixed = any(
@@ -173,19 +177,42 @@ def changes(draw: Callable[[Any], Any], program: dict[str, Any], steps: int) -> 
     for _ in range(draw(some((0, 0, 1, 2)))):
         number = draw(st.integers(0, len(program["networks"]) - 1))
         network: Network = program["networks"][number]
-        kinds = [("task.scale *= 2.0", True), ("task.scale = 0.5", True)]
-        if "falling" not in program["optimizers"][number]:
-            kinds += [(f"task.opt{number}.learning_rate = 0.03", False)]
+        kinds = [("task.scale *= 2.0", True, None), ("task.scale = 0.5", True, None)]
         # Keras pairs averages with the remaining variables, and ignores the rest.
         averages = "use_ema" in program["optimizers"][number]
+        optimizer, rate = f"opt{number}", f"task.opt{number}.learning_rate"
+        if "falling" in program["optimizers"][number]:
+            kinds += [(f"{rate} = falling(0.3, 6)", True, None)] if "replaced" in features else []
+        else:
+            kinds += [(f"{rate} = 0.03", False, None)]
+        # The hand-written loop undoes the variables of the optimizers that it began with.
+        undoes = program.get("nonfinite") is not None or program["precision"] == "mixed_float16"
+        if "replaced" in features and not (fixed or averages or undoes):
+            new = "SGD(0.05, momentum=0.5)"
+            kinds += [(f"task.{optimizer} = {new}", True, optimizer)]
         if not fixed and not averages and not network.frozen and network.body:
-            kinds += [(f"task.net{number}.layers[-2].trainable = False", True)]
+            kinds += [(f"task.net{number}.layers[-2].trainable = False", True, None)]
         if network.has("Dropout"):
             layer = f"next(x for x in task.net{number}.layers if isinstance(x, layers.Dropout))"
-            kinds += [(f"{layer}.rate = 0.5", True)]
-        code, constant = draw(some(kinds))
-        made.append(Change(draw(st.integers(1, steps - 1)), code, constant))
+            kinds += [(f"{layer}.rate = 0.5", True, None)]
+        code, constant, replaced = draw(some(kinds))
+        made.append(Change(draw(st.integers(1, steps - 1)), code, constant, replaced))
     return tuple(made)
+
+
+@st.composite
+def callbacks(draw: Callable[[Any], Any], program: Program) -> str | None:
+    """Draw a callback for the first network, which finds its optimizer in the task."""
+    # A callback keeps the optimizer that the run began with, and sets its rate.
+    own = "falling" not in program.optimizers[0] and not any(
+        "opt0" in change.code for change in program.changes
+    )
+    kinds = ["stopping"]
+    kinds += ["falling-rate", "falling-rate", "plateau"] if own else []
+    kinds += ["averages"] if "use_ema" in program.optimizers[0] else []
+    if 0 not in program.used() or not program.networks[0].built:
+        return None
+    return draw(some((None, None, *kinds)))
 
 
 @st.composite
@@ -214,7 +241,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     source = draw(some(("list", "arrays", "function")))
     kinds = ["plain"]
     if "forms" in features and source != "arrays":
-        more = ["renamed", "narrow", "whole", "weighted"]
+        more = ["renamed", "narrow", "whole", "weighted", "wide"]
         kinds += draw(st.lists(some(more), max_size=1 if short else 2, unique=True))
     elif draw(st.booleans()):
         kinds = ["weighted"]
@@ -267,7 +294,9 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     if nonfinite == "rollback":
         steps = max(2, steps - 2 * len(made["bad"]))
     if "changes" in features:
-        made["changes"] = draw(changes(made, steps))
+        made["changes"] = draw(changes(features, made, steps))
+    if "callbacks" in features and nonfinite != "rollback":
+        made["callback"] = draw(callbacks(Program(**made)))
     made["window"], made["other"] = draw(
         st.lists(some((None, 1, 2, 3, 5)), min_size=2, max_size=2, unique=True)
     )

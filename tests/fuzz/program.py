@@ -42,11 +42,20 @@ PREDICATES = {
 
 # How the batch of a form differs from {"x": float32 (rows, features), "y": int32 (rows,)}.
 FORMS = {
-    "plain": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "float32"',
+    "plain": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "float32"',
     "renamed": '"z" in batch',
-    "narrow": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "float16"',
-    "whole": '"y" in batch and "w" not in batch and dtype_of(batch["x"]) == "int32"',
+    "narrow": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "float16"',
+    "whole": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "int32"',
     "weighted": '"w" in batch',
+    "wide": '"d" in batch',
+}
+
+# Keras callbacks, whose model and optimizer are those of network 0.
+CALLBACKS = {
+    "falling-rate": "keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5 * rate)",
+    "plateau": 'keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.1)',
+    "stopping": 'keras.callbacks.EarlyStopping("loss", min_delta=0.2, restore_best_weights=True)',
+    "averages": "keras.callbacks.SwapEMAWeights()",
 }
 
 
@@ -128,11 +137,13 @@ class Change:
         step: After this one, from 1.
         code: A statement about `task`.
         constant: It changes a Python value, not a variable.
+        replaced: The path of what it replaces by another object, which no checkpoint restores.
     """
 
     step: int
     code: str
     constant: bool
+    replaced: str | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,7 @@ class Program:
         calls: What `fit` is called with, one after the other: ("epochs", 2) or ("steps", 5).
         looped: `loop.epochs` and `loop.steps` train instead of `fit`.
         changes: What hooks change.
+        callback: A key of `CALLBACKS`, or None.
         bad: Batches that hold NaN, by their position in an epoch.
         nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
         precision: A dtype policy.
@@ -173,6 +185,7 @@ class Program:
     calls: tuple[tuple[str, int], ...] = (("epochs", 2),)
     looped: bool = False
     changes: tuple[Change, ...] = ()
+    callback: str | None = None
     bad: tuple[int, ...] = ()
     nonfinite: str | None = None
     precision: str = "float32"

@@ -7,6 +7,7 @@ text, where `treadle` is the module `byhand`.
 from typing import Any
 
 from .program import (
+    CALLBACKS,
     CLASSES,
     FEATURES,
     FORMS,
@@ -30,7 +31,7 @@ from keras import layers, ops
 
 import treadle
 from treadle.checkpoint import Checkpoints
-from treadle.hooks import Checkpoint, FinalModel, LearningCurve, NonFinite
+from treadle.hooks import Checkpoint, FinalModel, KerasCallbacks, LearningCurve, NonFinite
 """
 
 HEAD_BY_HAND = """\
@@ -114,7 +115,10 @@ def source(program: Program, task: bool = True) -> str:
 
 def _run(program: Program) -> list[str]:
     calls = "\n        ".join(_call(program, unit, count) for unit, count in program.calls)
-    guard = ""
+    guard = callback = ""
+    if program.callback is not None:
+        options = "model=task.net0, optimizer=task.opt0"
+        callback = f"\n    watching += [KerasCallbacks({CALLBACKS[program.callback]}, {options})]"
     if program.nonfinite is not None:
         guard = f'\n    watching += [NonFinite("{program.nonfinite}")]'
     text = f'''
@@ -150,11 +154,12 @@ class NoCurve(LearningCurve):
 def run(directory=None, **options):
     keras.utils.clear_session(free_memory=False)
     treadle.setup(seed={program.seed}, precision="{program.precision}")
-    watching = [*hooks(), treadle.at("{program.killed} steps", killed)]
+    task = Program()
+    watching = [*hooks(), treadle.at("{program.killed} steps", killed)]{callback}
     if directory is not None:
         watching += [Checkpoint(every="{program.every} steps"), NoModel(), NoCurve()]{guard}
     how = treadle.Options(**{_options(program)} | options)
-    with treadle.Loop(Program(), directory, watching, how, console=False) as loop:
+    with treadle.Loop(task, directory, watching, how, console=False) as loop:
         {calls}
     return loop
 '''
@@ -216,7 +221,7 @@ def _with_kind(program: Program, kind: str) -> list[int]:
 
 
 def _step(program: Program, form: Form) -> list[str]:
-    x, y = ("u", "z") if form.kind == "renamed" else ("x", "y")
+    x, y = {"renamed": ("u", "z"), "wide": ("d", "y")}.get(form.kind, ("x", "y"))
     lines = [f'x = ops.cast(batch["{x}"], "float32")', f'y = ops.one_hot(batch["{y}"], {CLASSES})']
     weight = ', sample_weight=batch["w"]' if form.kind == "weighted" else ""
     if form.noise is not None:
@@ -375,6 +380,7 @@ def _data(program: Program, task: bool) -> list[str]:
         "narrow": '{"x": x.astype("float16"), "y": y}',
         "whole": '{"x": np.round(2 * x).astype("int32"), "y": y}',
         "weighted": '{"x": x, "y": y, "w": np.abs(x[:, 0])}',
+        "wide": '{"d": x.astype("float64"), "y": y}',
     }
     for kind in (form.kind for form in program.forms if form.kind in made):
         lines += [f'    if kind == "{kind}":', f"        return {made[kind]}"]

@@ -19,8 +19,9 @@ from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 
 ACTIONS = ("raise", "stop", "skip", "rollback")
 ROWS_NAMED = 5
-# Batches that rollbacks may exclude. If more are needed, the data is not the only cause.
-MOST_PASSED = 10
+# Batches that rollbacks may exclude one after another. If the step fails with each of them, single
+# batches are not the cause, and without a limit a run on such data would never end.
+MOST_EXCLUDED = 10
 # float16's smallest normal number. A value that overflows even at this scale is larger than 1e9, or
 # was not finite before scaling.
 SMALLEST_SCALE = 2.0**-14
@@ -50,8 +51,8 @@ class NonFinite(Hook):
               checkpoint, checks every step to find the one that failed, rolls back again, and skips
               the batch of this step. Variables, random states, data, hooks and logs are then those
               of a run whose data lacks the batch. The excluded batch is recorded, so that resuming
-              and replaying skip it too. This requires `Loop.fit` and a run directory, and happens
-              at most ten times.
+              and replaying skip it too. This requires `Loop.fit` and a run directory. After ten
+              batches in a row the run ends with an error.
 
     Attributes:
         when: The triggers at which windows end for this hook: every step while it searches for the
@@ -71,7 +72,8 @@ class NonFinite(Hook):
             raise ConfigurationError(f"unknown action {action!r}.{did_you_mean(action, ACTIONS)}")
         self._action = action
         self.when: When | None = None
-        self._search_ends = self._passed = 0
+        self._search_ends = 0
+        self._excluded, self._excluded_at = 0, 0  # batches in a row, and the step they failed
         self._skipped = 0
         self._checked_step = 0  # the step at which the variables were last checked
         self._exempt: set[str] = set()  # paths that were not finite at the start
@@ -186,16 +188,19 @@ class NonFinite(Hook):
     def _roll_back(self, loop: LoopView, message: str) -> None:
         """Make the loop roll back: first to find the failed step, then to exclude its batch."""
         at = loop.progress
-        if self._passed == MOST_PASSED:
-            raise NonFiniteError(
-                f"{message}. {MOST_PASSED} batches were excluded before this one, so the data is "
-                "not the only cause"
-            )
         if self.when is None:
             self.when, self._search_ends = When(Span.parse("1 step")), at.step
             raise RolledBack(message)
         self.when = None
-        self._passed += 1
+        if at.step != self._excluded_at:  # excluded batches are not counted as steps
+            self._excluded, self._excluded_at = 0, at.step
+        if self._excluded == MOST_EXCLUDED:
+            raise NonFiniteError(
+                f"{message}. The {MOST_EXCLUDED} batches before it failed at this step too and "
+                "were excluded, so single batches are not the cause: examine the data, the "
+                "learning rate, and the weights of the newest checkpoint"
+            )
+        self._excluded += 1
         raise RolledBack(message, replace(at, step=at.step - 1, batch=at.batch - 1))
 
     def _check_variables(self, loop: LoopView, ended: bool) -> None:
