@@ -1,10 +1,11 @@
 """Every example in README.md and docs/ runs, and prints what the page says that it prints.
 
-The Python blocks of a page are one script, run in a folder of its own by a process of its own on
-the active backend. The words behind the language of a fence say more:
+The Python blocks of a page are one script, run in a folder of its own on the active backend, by a
+process of its own: on PyTorch by a fork, which need not import Keras again. The words behind the
+language of a fence say more:
 
-- `python tensorflow`, `python torch`: only on that backend; if it is the first Python block of a
-  page, the whole page runs on that backend, whichever is active;
+- `python tensorflow`, `python torch`: only on that backend, on which the page runs as well; if it
+  is the first Python block of a page, the whole page runs on that backend only;
 - `python torch lightning`: only where this package is installed, which `scripts/test` does not do;
 - `python my_task.py`: written to this file as well;
 - `sh run`: run after the script, in its folder; other `sh` blocks are checked for commands and
@@ -30,6 +31,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.forked import Forks
 from treadle.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +48,7 @@ WARNINGS = (
     "error",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
 )
+ERRORS = [part for warning in WARNINGS for part in ("-W", warning)]
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,13 @@ class Block:
         return next((word for word in self.info if word.endswith(".py")), None)
 
     @property
-    def runs(self) -> bool:
+    def runs_on(self) -> str | None:
+        """The backend on which it runs; None if it does not run."""
         runnable = self.language == "python" or self.info == ("sh", "run")
-        return (
-            runnable
-            and self.backend in (None, backend_of(self.page))
-            and all(find_spec(name) is not None for name in self.compared)
-        )
+        if not runnable or not all(find_spec(name) is not None for name in self.compared):
+            return None
+        backend = self.backend or backend_of(self.page)
+        return backend if backend in backends_of(self.page) else None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -117,6 +120,14 @@ def backend_of(page: str) -> str:
     return (first and first.backend) or keras.config.backend()
 
 
+@cache
+def backends_of(page: str) -> list[str]:
+    """Return the backends that a page runs on: of a page for one backend, only that one."""
+    named = [block.backend for block in blocks(page) if block.language == "python"]
+    others = [] if named and named[0] else [backend for backend in named if backend]
+    return list(dict.fromkeys([backend_of(page), *others]))
+
+
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
@@ -127,24 +138,31 @@ def of(page: str, *values: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[Block, str]]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Printed"]:
     """What the blocks of each page that ran have printed; filled by the first test of a page."""
-    yield Printed(tmp_path_factory)
+    forks = Forks(ERRORS, environment("torch"))
+    yield Printed(tmp_path_factory, forks)
+    forks.close()
 
 
 class Printed(dict[str, dict[Block, str]]):
-    def __init__(self, folders: pytest.TempPathFactory) -> None:
+    def __init__(self, folders: pytest.TempPathFactory, forks: Forks) -> None:
         super().__init__()
-        self._folders = folders
+        self._folders, self._forks = folders, forks
 
     def __missing__(self, page: str) -> dict[Block, str]:
-        self[page] = run_page(page, self._folders.mktemp("page"))
-        return self[page]
+        found = self[page] = {}
+        for backend in backends_of(page):
+            others = run_page(page, backend, self._folders.mktemp("page"), self._forks)
+            found |= {b: text for b, text in others.items() if b.runs_on == backend}
+        return found
 
 
-def run_page(page: str, folder: Path) -> dict[Block, str]:
-    """Run a page; returns what each of its blocks printed."""
-    scripts = [block for block in blocks(page) if block.language == "python" and block.runs]
+def run_page(page: str, backend: str, folder: Path, forks: Forks) -> dict[Block, str]:
+    """Run a page on a backend; returns what each of its blocks printed."""
+    in_page = [block for block in blocks(page) if block.backend in (None, backend)]
+    in_page = [block for block in in_page if block.runs_on]
+    scripts = [block for block in in_page if block.language == "python"]
     # Each line stands where it stands in the page, so that tracebacks name the page's lines.
     lines = [""] * len((ROOT / page).read_text().splitlines())
     for block in scripts:
@@ -154,17 +172,20 @@ def run_page(page: str, folder: Path) -> dict[Block, str]:
             (folder / block.file).write_text("\n".join(block.lines) + "\n")
     script = folder / f"{Path(page).stem.replace('-', '_')}_page.py"
     script.write_text("\n".join(lines) + "\n")
-    # Other libraries warn of things that are theirs.
-    alone = not any(block.compared for block in scripts)
-    options = [part for warning in WARNINGS if alone for part in ("-W", warning)]
-    rest = process([sys.executable, *options, script.name], folder, backend_of(page))
+    if any(block.compared for block in scripts):  # other libraries warn of things that are theirs
+        rest = process([sys.executable, script.name], folder, backend)
+    elif backend == "torch":
+        code, rest, errors = forks.run(folder, script.name)
+        assert code == 0, f"{rest}\n{errors}"
+    else:
+        rest = process([sys.executable, *ERRORS, script.name], folder, backend)
     found: dict[Block, str] = {}
     for block in scripts:
         found[block], _, rest = rest.partition(end_of(block) + "\n")
-    for block in blocks(page):
-        if block.language == "sh" and block.runs:
+    for block in in_page:
+        if block.language == "sh" and backend == backend_of(page):
             command = ["bash", "-e", "-c", "\n".join(block.lines)]
-            found[block] = process(command, folder, backend_of(page))
+            found[block] = process(command, folder, backend)
     return found
 
 
@@ -172,29 +193,32 @@ def end_of(block: Block) -> str:
     return f"-- end of {block}"
 
 
-def process(command: list[str], folder: Path, backend: str) -> str:
-    environment = {
+def environment(backend: str) -> dict[str, str]:
+    return {
         **os.environ,
         "KERAS_BACKEND": backend,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
     }
+
+
+def process(command: list[str], folder: Path, backend: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=folder, env=environment(backend), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.mark.parametrize("page", [of(p, p) for p in PAGES if any(b.runs for b in blocks(p))])
+@pytest.mark.parametrize("page", [of(p, p) for p in PAGES if any(b.runs_on for b in blocks(p))])
 def test_page_runs(page: str, printed: Printed) -> None:
     assert printed[page]
 
 
 @pytest.mark.parametrize("block", [of(b.page, b) for b in ALL if b.backend])
 def test_block_for_one_backend_runs(block: Block, printed: Printed) -> None:
-    if not block.runs:
+    if not block.runs_on:
         pytest.skip(f"the example needs {' '.join(block.info[1:])}")
     assert block in printed[block.page]
 
@@ -211,7 +235,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("block", "output"), [of(b.page, b, output) for b, output in OUTPUTS])
 def test_block_prints_what_the_page_says(block: Block, output: Block, printed: Printed) -> None:
-    if not block.runs:
+    if not block.runs_on:
         pytest.skip(f"the example needs {' '.join(block.info[1:])}")
     found = printed[block.page][block].splitlines()
     expected = list(output.lines)

@@ -3,8 +3,11 @@
 These tests read the sources of the site; `scripts/docs` builds it and checks links and anchors.
 """
 
+import ast
+import doctest
 import importlib
 import inspect
+import io
 import re
 import statistics
 import subprocess
@@ -13,9 +16,12 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import keras
 import pytest
 
 import treadle
+from tests import test_hooks
+from tests.conformance import test_examples
 
 pytestmark = pytest.mark.any_backend
 
@@ -91,6 +97,42 @@ def test_entry_of_the_reference_exists_and_has_a_docstring(entry):
     assert inspect.getdoc(resolve(entry))
 
 
+# Modules are described by their contents, and errors by docs/troubleshooting.md.
+CONSTANTS = {"treadle.__version__", "treadle.checkpoint.FORMAT"}
+WITHOUT_EXAMPLE = {*CONSTANTS, *(f"treadle.{name}" for name in MODULES)}
+
+
+def needs_example(name):
+    found = resolve(name)
+    error = inspect.isclass(found) and issubclass(found, BaseException)
+    return name not in WITHOUT_EXAMPLE and not error
+
+
+DESCRIBED = [name for name in NAMES if needs_example(name)]
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_public_name_has_an_example(name):
+    assert ">>> " in inspect.getdoc(resolve(name)), "give it an example in its docstring"
+
+
+# The examples of other modules are run by the tests of these modules.
+ELSEWHERE = {
+    *(f"treadle.{name}" for name in test_examples.MODULES),
+    *(f"treadle.hooks.{name}" for name in test_hooks.MODULES),
+}
+DEFINING = {resolve(name).__module__ for name in DESCRIBED} | {"treadle.errors"}
+
+
+@pytest.mark.parametrize("module", sorted(DEFINING - ELSEWHERE))
+def test_examples_of_public_names_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # where a loop shows its progress
+    keras.backend.clear_session()  # setup(seed=…) must come before layers
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried and not failed
+
+
 def test_reference_names_nothing_twice():
     assert [name for name, count in Counter(ENTRIES).items() if count > 1] == []
 
@@ -118,6 +160,40 @@ def test_figures_of_the_first_pages_are_those_of_the_measurements(page):
 
 def text(page):
     return (DOCS / page).read_text()
+
+
+def texts(node):
+    """Yield the texts in a piece of source code, with `…` for what is inserted into them."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value
+        elif isinstance(part, ast.JoinedStr):
+            pieces = (x.value if isinstance(x, ast.Constant) else "…" for x in part.values)
+            yield "".join(pieces)
+
+
+@pytest.fixture(scope="module")
+def texts_of_files():
+    files = (ROOT / "src/treadle").rglob("*.py")
+    return [list(texts(ast.parse(path.read_text()))) for path in files]
+
+
+MESSAGES = re.findall(r"^- `(.+)`\\$", text("troubleshooting.md"), re.M)
+
+
+def test_messages_are_found():
+    assert len(MESSAGES) > 90
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_message_of_the_troubleshooting_page_exists(message, texts_of_files):
+    """Each part between two `…` is in one file of the sources."""
+    parts = [part.strip(" .:") for part in message.split("…")]
+    parts = [part for part in parts if part]
+    assert max(map(len, parts)) > 10
+    assert any(
+        all(any(part in one for one in file) for part in parts) for file in texts_of_files
+    ), "quote the message as it is now in docs/troubleshooting.md"
 
 
 CHECK = DOCS / "site/check_links.py"

@@ -1,6 +1,14 @@
 """Exception classes of Treadle, all derived from `TreadleError`, and helpers for messages.
 
 Each message names the cause by its path, the expected and the found value, and what to do.
+
+Example:
+    >>> import treadle
+    >>> try:
+    ...     treadle.data.from_arrays([[1.0], [2.0]], batch_size=4, drop_last=True)
+    ... except treadle.errors.DataError as error:
+    ...     print(isinstance(error, treadle.TreadleError))
+    True
 """
 
 from collections.abc import Iterable

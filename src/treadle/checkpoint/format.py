@@ -135,6 +135,7 @@ class Draft:
         CheckpointError: If the checkpoint contains values that cannot be stored.
 
     Example:
+        >>> import numpy as np
         >>> Draft(Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)})).size
         16
     """
@@ -189,6 +190,13 @@ def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None
     Raises:
         CheckpointError: If a file operation fails, or the checkpoint contains values that cannot be
             stored.
+
+    Example:
+        >>> import numpy as np
+        >>> with Folder.open("runs/1/checkpoints", create=True) as folder:
+        ...     name = write(folder, Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)}))
+        >>> name
+        'step-000000000012'
     """
     draft = checkpoint if isinstance(checkpoint, Draft) else Draft(checkpoint)
     step = draft.step

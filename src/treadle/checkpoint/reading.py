@@ -32,6 +32,15 @@ def read(folder: Folder, name: str) -> Checkpoint:
     Raises:
         CheckpointError: If the checkpoint is damaged, inconsistent or of another format. The
             message contains the file and the reason.
+
+    Example:
+        >>> from treadle.checkpoint import Checkpoint, write
+        >>> from treadle.core.progress import Progress
+        >>> with Folder.open("runs/2/checkpoints", create=True) as folder:
+        ...     name = write(folder, Checkpoint(Progress(step=8), {}, hooks={"seen": {"count": 3}}))
+        ...     found = read(folder, name)
+        >>> found.progress.step, found.hooks
+        (8, {'seen': {'count': 3}})
     """
     manifest = read_manifest(folder, name)
     every = [*manifest.state.values(), *manifest.nested]

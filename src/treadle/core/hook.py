@@ -237,7 +237,22 @@ class Hook:
 
 
 class DetailedHook(Hook):
-    """Base class for hooks that are also called before windows, around evaluations, and last."""
+    """Base class for hooks that are also called before windows, around evaluations, and last.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> class Validations(treadle.DetailedHook):
+        ...     def start(self, loop):
+        ...         self.seen = []
+        ...     def validation(self, loop, results):
+        ...         self.seen.append("begins" if results is None else sorted(results))
+        >>> task = treadle.Supervised(keras.Sequential([keras.layers.Dense(1)]), "mse", "sgd")
+        >>> batches, hook = [(np.ones((2, 3)), np.ones((2, 1)))], Validations()
+        >>> with treadle.Loop(task, hooks=[hook], console=False) as loop:
+        ...     history = loop.fit(batches, validation=batches, epochs=1)
+        >>> hook.seen
+        ['begins', ['val_loss']]
+    """
 
     def before(self, loop: LoopView) -> None:
         """Called before each window; the state is that after step `loop.progress.step`."""

@@ -49,6 +49,13 @@ class Moves:
             is the final observation, not the first one of the next episode.
         terminations: Whether the episode reached a terminal state, (n,), bool.
         truncations: Whether the episode was cut off, such as by a time limit, (n,), bool.
+
+    Example:
+        >>> import numpy as np, treadle
+        >>> environments = treadle.data.Environments("CartPole-v1", 2, seed=0)
+        >>> moves = environments.step(np.array([0, 1]))
+        >>> moves.actions.tolist(), moves.next_observations.shape, moves.ended.tolist()
+        ([0, 1], (2, 4), [False, False])
     """
 
     observations: Array

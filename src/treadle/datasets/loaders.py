@@ -41,6 +41,11 @@ class Arrays:
         y_train: int64 class labels 0 to 9, (n,).
         x_test: uint8 images, (m, …), shaped like those of `x_train`.
         y_test: int64 class labels 0 to 9, (m,).
+
+    Example:
+        >>> found = digits()
+        >>> found.x_train.dtype, found.y_test.shape
+        (dtype('uint8'), (360,))
     """
 
     x_train: np.ndarray
@@ -59,6 +64,11 @@ class Table:
         y_train: int64 targets, (n,).
         x_test: float32 measurements, (m, columns).
         y_test: int64 targets, (m,).
+
+    Example:
+        >>> found = wine()
+        >>> len(found.columns) == found.x_train.shape[1] == found.x_test.shape[1]
+        True
     """
 
     columns: tuple[str, ...]

@@ -41,6 +41,12 @@ class RangeTest:
         planned: The number of planned steps.
         steepest: The learning rate at which the smoothed loss fell fastest.
         lowest: The learning rate at which the smoothed loss was lowest.
+
+    Example:
+        >>> rates, losses = (0.001, 0.01, 0.1, 1.0), (2.0, 1.9, 1.0, 5.0)
+        >>> found = RangeTest("optimizer", "loss", rates, losses, losses[:3], 4, 0.03, 0.1)
+        >>> found.suggestion, found.tenth, found.diverged
+        (0.03, 0.01, True)
     """
 
     optimizer: str

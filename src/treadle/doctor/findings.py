@@ -103,6 +103,23 @@ class Replay:
         origin: The origin of the first non-finite number, as a sentence.
         notes: Sentences about information that is missing.
         arrays: All arrays: `batch/…`, `activations/…`, `before/…`, `gradients/…`, `updates/…`.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> def line():
+        ...     treadle.setup(seed=0)
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     return treadle.Supervised(model, "mse", "sgd")
+        >>> data = treadle.data.from_arrays(np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
+        >>> keras.backend.clear_session()
+        >>> with treadle.Loop(line(), "runs/plane", console=False) as loop:
+        ...     history = loop.fit(data, epochs=4)
+        >>> keras.backend.clear_session()
+        >>> found = treadle.doctor.replay(line(), data, "runs/plane", step=5)
+        >>> found.epoch, found.values["loss"] == history.steps("loss")[4], found.rows.shape
+        (3, True, (4,))
+        >>> found.arrays["gradients/model/layers/0/kernel"].shape
+        (2, 1)
     """
 
     directory: str

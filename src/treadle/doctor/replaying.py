@@ -78,8 +78,19 @@ def replay(
         CheckpointError: The run has no readable checkpoint.
 
     Example:
-        report = treadle.doctor.replay(Digits(), train, "runs/digits", step=120)
-        print(report)
+        >>> import keras, numpy as np, treadle
+        >>> def line():
+        ...     treadle.setup(seed=0)
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     return treadle.Supervised(model, "mse", "sgd")
+        >>> data = treadle.data.from_arrays(np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
+        >>> keras.backend.clear_session()
+        >>> with treadle.Loop(line(), "runs/line", console=False) as loop:
+        ...     history = loop.fit(data, epochs=4)
+        >>> keras.backend.clear_session()
+        >>> found = treadle.doctor.replay(line(), data, "runs/line", step=5)
+        >>> print(found.agreement)
+        re-ran steps 1 to 5, compiled: equal to the log bit for bit
     """
     if (step is None) == (bisect is None):
         raise ConfigurationError(

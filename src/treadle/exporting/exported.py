@@ -43,6 +43,14 @@ class Exported:
         tolerance: The largest difference that is accepted.
         not_compared: Why the file was not compared, and what to install; empty if it was.
         bytes: The size of the file with all that belongs to it.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> task = treadle.Supervised(model, "mse", "sgd")
+        >>> found = treadle.export(task, "averages.keras", batch=np.ones((4, 2), "float32"))
+        >>> found.format, found.outputs, found.not_compared
+        ('keras', {'outputs': 'float32 (None, 1)'}, '')
     """
 
     path: Path

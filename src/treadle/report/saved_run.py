@@ -85,6 +85,19 @@ class SavedRun:
         images: The logged images, in order.
         checkpoints: The steps of the checkpoints.
         models: The names of the saved models, which are attributes of the task.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> data = treadle.data.from_arrays(np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
+        >>> task = treadle.Supervised(model, "mse", "sgd")
+        >>> with treadle.Loop(task, "runs/plane", console=False) as loop:
+        ...     history = loop.fit(data, epochs=3)
+        >>> run = treadle.load_run("runs/plane")
+        >>> run.state, run.step, run.epoch, run.models
+        ('finished', 6, 3, ('model',))
+        >>> run.variables()["model/layers/0/kernel"].shape
+        (2, 1)
     """
 
     directory: Path

@@ -95,6 +95,14 @@ class Datasets:
         test: A source that `treadle evaluate` evaluates in addition to the validation set.
         predict: A source for `predict_step`, if its batches differ from those of the other sets, as
             noise for a generator. `treadle export` takes its example batch from it.
+
+    Example:
+        >>> import numpy as np, treadle
+        >>> x = np.ones((8, 2), "float32")
+        >>> batches = treadle.data.from_arrays(x, batch_size=4)
+        >>> found = treadle.Datasets(train=batches, validation={"easy": batches, "hard": batches})
+        >>> found.train.length, sorted(found.validation), found.test
+        (2, ['easy', 'hard'], None)
     """
 
     train: Any

@@ -49,10 +49,9 @@ def resumed_equals_uninterrupted(
         ConfigurationError: Another process cannot import a function, or `steps` is less than one.
 
     Example:
-        from treadle.testing import resumed_equals_uninterrupted
-
-        def test_my_task_resumes():
-            resumed_equals_uninterrupted(make_task, make_source, steps=6)
+        >>> def test_my_task_resumes():
+        ...     resumed_equals_uninterrupted(make_task, make_source, steps=6)
+        >>> test_my_task_resumes()  # doctest: +SKIP
     """
     from .certify.certificate import Maker, certify  # late: they import this package's checks
 

@@ -26,6 +26,13 @@ class Trace:
         state: Every variable after the last step, by path.
         backend: The Keras backend.
         plan: How the steps were executed, in one line.
+
+    Example:
+        >>> loss, zero, one = np.array([1.0, 0.5]), np.zeros(2), np.ones(2)
+        >>> start, end = {"w": zero, "b": zero}, {"w": one, "b": zero}
+        >>> trace = Trace({"loss": loss}, {}, start, end, "jax", "")
+        >>> trace.values["loss"].tolist(), trace.changed
+        ([1.0, 0.5], {'w'})
     """
 
     values: Mapping[str, Array]
@@ -193,6 +200,14 @@ def load_trace(path: str | Path) -> Trace:
 
     Raises:
         OSError, ValueError: The file is missing or does not hold a trace.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> file = Path(tempfile.mkdtemp()) / "trace.npz"
+        >>> save_trace(Trace({}, {}, {}, {"w": np.ones(2)}, "torch", "eager"), file)
+        >>> load_trace(file).state["w"].tolist(), load_trace(file).backend
+        ([1.0, 1.0], 'torch')
     """
     import ml_dtypes  # comes with Keras; NumPy then knows bfloat16 by its name
 

@@ -22,6 +22,12 @@ class Finding:
         why: Why it matters.
         fix: The usual fix.
         line: The line of the user's code, as `file.py:12`; empty if unknown.
+
+    Example:
+        >>> texts = ("shapes (8, 1) and (8,)", "rows are not paired", "add an axis to the labels")
+        >>> found = Finding("L-unpaired", "error", "loss", *texts)
+        >>> print(found.lines()[0])
+        error   L-unpaired  loss
     """
 
     code: str
@@ -54,6 +60,16 @@ class Report:
         skipped: The checks that could not run, by code, with the reason.
         steps: The number of training steps that ran, repetitions included.
         seconds: The duration.
+
+    Example:
+        >>> import keras, numpy as np, treadle
+        >>> x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+        >>> unscaled = treadle.data.from_arrays(100 * x, x[:, :1], batch_size=16)
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> task = treadle.Supervised(model, "mse", keras.optimizers.SGD(1e-5))
+        >>> report = treadle.doctor.examine(task, unscaled)
+        >>> report.codes(), report.findings[0].severity, report.errors
+        (['D-unscaled'], 'warning', [])
     """
 
     task: str
