@@ -1,0 +1,31 @@
+"""Runs the tutorials on PyTorch, and stores the pictures that they write: python -m tests.tutorial_pictures"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from tests.forked import Forks
+from tests.test_docs import ERRORS, ROOT, environment, run_page
+
+PICTURES = {
+    "classification": {
+        "classification.png": "tutorial-classification.png",
+        "mistakes.png": "tutorial-mistakes.png",
+    },
+}
+
+
+def main():
+    """Store each picture in docs/images."""
+    forks = Forks(ERRORS, environment("torch"))
+    for page, pictures in PICTURES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            run_page(f"docs/tutorials/{page}.md", "torch", Path(folder), forks)
+            for written, name in pictures.items():
+                shutil.copy(Path(folder) / written, ROOT / "docs/images" / name)
+                print(f"docs/images/{name}")
+    forks.close()
+
+
+if __name__ == "__main__":
+    main()
