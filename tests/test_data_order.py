@@ -10,7 +10,7 @@ import pytest
 from treadle.data.order import GOLDEN, MASK, MULTIPLIERS, ROUNDS, Permutation, hashed, mixed
 
 # Published: whoever changes the order of data changes these, and every recorded run with them.
-PAGE = (Path(__file__).parents[1] / "docs/data-and-hooks.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/data.md").read_text()
 VECTORS = {
     (int(size), int(seed), int(epoch)): [int(item) for item in items.split(", ")]
     for size, seed, epoch, items in re.findall(

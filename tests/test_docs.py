@@ -284,7 +284,7 @@ def test_command_exists(command: str) -> None:
 
 
 def test_every_option_of_run_is_on_the_page() -> None:
-    page = (ROOT / "docs/data-and-hooks.md").read_text()
+    page = (ROOT / "docs/runs.md").read_text()
     table = page.partition("Options of `treadle run`:")[2].partition("Exit codes")[0]
     run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     options = {name for option in run.params for name in option.opts if name.startswith("--")}

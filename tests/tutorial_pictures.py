@@ -1,4 +1,7 @@
-"""Runs the tutorials on PyTorch, and stores the pictures that they write: python -m tests.tutorial_pictures"""
+"""Runs the tutorials on PyTorch, and stores the pictures that they write.
+
+Usage: python -m tests.tutorial_pictures
+"""
 
 import shutil
 import tempfile
