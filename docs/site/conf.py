@@ -1,6 +1,8 @@
 """Configuration of Sphinx for the documentation site, which `scripts/docs` builds."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,6 +35,14 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
 
+# Kernels read no configuration of the user. They warn that they talk over TCP on this machine,
+# without encryption, which here shows nothing that the site does not.
+kernels = tempfile.TemporaryDirectory(prefix="treadle-docs-")
+os.environ["IPYTHONDIR"] = kernels.name
+profile = Path(kernels.name) / "profile_default"
+profile.mkdir()
+(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
+
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -46,6 +56,7 @@ html_title = f"Treadle {release}"
 html_static_path = ["static"]
 html_favicon = "static/favicon.svg"
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "static/scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
