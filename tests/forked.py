@@ -1,10 +1,11 @@
-"""Runs scripts in forks of one process that has imported Keras with PyTorch.
+"""Runs scripts and commands in forks of one process that has imported Keras with PyTorch.
 
 Importing takes most of the time of a short script. PyTorch has nothing that a fork would break: no
 thread of its own as long as it computes with one.
 
-Usage: python forked.py, with a line of JSON on standard input for each script: its folder and name.
-It answers with a line of JSON: the exit code, and what the script wrote to its two outputs.
+Usage: python forked.py, with a line of JSON on standard input for each program: its folder and its
+arguments, of which the first is a script or `treadle`. It answers with a line of JSON: the exit
+code, and what the program wrote to its two outputs.
 """
 
 import json
@@ -17,11 +18,11 @@ import threading
 import warnings
 from pathlib import Path
 
-LIMIT = 240  # seconds that a script may take
+LIMIT = 240  # seconds that a program may take
 
 
 class Forks:
-    """The process that forks; it starts with the first script.
+    """The process that forks; it starts with the first program.
 
     Args:
         options: Options of Python, such as `-W error`.
@@ -33,8 +34,8 @@ class Forks:
         self._environment = environment
         self._process = None
 
-    def run(self, folder, script):
-        """Run a script in a folder; return its exit code and its two outputs."""
+    def run(self, folder, arguments):
+        """Run a program in a folder; return its exit code and its two outputs."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 self._command,
@@ -46,12 +47,14 @@ class Forks:
         timer = threading.Timer(LIMIT, self._process.kill)
         timer.start()
         try:
-            self._process.stdin.write(json.dumps([str(folder), script]) + "\n")
+            self._process.stdin.write(json.dumps([str(folder), arguments]) + "\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
         finally:
             timer.cancel()
-        assert answer, f"{script} did not end within {LIMIT} s, or ended the process that forks"
+        assert answer, (
+            f"{arguments[0]} did not end within {LIMIT} s, or ended the process that forks"
+        )
         return json.loads(answer)
 
     def close(self):
@@ -67,11 +70,12 @@ def serve():
     import keras  # noqa: F401
 
     import treadle
+    from treadle.cli import main
 
     for name in treadle.__all__:  # each is imported on its first use
         getattr(treadle, name)
     for line in sys.stdin:
-        folder, script = json.loads(line)
+        folder, arguments = json.loads(line)
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             with warnings.catch_warnings():
                 # Python warns of forks in a process with threads: those of NumPy, which allow it.
@@ -82,9 +86,12 @@ def serve():
                 os.dup2(errors.fileno(), 2)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.chdir(folder)
-                sys.argv, sys.path[0] = [script], folder
-                runpy.run_path(script, run_name="__main__")
-                sys.exit()  # as a script ends: with what was registered for it
+                sys.argv, sys.path[0] = arguments, folder
+                if arguments[0] == "treadle":
+                    main()
+                else:
+                    runpy.run_path(arguments[0], run_name="__main__")
+                sys.exit()  # as a program ends: with what was registered for it
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             texts = []
             for file in (output, errors):

@@ -17,6 +17,7 @@ language of a fence say more:
 import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ WARNINGS = (
     "error",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
 )
+PLAIN = re.compile(r"treadle [^|&;<>$]+")  # a command that needs no shell
 ERRORS = [part for warning in WARNINGS for part in ("-W", warning)]
 
 
@@ -175,8 +177,7 @@ def run_page(page: str, backend: str, folder: Path, forks: Forks) -> dict[Block,
     if any(block.compared for block in scripts):  # other libraries warn of things that are theirs
         rest = process([sys.executable, script.name], folder, backend)
     elif backend == "torch":
-        code, rest, errors = forks.run(folder, script.name)
-        assert code == 0, f"{rest}\n{errors}"
+        rest = forked(forks, folder, [script.name])
     else:
         rest = process([sys.executable, *ERRORS, script.name], folder, backend)
     found: dict[Block, str] = {}
@@ -184,9 +185,20 @@ def run_page(page: str, backend: str, folder: Path, forks: Forks) -> dict[Block,
         found[block], _, rest = rest.partition(end_of(block) + "\n")
     for block in in_page:
         if block.language == "sh" and backend == backend_of(page):
-            command = ["bash", "-e", "-c", "\n".join(block.lines)]
-            found[block] = process(command, folder, backend)
+            if backend == "torch" and all(map(PLAIN.fullmatch, block.lines)):
+                outputs = [forked(forks, folder, shlex.split(line)) for line in block.lines]
+                found[block] = "".join(outputs)
+            else:
+                command = ["bash", "-e", "-c", "\n".join(block.lines)]
+                found[block] = process(command, folder, backend)
     return found
+
+
+def forked(forks: Forks, folder: Path, arguments: list[str]) -> str:
+    """Run a program in a fork; returns what it printed."""
+    code, output, errors = forks.run(folder, arguments)
+    assert code == 0, f"{output}\n{errors}"
+    return output
 
 
 def end_of(block: Block) -> str:
