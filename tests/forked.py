@@ -11,12 +11,12 @@ code, and what the program wrote to its two outputs.
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import warnings
-from pathlib import Path
 
 LIMIT = 240  # seconds that a program may take
 
@@ -43,8 +43,9 @@ class Forks:
                 stdout=subprocess.PIPE,
                 text=True,
                 env=self._environment,
+                start_new_session=True,  # so that a program that hangs is killed with it
             )
-        timer = threading.Timer(LIMIT, self._process.kill)
+        timer = threading.Timer(LIMIT, os.killpg, [self._process.pid, signal.SIGKILL])
         timer.start()
         try:
             self._process.stdin.write(json.dumps([str(folder), arguments]) + "\n")
@@ -101,5 +102,4 @@ def serve():
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
     serve()
