@@ -81,6 +81,27 @@ def test_every_page_is_in_the_navigation_once():
     assert set(LISTED).isdisjoint(NAVIGATION["excluded"])
 
 
+@pytest.mark.parametrize(
+    ("page", "word"),
+    [
+        ("gradients", "several optimizers"),
+        ("resume", "resuming"),
+        ("replay", "NaN"),
+        ("hooks", "Hooks"),
+        ("hooks", "images"),
+        ("devices", "devices"),
+        ("data", "DataLoader"),
+        ("export", "Export"),
+        ("speed", "faster"),
+        ("coming-from-lightning", "Lightning"),
+        ("troubleshooting", "errors"),
+    ],
+)
+def test_title_names_the_question(page, word):
+    """The navigation shows titles, and the search ranks them first."""
+    assert page in LISTED and word in text(f"{page}.md").partition("\n")[0]
+
+
 def test_names_are_found():
     assert len(NAMES) > 100 and "treadle.hooks.CSV" in NAMES
     assert "treadle.schedules.Cyclic" in NAMES and "treadle.data.zipped" in NAMES
