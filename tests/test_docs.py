@@ -31,6 +31,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.forked import python
+from tests.xla import less_optimized
 from treadle.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +194,7 @@ def process(command: list[str], folder: Path, backend: str) -> str:
         "PATH": os.pathsep.join([str(Path(python()).parent), os.environ["PATH"]]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
+        **less_optimized(),  # pages run few steps: compiling them took most of the time
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
