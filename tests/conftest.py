@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def pytest_sessionstart(session):
     """
     if not session.config.option.accelerator:
         return
+    os.environ["TREADLE_TESTS_FORK"] = "off"  # a device cannot be used in a fork
     import treadle
     from treadle.backends.base import active
 
@@ -89,6 +91,14 @@ def pytest_collection_finish(session):
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def started_at_once(monkeypatch):
+    """Processes that Treadle itself starts are forks of one that has imported Keras."""
+    from tests.forked import python
+
+    monkeypatch.setattr(sys, "executable", python())
 
 
 def _save_empty(figure, path):

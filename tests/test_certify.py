@@ -339,7 +339,7 @@ def test_functions_that_no_process_can_import_are_refused() -> None:
 
 
 def dies(**_: Any) -> Any:
-    print("the last words")
+    print("the last words", flush=True)
     os._exit(3)
 
 
@@ -357,6 +357,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("started_at_once")
 def test_a_task_that_cannot_be_made_is_no_finding(importable: None) -> None:
     died = r"(?s)the process that examined mine ended with code 3:.*the last words"
     with pytest.raises(ConfigurationError, match=died):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.forked import python
 from treadle import cli
 from treadle.cli import certifying_workers as module
 from treadle.errors import Terminated
@@ -42,6 +43,7 @@ class Line(treadle.Task):
 def apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setattr(sys, "executable", python())
     (tmp_path / "line.py").write_text(TASK)
 
 

@@ -1,8 +1,8 @@
 """Every example in README.md and docs/ runs, and prints what the page says that it prints.
 
 The Python blocks of a page are one script, run in a folder of its own on the active backend, by a
-process of its own: on PyTorch by a fork, which need not import Keras again. The words behind the
-language of a fence say more:
+process of its own, a fork that need not import Keras again. The words behind the language of a
+fence say more:
 
 - `python tensorflow`, `python torch`: only on that backend, on which the page runs as well; if it
   is the first Python block of a page, the whole page runs on that backend only;
@@ -17,9 +17,7 @@ language of a fence say more:
 import itertools
 import os
 import re
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +30,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.forked import Forks
+from tests.forked import python
+from tests.xla import less_optimized
 from treadle.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +48,6 @@ WARNINGS = (
     "error",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
 )
-PLAIN = re.compile(r"treadle [^|&;<>$]+")  # a command that needs no shell
 ERRORS = [part for warning in WARNINGS for part in ("-W", warning)]
 
 
@@ -142,25 +140,23 @@ def of(page: str, *values: Any) -> Any:
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Printed"]:
     """What the blocks of each page that ran have printed; filled by the first test of a page."""
-    forks = Forks(ERRORS, environment("torch"))
-    yield Printed(tmp_path_factory, forks)
-    forks.close()
+    yield Printed(tmp_path_factory)
 
 
 class Printed(dict[str, dict[Block, str]]):
-    def __init__(self, folders: pytest.TempPathFactory, forks: Forks) -> None:
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
         super().__init__()
-        self._folders, self._forks = folders, forks
+        self._folders = folders
 
     def __missing__(self, page: str) -> dict[Block, str]:
         found = self[page] = {}
         for backend in backends_of(page):
-            others = run_page(page, backend, self._folders.mktemp("page"), self._forks)
+            others = run_page(page, backend, self._folders.mktemp("page"))
             found |= {b: text for b, text in others.items() if b.runs_on == backend}
         return found
 
 
-def run_page(page: str, backend: str, folder: Path, forks: Forks) -> dict[Block, str]:
+def run_page(page: str, backend: str, folder: Path) -> dict[Block, str]:
     """Run a page on a backend; returns what each of its blocks printed."""
     in_page = [block for block in blocks(page) if block.backend in (None, backend)]
     in_page = [block for block in in_page if block.runs_on]
@@ -174,50 +170,34 @@ def run_page(page: str, backend: str, folder: Path, forks: Forks) -> dict[Block,
             (folder / block.file).write_text("\n".join(block.lines) + "\n")
     script = folder / f"{Path(page).stem.replace('-', '_')}_page.py"
     script.write_text("\n".join(lines) + "\n")
-    if any(block.compared for block in scripts):  # other libraries warn of things that are theirs
-        rest = process([sys.executable, script.name], folder, backend)
-    elif backend == "torch":
-        rest = forked(forks, folder, [script.name])
-    else:
-        rest = process([sys.executable, *ERRORS, script.name], folder, backend)
+    # Other libraries warn of things that are theirs.
+    errors = [] if any(block.compared for block in scripts) else ERRORS
+    rest = process(["python", *errors, script.name], folder, backend)
     found: dict[Block, str] = {}
     for block in scripts:
         found[block], _, rest = rest.partition(end_of(block) + "\n")
     for block in in_page:
         if block.language == "sh" and backend == backend_of(page):
-            if backend == "torch" and all(map(PLAIN.fullmatch, block.lines)):
-                outputs = [forked(forks, folder, shlex.split(line)) for line in block.lines]
-                found[block] = "".join(outputs)
-            else:
-                command = ["bash", "-e", "-c", "\n".join(block.lines)]
-                found[block] = process(command, folder, backend)
+            command = ["bash", "-e", "-c", "\n".join(block.lines)]
+            found[block] = process(command, folder, backend)
     return found
-
-
-def forked(forks: Forks, folder: Path, arguments: list[str]) -> str:
-    """Run a program in a fork; returns what it printed."""
-    code, output, errors = forks.run(folder, arguments)
-    assert code == 0, f"{output}\n{errors}"
-    return output
 
 
 def end_of(block: Block) -> str:
     return f"-- end of {block}"
 
 
-def environment(backend: str) -> dict[str, str]:
-    return {
+def process(command: list[str], folder: Path, backend: str) -> str:
+    environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(Path(python()).parent), os.environ["PATH"]]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
+        **less_optimized(),  # pages run few steps: compiling them took most of the time
     }
-
-
-def process(command: list[str], folder: Path, backend: str) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment(backend), capture_output=True, text=True, timeout=240
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout

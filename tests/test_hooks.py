@@ -16,7 +16,8 @@ from treadle.run.services import services_of
 
 MODULES = (
     *("console", "curves", "display", "events", "final", "images", "keras_callbacks", "lines"),
-    *("monitor", "nonfinite", "plateau", "profiler", "stopping", "tensorboard"),
+    *("monitor", "nonfinite", "plateau", "profiler", "stopping", "tensorboard", "tracking"),
+    "tracking_sender",
 )
 
 

@@ -10,9 +10,10 @@ from tests.hook_loop import Loop
 from treadle.core.images import Image
 from treadle.core.logs import StepLogs
 from treadle.errors import ConfigurationError, TreadleWarning
-from treadle.hooks import MLflow, Wandb, tracking
+from treadle.hooks import MLflow, Wandb, tracking, tracking_sender
 from treadle.hooks.mlflow import _name as mlflow_name
-from treadle.hooks.tracking import Sent, Tracker
+from treadle.hooks.tracking import Tracker
+from treadle.hooks.tracking_sender import Sent
 
 pytestmark = pytest.mark.any_backend
 
@@ -59,7 +60,7 @@ class Tracked(Tracker):
 
 @pytest.fixture
 def begun(monkeypatch):
-    monkeypatch.setattr(tracking, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tracking_sender, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(tracking, "_settings", lambda loop: {"rate": 0.1})
 
     def begin(server, directory=None, step=0, **how):
@@ -175,7 +176,7 @@ def test_what_was_not_sent_is_logged_and_training_does_not_wait(begun):
 
 
 def test_a_full_queue_drops_values_and_the_log_says_how_many(begun, monkeypatch):
-    monkeypatch.setattr(tracking, "MOST_VALUES", 100)
+    monkeypatch.setattr(tracking_sender, "MOST_VALUES", 100)
     hook, loop = begun(Server(seconds=0.5), wait=0.0)
     loop.window(hook, loss=np.zeros(500))
     hook.end(loop, None)

@@ -51,6 +51,7 @@ from .errors import ConfigurationError
 from .run.arguments import checked_count, checked_hooks, checked_options, checked_task
 from .run.evaluation import Validation
 from .run.explanations import explaining
+from .run.next_windows import NextWindows
 from .run.services import Services, open_services
 from .run.session import Session
 from .run.training import stacked
@@ -333,20 +334,15 @@ class Loop:
         session.open(source)
         if session.progress.batch == 0:
             session.training.reset_metrics()
-        triggers = self._triggers(trigger)
-        # What is due after every step may read variables or not, as the body of the `for` loop: it
-        # does not limit the steps that run ahead.
-        others = [when for when in self._triggers(None) if when.span != Span(1, "step")]
-        following = partial(self._following, others)
+        windows = NextWindows(session, trigger)
         while not session.is_over():
             before = session.trigger_check  # time triggers count hooks and the `for` body
             if session.skip_excluded_batch():
                 continue
-            size = self._window_size(session.progress, triggers)
-            window = session.feed.take(size, session.progress)
+            window = session.feed.take(windows.size(session.progress), session.progress)
             if window is None:
                 return True
-            self._train(window, partial(self._prefetch, triggers), partial(following, window))
+            self._train(window, windows.prefetch, partial(windows.following, window))
             self._validate_if_due(before, source)
             self._hooks.run_due(self, before)
             session.trigger_check = session.progress
@@ -381,33 +377,6 @@ class Loop:
         with noting("train_step", session.progress):
             training.check_promises()
         self._hooks.notify("steps", self, logs)
-
-    def _triggers(self, trigger: When | None) -> list[When]:
-        """Return the triggers of hooks, the validation and the user's `for` loop."""
-        validation = self._session.call.validation
-        own = [trigger, validation.when if validation is not None else None]
-        return [*self._hooks.events(), *(when for when in own if when is not None)]
-
-    def _window_size(self, at: Progress, triggers: Sequence[When], most: int | None = None) -> int:
-        """Return how many steps may run before the next event or excluded batch."""
-        session = self._session
-        return session.window_size(
-            at, session.training.window_size(at, triggers, session.call.steps, most)
-        )
-
-    def _following(self, triggers: Sequence[When], window: Window, count: int) -> Window | None:
-        """Return up to `count` batches after a window, if they are read and no trigger is due."""
-        most = self._window_size(self._session.progress, triggers, window.count + count)
-        return self._session.feed.following(most - window.count)
-
-    def _prefetch(
-        self, triggers: Sequence[When], after: Progress, running: Callable[[], bool]
-    ) -> None:
-        """Read the next window while one runs, unless the call ends after it."""
-        session, last = self._session, self._session.call.steps
-        if last is None or after.step < last:
-            size = self._window_size(after, triggers)
-            session.feed.read_ahead(size, session.training.placed, running)
 
     def _validate_if_due(self, before: Progress, source: Source) -> None:
         """Validate within an epoch if due, and record the results."""

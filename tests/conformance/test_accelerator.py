@@ -7,12 +7,13 @@ run is `accelerated_run.py`, which a test here runs on a CPU as well.
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
+
+from tests.forked import python
 
 PROGRAM = Path(__file__).with_name("accelerated_run.py")
 BACKEND = keras.config.backend()
@@ -21,7 +22,7 @@ BACKEND = keras.config.backend()
 def run(directory: Path, epochs: int, *words: str) -> dict[str, Any]:
     """Run the program, and return what it prints; an empty dict if it was stopped."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(directory), str(epochs), *words],
+        [python(), str(PROGRAM), str(directory), str(epochs), *words],
         capture_output=True,
         text=True,
         timeout=280,

@@ -16,7 +16,7 @@ from treadle.cli import app, certifying
 from treadle.testing import resumed_equals_uninterrupted
 from treadle.testing.certify.drill import in_one_process
 
-pytestmark = pytest.mark.any_backend
+pytestmark = [pytest.mark.any_backend, pytest.mark.usefixtures("started_at_once")]
 
 FILE = Path(broken.__file__)
 BACKEND = keras.config.backend()

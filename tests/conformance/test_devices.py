@@ -13,6 +13,7 @@ import pytest
 from cases import CASES
 
 import treadle
+from tests.xla import less_optimized
 from treadle.cli import environment
 from treadle.errors import ConfigurationError
 
@@ -21,17 +22,15 @@ on_jax = pytest.mark.skipif(not JAX, reason="several devices are used on JAX onl
 CLOSE = 1e-5
 # Of what one step does to another, an example of each. All are compared with `--all`.
 SHORT = ("two-models", "gradient-penalty", "accumulator", "substituted")
-# For results that are compared within rounding: compiling takes most of the time.
-LESS_OPTIMIZED = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # A tanh of bfloat16 rounds differently where it is fused differently.
 ROUGH = {"mixed-bfloat16": 2e-2}
 
 
 def run(folder: Path, *checks: str, devices: int = 4) -> dict[str, Any]:
     """Run checks of `on_devices.py`, in a process with so many virtual devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    if checks != RUNS:
-        flags += LESS_OPTIMIZED
+    exact = checks == RUNS  # others are compared within rounding
+    flags = os.environ.get("XLA_FLAGS", "") if exact else less_optimized()["XLA_FLAGS"]
+    flags += f" --xla_force_host_platform_device_count={devices}"
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, str(here / "on_devices.py"), str(folder), *checks],

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import pytest
 
+from tests.forked import python
 from treadle.checkpoint import Checkpoints
 from treadle.core.directory import CHECKPOINTS, read_run
 
@@ -41,7 +42,7 @@ def train(directory: Path, *options: str, workers: int = 2, **variables: str) ->
     launch = ["-m", "treadle", "launch", "--workers", str(workers), *options, "--"]
     return Ended(
         subprocess.run(
-            [sys.executable, *(launch if workers > 1 else []), *script],
+            [python(), *(launch if workers > 1 else []), *script],
             env={**os.environ, "PYTHONWARNINGS": "always::UserWarning", **variables},
             capture_output=True,
             text=True,

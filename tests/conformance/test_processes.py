@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import pytest
 from cases import CASES
 
 import treadle
+from tests.forked import python
+from tests.xla import less_optimized
 from treadle.backends.base import active
 from treadle.core.processes import SingleProcess
 from treadle.errors import ConfigurationError
@@ -28,9 +29,10 @@ ROOT = Path(__file__).parents[2]
 def run(size: int, *checks: str) -> dict[str, Any]:
     """Run checks of `on_processes.py` in so many processes."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "on_processes.py"), str(size), *checks],
+        [python(), str(Path(__file__).parent / "on_processes.py"), str(size), *checks],
         env={
             **os.environ,
+            **less_optimized(),  # results are compared within rounding
             "PYTHONWARNINGS": "ignore",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         },

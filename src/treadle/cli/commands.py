@@ -11,7 +11,7 @@ from ..core.options import Options
 from ..core.processes import is_chief
 from ..errors import ConfigurationError
 from ..recipes import find, resolve
-from . import output, running
+from . import inspecting, output, running
 from .help import Command, Group
 from .other_data import OtherData
 from .output import reporting_errors
@@ -248,7 +248,7 @@ def evaluate(
         other = None if data is None else OtherData.parse(data)
         with output.kept_free(json):
             given = Given(data_dir, task, trust)
-            results = running.evaluate(directory, given, quiet=json, other=other)
+            results = inspecting.evaluate(directory, given, quiet=json, other=other)
         output.print_results(results, json)
 
 
@@ -280,7 +280,7 @@ def replay(
             raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
         with output.kept_free(json):
             given = Given(data_dir, task, trust)
-            found = running.replay(directory, step, bisect, given, quiet=json)
+            found = inspecting.replay(directory, step, bisect, given, quiet=json)
         if save is not None:
             found.save(save)
         output.print_replay(found, json)

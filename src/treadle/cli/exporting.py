@@ -17,9 +17,9 @@ from ..exporting.formats import FORMATS, Format, check_writable, chosen_format
 from . import environment, output
 from .commands import app
 from .help import Command
+from .opening import made_again, opened, options_of, state_of
 from .output import reporting_errors
 from .parameters import HOW, WHERE, DataDir, Json, RunDirectory, TaskOfRun, Trust
-from .running import made_again, opened, options_of, state_of
 from .trusting import Given, recipe_of
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras

@@ -1,4 +1,4 @@
-"""Implementation of `run`, `resume`, `evaluate` and `replay` with the public API."""
+"""Implementation of `run` and `resume` with the public API."""
 
 import os
 import shutil
@@ -6,12 +6,11 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import treadle
 
-from ..core.backend_choice import choose_backend
-from ..core.directory import RUN, LostRecordError, read_run, why_unfinished
+from ..core.directory import RUN, LostRecordError, read_run
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
@@ -19,7 +18,6 @@ from ..core.renamed import with_current_names
 from ..core.run_file import RunFile
 from ..core.triggers import Span
 from ..errors import (
-    BackendError,
     ConfigurationError,
     DirectoryError,
 )
@@ -27,14 +25,9 @@ from ..recipes import Recipe, make
 from ..report.records import has_checkpoint, recorded_run
 from ..run.setup import overriding
 from . import advice, environment, output, trusting
-from .other_data import OtherData
+from .opening import opened, options_of
 from .preflight import keep, preflight
 from .trusting import Given
-
-if TYPE_CHECKING:  # importing them imports NumPy and Keras
-    from ..doctor import Replay
-    from ..recipes._loading import Made
-    from ..steps.task import Datasets
 
 RUNS = Path("runs")
 
@@ -204,180 +197,6 @@ def resume(
     )
 
 
-def evaluate(
-    directory: Path, given: Given, quiet: bool = False, other: OtherData | None = None
-) -> dict[str, dict[str, float]]:
-    """Make the task of a run again with its trained weights, and evaluate it.
-
-    An unfinished run is evaluated with its newest checkpoint, and a note is printed. Python values
-    that hooks changed during the run are those of the newest checkpoint.
-
-    The only code executed is the task's file, if it is trusted, and the file of other data; arrays
-    are read as plain data.
-
-    Args:
-        directory: The run directory.
-        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
-        quiet: Show no progress.
-        other: Data to evaluate instead of those of the task.
-
-    Returns:
-        The results for each data set that the task has: `validation` (or `validation/<name>` if
-        the sets are named) and `test`; or those of the other data.
-
-    Raises:
-        TreadleError: If the directory holds no run of a command, or an unfinished run without a
-            checkpoint, if the task cannot be made again, or if there is no evaluation data.
-    """
-    record, recovered = opened(directory, "call loop.evaluate in the script")
-    configuration = record["configuration"]
-    if recovered:
-        output.note(recovered)
-    made = made_again(directory, configuration, given, quiet)
-    # Late: importing it imports NumPy and Keras, whose messages `made_again` hides.
-    from .trained_loop import trained_loop
-
-    state = state_of(directory, "evaluating")
-    data = made.datasets()
-    sets = _sets_of(data) if other is None else other.sets()
-    if not sets:
-        raise ConfigurationError(
-            f"{directory}: its task has neither validation nor test data. Name data with --data "
-            "FILE.py:FUNCTION"
-        )
-    options = options_of(configuration)
-    with (
-        environment.showing("evaluating", quiet),
-        trained_loop(directory, made.task, options, data.train, state) as loop,
-    ):
-        return {name: loop.evaluate(part) for name, part in sets.items()}
-
-
-def _sets_of(data: "Datasets") -> dict[str, Any]:
-    """Return the data sets of a task that it can be evaluated on, by name."""
-    named = data.validation if isinstance(data.validation, dict) else {"": data.validation}
-    sets = {f"validation/{name}" if name else "validation": part for name, part in named.items()}
-    return {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
-
-
-def replay(
-    directory: Path,
-    step: int | None,
-    bisect: str | None,
-    given: Given,
-    quiet: bool = False,
-) -> "Replay":
-    """Make the task of a run again, and replay one of its steps.
-
-    Raises:
-        TreadleError: If the run was started by a script, or for any reason that
-            `treadle.doctor.replay` raises.
-    """
-    if (step is None) == (bisect is None):
-        raise ConfigurationError(
-            "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
-        )
-    which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
-    record, _ = opened(  # the report has a note on a lost record
-        directory,
-        f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
-        "task and the source that the script makes",
-    )
-    from ..doctor.conditions import parse  # late: it imports NumPy
-    from ..doctor.recorded import Recorded
-
-    recorded = Recorded(directory)
-    if bisect is not None:
-        recorded.check_condition(parse(bisect))
-    elif step is not None:
-        recorded.check_step(step)
-    configuration = record["configuration"]
-    # On as many devices as the run: the same bits are expected.
-    made = made_again(directory, configuration, given, quiet, configuration.get("devices"))
-    data = made.datasets()
-    with environment.showing("running the steps again", quiet):
-        return treadle.doctor.replay(
-            made.task,
-            data.train,
-            directory,
-            step,
-            bisect=bisect,
-            validation=data.validation,
-            hooks=made.hooks(),
-        )
-
-
-def made_again(
-    directory: Path,
-    configuration: Mapping[str, Any],
-    given: Given,
-    quiet: bool,
-    devices: int | None = None,
-    backend: str | None = None,
-) -> "Made":
-    """Make the task of a run with its recorded configuration; imports Keras.
-
-    Args:
-        directory: The run directory.
-        configuration: Its configuration.
-        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
-        quiet: Show no progress.
-        devices: The number of devices.
-        backend: Another backend than that of the run.
-    """
-    recipe = trusting.recipe_of(directory, configuration, given)
-    folder = trusting.data_dir_of(directory, configuration, given)
-    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
-    ran["backend"] = backend or ran["backend"]
-    environment.prepare(
-        ran["backend"],
-        recipe.backend,
-        folder,
-        ran["seed"],
-        ran["precision"],
-        quiet,
-        configuration.get("deterministic", False),
-        devices,
-    )
-    with environment.showing("making the task", quiet), overriding(**ran, devices=devices):
-        return make(recipe, with_current_names(configuration, recipe.module)["settings"])
-
-
-def opened(directory: Path, otherwise: str, backend: str | None = None) -> tuple[RunFile, str]:
-    """Return the record of a run that a command started, and choose the run's backend.
-
-    The record is that of the newest checkpoint if `run.json` is lost, which a sentence then says.
-
-    The backend is chosen here because modules that read a run may import Keras.
-
-    Args:
-        directory: The run directory.
-        otherwise: What to do with a run of a script; the end of the error message.
-        backend: Another backend to choose than the run's.
-
-    Raises:
-        DirectoryError: If the directory holds no run, or a run of a script.
-        BackendError: If the run's backend is not installed.
-    """
-    record, recovered = recorded_run(directory)
-    configuration = record["configuration"]
-    if "recipe" not in configuration:
-        raise DirectoryError(
-            f"{directory} holds a run of a script, whose task cannot be made again here: "
-            f"{otherwise}"
-        )
-    if backend is not None:
-        choose_backend(backend)
-        return record, recovered
-    try:
-        choose_backend(configuration["backend"])
-    except BackendError as error:
-        raise BackendError(
-            f"{directory} holds a run on {configuration['backend']}: {error}"
-        ) from error
-    return record, recovered
-
-
 def _earlier(request: Request) -> RunFile | None:
     """Return the record of the run that a request resumes; None for a new run."""
     directory = request.directory
@@ -401,29 +220,6 @@ def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
         return True
     least = 0 if (directory / RUN).exists() else 1
     return not record.get("finished") and not has_checkpoint(directory, least)
-
-
-def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
-    """Return the final state of a run, or that of its newest checkpoint if it is unfinished.
-
-    Args:
-        directory: The run directory.
-        doing: What is done with the state, for the note about an unfinished run.
-    """
-    from ..checkpoint.learned import learned  # late: it imports NumPy
-
-    state, step = learned(directory)
-    if step is not None:
-        record, recovered = recorded_run(directory)
-        why = "" if recovered else f" holds a run that did not finish{why_unfinished(record)}"
-        output.note(f"{directory}{why}: {doing} its weights after step {step}")
-    return state
-
-
-def options_of(configuration: Mapping[str, Any]) -> Options:
-    """Return the execution options that a run was started with."""
-    compiler = configuration.get("compiler", "auto")
-    return Options(execution=configuration["execution"], compiler=compiler)
 
 
 def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:

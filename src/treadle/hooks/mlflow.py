@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .tracking import Sent, Tracker, Values, newest
+from .tracking import Tracker
+from .tracking_sender import Sent, Values, newest
 
 STEP, RECORDS = "treadle.step", "treadle.records"
 LONGEST: Final = 5000  # characters of a parameter or a tag

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from .tracking import Sent, Tracker, Values
+from .tracking import Tracker
+from .tracking_sender import Sent, Values
 
 
 class Wandb(Tracker):

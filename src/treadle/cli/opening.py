@@ -1,0 +1,114 @@
+"""Open a recorded run: its record, its task, made again, and its trained state."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.backend_choice import choose_backend
+from ..core.directory import why_unfinished
+from ..core.options import Options
+from ..core.renamed import with_current_names
+from ..core.run_file import RunFile
+from ..errors import BackendError, DirectoryError
+from ..recipes import make
+from ..report.records import recorded_run
+from ..run.setup import overriding
+from . import environment, output, trusting
+from .trusting import Given
+
+if TYPE_CHECKING:  # importing it imports NumPy and Keras
+    from ..recipes._loading import Made
+
+
+def opened(directory: Path, otherwise: str, backend: str | None = None) -> tuple[RunFile, str]:
+    """Return the record of a run that a command started, and choose the run's backend.
+
+    The record is that of the newest checkpoint if `run.json` is lost, which a sentence then says.
+
+    The backend is chosen here because modules that read a run may import Keras.
+
+    Args:
+        directory: The run directory.
+        otherwise: What to do with a run of a script; the end of the error message.
+        backend: Another backend to choose than the run's.
+
+    Raises:
+        DirectoryError: If the directory holds no run, or a run of a script.
+        BackendError: If the run's backend is not installed.
+    """
+    record, recovered = recorded_run(directory)
+    configuration = record["configuration"]
+    if "recipe" not in configuration:
+        raise DirectoryError(
+            f"{directory} holds a run of a script, whose task cannot be made again here: "
+            f"{otherwise}"
+        )
+    if backend is not None:
+        choose_backend(backend)
+        return record, recovered
+    try:
+        choose_backend(configuration["backend"])
+    except BackendError as error:
+        raise BackendError(
+            f"{directory} holds a run on {configuration['backend']}: {error}"
+        ) from error
+    return record, recovered
+
+
+def made_again(
+    directory: Path,
+    configuration: Mapping[str, Any],
+    given: Given,
+    quiet: bool,
+    devices: int | None = None,
+    backend: str | None = None,
+) -> "Made":
+    """Make the task of a run with its recorded configuration; imports Keras.
+
+    Args:
+        directory: The run directory.
+        configuration: Its configuration.
+        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
+        quiet: Show no progress.
+        devices: The number of devices.
+        backend: Another backend than that of the run.
+    """
+    recipe = trusting.recipe_of(directory, configuration, given)
+    folder = trusting.data_dir_of(directory, configuration, given)
+    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
+    ran["backend"] = backend or ran["backend"]
+    environment.prepare(
+        ran["backend"],
+        recipe.backend,
+        folder,
+        ran["seed"],
+        ran["precision"],
+        quiet,
+        configuration.get("deterministic", False),
+        devices,
+    )
+    with environment.showing("making the task", quiet), overriding(**ran, devices=devices):
+        return make(recipe, with_current_names(configuration, recipe.module)["settings"])
+
+
+def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
+    """Return the final state of a run, or that of its newest checkpoint if it is unfinished.
+
+    Args:
+        directory: The run directory.
+        doing: What is done with the state, for the note about an unfinished run.
+    """
+    from ..checkpoint.learned import learned  # late: it imports NumPy
+
+    state, step = learned(directory)
+    if step is not None:
+        record, recovered = recorded_run(directory)
+        why = "" if recovered else f" holds a run that did not finish{why_unfinished(record)}"
+        output.note(f"{directory}{why}: {doing} its weights after step {step}")
+    return state
+
+
+def options_of(configuration: Mapping[str, Any]) -> Options:
+    """Return the execution options that a run was started with."""
+    compiler = configuration.get("compiler", "auto")
+    return Options(execution=configuration["execution"], compiler=compiler)
