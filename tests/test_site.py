@@ -22,6 +22,7 @@ import pytest
 import treadle
 from tests import test_hooks
 from tests.conformance import test_examples
+from tests.tutorial_pictures import PICTURES
 
 pytestmark = pytest.mark.any_backend
 
@@ -215,6 +216,13 @@ def test_message_of_the_troubleshooting_page_exists(message, texts_of_files):
     assert any(
         all(any(part in one for one in file) for part in parts) for file in texts_of_files
     ), "quote the message as it is now in docs/troubleshooting.md"
+
+
+@pytest.mark.parametrize("page", PICTURES)
+def test_pictures_of_tutorials_are_written_and_shown(page):
+    content = text(f"tutorials/{page}.md")
+    for written, name in PICTURES[page].items():
+        assert f'"{written}"' in content and f"](../images/{name})" in content
 
 
 CHECK = DOCS / "site/check_links.py"

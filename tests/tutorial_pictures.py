@@ -7,8 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.forked import Forks
-from tests.test_docs import ERRORS, ROOT, environment, run_page
+from tests.test_docs import ROOT, run_page
 
 PICTURES = {
     "classification": {
@@ -20,14 +19,12 @@ PICTURES = {
 
 def main():
     """Store each picture in docs/images."""
-    forks = Forks(ERRORS, environment("torch"))
     for page, pictures in PICTURES.items():
         with tempfile.TemporaryDirectory() as folder:
-            run_page(f"docs/tutorials/{page}.md", "torch", Path(folder), forks)
+            run_page(f"docs/tutorials/{page}.md", "torch", Path(folder))
             for written, name in pictures.items():
                 shutil.copy(Path(folder) / written, ROOT / "docs/images" / name)
                 print(f"docs/images/{name}")
-    forks.close()
 
 
 if __name__ == "__main__":
