@@ -21,6 +21,7 @@ NAMES = (
     "memory",
     "streams",
     "inductor",
+    "accelerator",
     "logs",
     "processes",
     "exports",

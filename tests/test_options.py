@@ -56,7 +56,8 @@ def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Options(compiler="induktor")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "unknown compiler 'induktor'. Did you mean 'inductor'? Known: auto, inductor, captured."
+        "unknown compiler 'induktor'. Did you mean 'inductor'? Known: auto, inductor, "
+        "cuda-graph, captured."
     )
     for window in (0, -3):
         with pytest.raises(ConfigurationError, match=f"window must be at least 1, not {window}"):

@@ -214,3 +214,41 @@ def test_a_large_step_runs_as_python_unless_the_options_say_otherwise(monkeypatc
                 "captured step takes four times that memory"
             )
             assert (told in loop.plan) == (execution == "auto")
+
+
+@torch_only
+@pytest.mark.parametrize("compiler", ["captured", "inductor"])
+def test_a_proof_keeps_no_copy_of_the_state_on_the_device(monkeypatch: Any, compiler: str) -> None:
+    import torch
+
+    from treadle.backends.torch.capture import trials
+    from treadle.backends.torch.patches import INTERNALS
+
+    on_host, copies = trials.on_host, dict[int, Any]()
+    found: list[tuple[int, int]] = []  # for each run of the step: tensors on the device and others
+
+    def noted(tensor: Any) -> Any:
+        copy = on_host(tensor)
+        copies[copy.data_ptr()] = copy
+        return copy
+
+    class Counting(Line):
+        def train_step(self, x: Any) -> Any:
+            gc.collect()
+            tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
+            kernels = {x.data_ptr() for x in tensors if x.shape == (6, 3)}
+            found.append((len(kernels - set(copies)), len(kernels & set(copies))))
+            return super().train_step(x)
+
+    monkeypatch.setattr(trials, "on_host", noted)
+    options = treadle.Options(compiler=compiler)  # type: ignore[arg-type]
+    task = Counting()
+    with (
+        INTERNALS["standalone_compile"].replaced(lambda graph, inputs, **_: lambda *x: graph(*x)),
+        treadle.Loop(task, options=options, console=False) as loop,
+    ):
+        loop.fit(treadle.data.from_arrays(X, batch_size=8), epochs=1)
+        assert f", {compiler}" in loop.plan
+    during = [device for device, host in found if host]
+    assert len(during) >= (12 if compiler == "inductor" else 4)
+    assert max(during) <= 3  # the kernel and its two slots

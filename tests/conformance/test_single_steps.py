@@ -36,7 +36,16 @@ def test_single_steps_have_the_bits_of_windows() -> None:
     assert losses == expected
 
 
-@pytest.mark.parametrize("every", ["1 step", "10 steps"])
+MOST_CALLS = {
+    "1 step": {"jax": 175, "torch": 262, "tensorflow": 296},
+    "10 steps": {"jax": 20, "torch": 42, "tensorflow": 22},
+}
+"""Calls of Python functions for a step, by how often the loop yields, for any number of variables.
+
+On JAX, steps run ahead. On PyTorch, those of the captured step's code are included."""
+
+
+@pytest.mark.parametrize("every", MOST_CALLS)
 def test_the_calls_of_python_do_not_depend_on_the_number_of_variables(every: str) -> None:
     def calls(layers: int) -> float:
         task = Classifier([keras.Input((FEATURES,)), *(dense() for _ in range(layers)), head()])
@@ -60,8 +69,7 @@ def test_the_calls_of_python_do_not_depend_on_the_number_of_variables(every: str
 
     few, many = calls(2), calls(12)
     assert many <= few * 1.02 + 1
-    if keras.config.backend() == "jax" and every == "1 step":
-        assert few <= 180
+    assert few <= MOST_CALLS[every][keras.config.backend()]
 
 
 @dataclass

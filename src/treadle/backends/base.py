@@ -82,6 +82,13 @@ class Executor(Protocol):
         """Compile the program for windows like this one; return False if it already exists."""
         ...
 
+    def transfer(self, window: Window) -> None:
+        """Start to copy the batches of the next window to an accelerator, while another one runs.
+
+        Without an accelerator, or if a window holds row indices, this does nothing.
+        """
+        ...
+
     def run(
         self,
         window: Window,

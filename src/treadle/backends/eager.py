@@ -95,6 +95,9 @@ class EagerExecutor:
         """Return False: nothing is compiled."""
         return False
 
+    def transfer(self, window: Window) -> None:
+        """Do nothing: each batch is copied when its step runs."""
+
     def run(
         self,
         window: Window,

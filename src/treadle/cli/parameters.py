@@ -173,9 +173,10 @@ Eager = Annotated[
     ),
 ]
 Compiler = Annotated[
-    Literal["auto", "inductor", "captured"],
+    Literal["auto", "inductor", "cuda-graph", "captured"],
     typer.Option(
-        help="How captured steps run on PyTorch: 'captured', or 'inductor' (PyTorch's compiler).",
+        help="How captured steps run on PyTorch: 'captured', 'inductor' (PyTorch's compiler), or "
+        "'cuda-graph' (the same, replayed as a CUDA graph).",
         rich_help_panel=HOW,
     ),
 ]

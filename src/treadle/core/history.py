@@ -211,7 +211,9 @@ class History:
             return {
                 name: np.concatenate(
                     [
-                        getattr(chunk, which).get(name, np.full(chunk.steps, missing))
+                        part[name]
+                        if name in (part := getattr(chunk, which))
+                        else np.full(chunk.steps, missing)
                         for chunk in self._chunks
                     ]
                 )

@@ -10,7 +10,7 @@ from ..errors import ConfigurationError, did_you_mean, whole_number
 from . import keras_internals
 
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
-COMPILERS = ("auto", "inductor", "captured")
+COMPILERS = ("auto", "inductor", "cuda-graph", "captured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class Options:
         jit: Compile with XLA if the backend has a choice (TensorFlow); None lets the plan decide.
         compiler: How a captured training step runs on PyTorch. `"captured"`: as generated Python
             code. `"inductor"`: compiled by PyTorch's compiler; what it cannot compile runs as
-            captured, and the plan gives the reason. `"auto"`: captured on a CPU; on another device
-            compiled by Inductor in calls that train for many steps.
+            captured, and the plan gives the reason. `"cuda-graph"`: the same, and replayed as a
+            CUDA graph, which was not tested on a GPU. `"auto"`: captured on a CPU; on another
+            device compiled by Inductor in calls that train for many steps.
         data_on_device: Copy the arrays of `treadle.data.from_arrays` to the device as a whole, and
             gather batches there; None does so up to 2 GiB. Results do not depend on it.
         preflight: Check for mistakes before the first step: variables that are not reachable from
@@ -55,7 +56,7 @@ class Options:
     window: int | None = None
     fused: bool | None = None
     jit: bool | None = None
-    compiler: Literal["auto", "inductor", "captured"] = "auto"
+    compiler: Literal["auto", "inductor", "cuda-graph", "captured"] = "auto"
     data_on_device: bool | None = None
     preflight: bool = True
     checked: bool = False

@@ -43,7 +43,7 @@ class NextWindows:
         """Read the next window while one runs, unless the call ends after it."""
         session, last = self._session, self._session.call.steps
         if last is None or after.step < last:
-            session.feed.read_ahead(self.size(after), session.training.placed, running)
+            session.feed.read_ahead(self.size(after), session.training.transferred, running)
 
     def _size(self, at: Progress, triggers: Sequence[When], most: int | None = None) -> int:
         session = self._session

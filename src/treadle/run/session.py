@@ -377,6 +377,8 @@ class Session:
 
     def window_size(self, at: Progress, size: int) -> int:
         """Return a window size that ends before the next excluded batch."""
+        if not self._excluded:
+            return size
         excluded = [batch for epoch, batch, _ in self._excluded if epoch == at.epoch]
         return min([size, *(batch - at.batch for batch in excluded if batch > at.batch)])
 

@@ -150,9 +150,9 @@ class Training:
             return Costs()
         return Costs(self.prepared.programs, self.prepared.compile_seconds)
 
-    def placed(self, window: Window) -> Window:
-        """Return a window placed in memory for execution."""
-        return self.prepared.placed(window) if self.prepared else window
+    def transferred(self, window: Window) -> Window:
+        """Return the next window, placed in memory for execution, or on its way to the device."""
+        return self.prepared.transferred(window) if self.prepared else window
 
     def window_size(
         self,
@@ -206,7 +206,8 @@ class Training:
         self._timing = window, outputs.seconds, prepared.largest
         prepared.refuse_moving_constants()
         if len(weights) < len(values):
-            examples = np.full(window.count, float(window.examples))
+            examples = np.empty(window.count)
+            examples.fill(window.examples)
             weights = {name: weights.get(name, examples) for name in values}
         self._means.add(values, weights)
         self._since_last_logs.add(values, weights)

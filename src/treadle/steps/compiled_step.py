@@ -212,6 +212,14 @@ class CompiledStep:
             return window
         return window.streamed()
 
+    def transferred(self, window: Window) -> Window:
+        """Return a window `placed`, and start to copy it to the device if its form is known."""
+        window = self.placed(window)
+        made = self._programs.get(window.form)
+        if made is not None and made.chosen:
+            made.executor.transfer(window)
+        return window
+
     def run(
         self,
         window: Window,

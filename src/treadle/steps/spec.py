@@ -49,7 +49,11 @@ class StepSpec:
 
         An optimizer is built again if a batch of a later form adds variables to it.
         """
-        return all(len(o.variables) == count for o, count in self.applied)
+        # A loop, since this runs in every step, and a generator makes a call for each optimizer.
+        for optimizer, count in self.applied:  # noqa: SIM110
+            if len(optimizer.variables) != count:
+                return False
+        return True
 
     def changed_constants(self) -> dict[str, tuple[Any, Any]]:
         """Return the old and the new fingerprints of Python values that changed, by path."""

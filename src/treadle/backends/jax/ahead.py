@@ -101,11 +101,15 @@ class Steps:
         """Return values, explicit weights and violations of the next steps."""
         chosen = slice(self._taken, self._taken + count)
         (_, results), _ = self.result
-        values, weights, broken = ({k: x[chosen] for k, x in part.items()} for part in results)
+        # Most steps have values only, and what is empty is left out: this runs in every step.
+        values, weights, broken = [
+            {k: x[chosen] for k, x in part.items()} if part else {} for part in results
+        ]
         self._taken += count
-        if not self.left:  # frees the state before these steps, and the data
+        if self._taken == self.count:  # frees the state before these steps, and the data
             self._run = self._window = None
-        return values, weights, [message for message, flags in broken.items() if flags.any()]
+        violated = [m for m, flags in broken.items() if flags.any()] if broken else []
+        return values, weights, violated
 
     def state(self) -> Sequence[Tensor]:
         """Return the state after the steps that were taken."""

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import jax
@@ -94,6 +95,15 @@ class JaxExecutor:
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=results)
         self._compiled[key] = step, jitted.lower(*specs, *numbers).compile()
         return True
+
+    def transfer(self, window: Window) -> None:
+        """Put the batches of a streamed window on the device, which returns before it is done."""
+        if not on_accelerator() or window.rows is not None or not self.plan.fused:
+            return
+        if self._traced is None or self._layouts is not None:
+            return
+        inputs, key = self._first_inputs(window)
+        self._ready = window, self.plan, jax.device_put(inputs), key
 
     def run(
         self,
@@ -240,10 +250,12 @@ class _PureStep:
         )
         self._structure = jax.tree.structure(shapes)
         jaxpr, count = self.closed.jaxpr, len(state)
-        self._changes = [
-            new is not old
-            for new, old in zip(jaxpr.outvars[:count], jaxpr.invars[:count], strict=True)
-        ]
+        pairs = zip(jaxpr.outvars[:count], jaxpr.invars[:count], strict=True)
+        changes = [new is not old for new, old in pairs]
+        changed = [i for i in range(count) if changes[i]]
+        fixed = [i for i in range(count) if not changes[i]]
+        self._changed, self._fixed = _taking(changed), _taking(fixed)
+        self._merged = _taking(np.argsort([*changed, *fixed]).tolist())
 
     def __call__(self, changed: Any, fixed: Any, batch: Any, number: Any) -> Any:
         """Return the new values of variables that change, and the step's outputs."""
@@ -255,18 +267,24 @@ class _PureStep:
 
     def split(self, state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the values of variables that the step changes, and those of the others."""
-        pairs = list(zip(state, self._changes, strict=True))
-        return [x for x, changes in pairs if changes], [x for x, changes in pairs if not changes]
+        return self._changed(state), self._fixed(state)
 
-    def merged(self, changed: Iterable[Any], fixed: Iterable[Any]) -> list[Any]:
+    def merged(self, changed: Sequence[Any], fixed: Sequence[Any]) -> list[Any]:
         """Return the state whose parts `split` returned."""
-        parts = iter(fixed), iter(changed)
-        return [next(parts[changes]) for changes in self._changes]
+        return self._merged([*changed, *fixed])
 
     def ordered(self, results: Any) -> Any:
         """Return results with the values in the order in which the step returns them."""
         values, *others = results
         return [{name: values[name] for name in self.names}, *others]
+
+
+def _taking(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that takes items of a list, without a Python loop over hundreds of them."""
+    if len(positions) < 2:  # of one item, `itemgetter` returns no tuple
+        return lambda items: [items[i] for i in positions]
+    take = itemgetter(*positions)
+    return lambda items: list(take(items))
 
 
 def _fused(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable[..., Any]:
@@ -305,6 +323,14 @@ def _single(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callabl
     return single
 
 
+def on_accelerator() -> bool:
+    """Return whether programs run on a device with memory of its own.
+
+    On a CPU, they read NumPy arrays where they are.
+    """
+    return jax.default_backend() != "cpu"
+
+
 def batch_at(held: Any, rows: Any, i: Any) -> Any:
     """Return batch `i` inside a trace: rows of the data set, or one of the stacked batches."""
     if rows is None:
@@ -324,7 +350,10 @@ def _fetched(results: Any, count: int) -> Any:
     for part in results:
         for x in part.values():
             x.copy_to_host_async()
-    return [{name: np.asarray(x)[:count] for name, x in part.items()} for part in results]
+    return [
+        {name: np.asarray(x)[:count] for name, x in part.items()} if part else {}
+        for part in results
+    ]
 
 
 def _timed(run: Callable[[int], Outcome], count: int) -> tuple[Outcome, float]:

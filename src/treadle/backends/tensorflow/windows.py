@@ -43,6 +43,7 @@ class TensorFlowExecutor:
         self._compiled: dict[Any, tuple[_TracedStep, Callable[..., Any]]] = {}
         self._known = {id(getattr(v, "_value", v)) for v in program.variables}
         self._convolves: bool | None = None  # None: unknown
+        self._ready: tuple[Window, int | None, tuple[list[Any], Any]] | None = None
 
     @property
     def calls_python(self) -> bool:
@@ -96,6 +97,11 @@ class TensorFlowExecutor:
         self._compiled[key] = step, function
         return True
 
+    def transfer(self, window: Window) -> None:
+        """Create the tensors of a streamed window, which copies them to an accelerator."""
+        if on_accelerator() and window.rows is None and self.plan.fused:
+            self._ready = window, self._length(window), self._inputs(window)
+
     def run(
         self,
         window: Window,
@@ -147,7 +153,10 @@ class TensorFlowExecutor:
 
     def _inputs(self, window: Window) -> tuple[list[Any], Any]:
         """Return the tensors to take batches from, and the row indices of each batch."""
-        length = self._length(window)
+        length, ready = self._length(window), self._ready
+        if ready is not None and ready[0] is window and ready[1] == length:
+            self._ready = None
+            return ready[2]
         if window.rows is not None:
             rows = window.rows.indices
             return _on_device(window.rows), tf.constant(padded(rows, length or len(rows)))
@@ -293,6 +302,11 @@ def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) 
 def device() -> str:
     """Return TensorFlow's default device: `"gpu"` or `"cpu"`."""
     return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+
+
+def on_accelerator() -> bool:
+    """Return whether a window is copied to the device while another one runs."""
+    return device() != "cpu"
 
 
 def leaves(batch: Any) -> list[Any]:

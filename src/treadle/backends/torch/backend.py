@@ -24,6 +24,7 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from ..window import row
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
+from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
 from .capture.recording import current
 from .capture.trials import device
@@ -42,7 +43,7 @@ class TorchBackend:
     """The backend for Keras on PyTorch."""
 
     name = "torch"
-    compilers = (INDUCTOR, CAPTURED)
+    compilers = (INDUCTOR, CUDA_GRAPH, CAPTURED)
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return False: only Keras variables are part of the state."""

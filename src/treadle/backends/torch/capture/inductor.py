@@ -14,9 +14,10 @@ import torch
 
 from ...plans import RefusedError
 from ..patches import INTERNALS
-from .graph import graph_of
+from .cuda_graph import GraphReplay, check_devices
+from .graph import Graph, graph_of
 from .nodes import Block, Operation, Ref, inputs_of
-from .split import Part, split
+from .split import Part, split, written
 from .tape import Tape
 from .trials import in_one_line
 
@@ -49,13 +50,17 @@ def pays(device: str, steps: int | None) -> bool:
     return device != "cpu" and steps is not None and steps >= STEPS_THAT_PAY
 
 
-def with_compiled_parts(tape: Tape, block: Block, results: list[Ref]) -> Block:
+def with_compiled_parts(
+    tape: Tape, block: Block, results: list[Ref], graphs: list[GraphReplay] | None = None
+) -> Block:
     """Return a block with the operations compiled that the compiler takes.
 
     Args:
         tape: The tape on which the block was recorded.
         block: The operations; they are not changed.
         results: The values that the step returns.
+        graphs: A list that gets the CUDA graphs as which the parts are replayed; None if they are
+            not.
 
     Raises:
         RefusedError: Nothing can be compiled, or the compiler fails; the reason names the operation
@@ -68,11 +73,13 @@ def with_compiled_parts(tape: Tape, block: Block, results: list[Ref]) -> Block:
             made += part.block
             continue
         wanted = set(results).union(*(inputs_of(other.block) for other in parts[i + 1 :]))
-        made.append(_compiled(tape, part, wanted))
+        made.append(_compiled(tape, part, wanted, graphs))
     return made
 
 
-def _compiled(tape: Tape, part: Part, wanted: set[Ref]) -> Operation:
+def _compiled(
+    tape: Tape, part: Part, wanted: set[Ref], graphs: list[GraphReplay] | None
+) -> Operation:
     """Compile a part, and return the call of it."""
     try:
         graph = graph_of(tape, part.block, wanted)
@@ -92,7 +99,25 @@ def _compiled(tape: Tape, part: Part, wanted: set[Ref]) -> Operation:
             )
     except Exception as error:  # of many types, which the compiler's versions wrap differently
         raise RefusedError(_why(error, part)) from error
+    if graphs is not None:
+        function = _replayed(tape, part, graph, function)
+        graphs.append(function)
     return Operation(function, tuple(graph.inputs), {}, list(graph.outputs), "")
+
+
+def _replayed(tape: Tape, part: Part, graph: Graph, function: Any) -> GraphReplay:
+    """Return the replay of a compiled part, which gives up at once if it cannot be a graph."""
+    changed = set[int]().union(*(written(tape, node) for node in part.block))
+    found = GraphReplay(
+        function,
+        [tape.kind_of(ref) == "state" for ref in graph.inputs],
+        [tape.storage_of(ref) in changed for ref in graph.inputs],
+    )
+    try:
+        check_devices([tape.objects[ref.index] for ref in (*graph.inputs, *graph.outputs)])
+    except RefusedError as refused:
+        found.give_up(str(refused))
+    return found
 
 
 def _empty(x: Any) -> Any:

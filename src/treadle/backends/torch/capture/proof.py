@@ -1,13 +1,15 @@
 """Capturing a PyTorch step, and proving it: its replay must equal the original step."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
 from .code import Code
+from .cuda_graph import GraphReplay
 from .inductor import with_compiled_parts
+from .nodes import Ref
 from .passes import has_poolings, simplified
 from .recording import recording
 from .tape import Tape
@@ -23,6 +25,8 @@ from .trials import (
     undone,
 )
 
+Made = TypeVar("Made")
+
 
 class Captured:
     """A captured step: its code, and the names of its outputs.
@@ -33,13 +37,14 @@ class Captured:
         length: The number of operations.
         source: The lines of the generated function.
         is_compiled: Whether Inductor compiled operations of it.
-        refusal: Why Inductor did not compile it, as a clause; empty if it was not asked to.
+        is_graph: Whether these are replayed as CUDA graphs.
+        refusal: Why it is less than what was asked for, as a clause; empty if it is not.
     """
 
     def __init__(
         self, code: Code, names: Sequence[Sequence[str]], is_compiled: bool = False
     ) -> None:
-        self.is_compiled, self.refusal = is_compiled, ""
+        self.is_compiled, self.is_graph, self.refusal = is_compiled, False, ""
         self.uses_number, self.draws = code.uses_number, code.draws
         self.length, self.source = code.length, code.source
         self._code, self._names = code, names
@@ -58,10 +63,14 @@ class Prover:
         program: The step.
         around: A function that returns the context manager for each eager step.
         compiles: Whether the step is compiled by Inductor, if possible.
+        graphs: Whether it is then replayed as a CUDA graph, if possible.
     """
 
-    def __init__(self, program: Program, around: Around, compiles: bool = False) -> None:
-        self._program, self._around, self._compiles = program, around, compiles
+    def __init__(
+        self, program: Program, around: Around, compiles: bool = False, graphs: bool = False
+    ) -> None:
+        self._program, self._around = program, around
+        self._compiles, self._graphs = compiles, graphs
         self._state = [variable._value for variable in program.variables]
         self._has_loops = False
 
@@ -75,30 +84,19 @@ class Prover:
 
     def _capture(self, batches: SomeBatches, rolled: bool) -> Captured | str:
         try:
-            with undone(self._program) as made:
-                tape, result = self._record(batches, rolled)
-            if made:
-                return "it creates variables that its dry run did not create"
+            plain, relaid = self._recorded(batches, rolled, self._codes)
         except RefusedError as refused:
             return str(refused)
         except Exception as error:  # the step's own errors are raised again when it runs eagerly
             return in_one_line(error)
-        parts = result.values, result.weights, result.broken
-        names = [list(part) for part in parts]
-        refs = [tape.ref_of(x) for part in parts for x in part.values()]
-        title = self._program.name
-        plain = Captured(Code(tape, *simplified(tape, refs), title), names)
         trials = Trials(self._program, self._around)
         why = trials.difference(plain, batches)
         if why:
             return why
-        refusal = ""
         if self._compiles:
-            try:
-                block, results = simplified(tape, refs, in_place=False)
-                block = with_compiled_parts(tape, block, results)
-                compiled = Captured(Code(tape, block, results, title), names, is_compiled=True)
-                refusal = trials.difference(compiled, batches, COMPILED)
+            try:  # recorded again, since compiling takes long, and the values took memory meanwhile
+                compiled, graphs = self._recorded(batches, rolled, self._compiled)
+                refusal = _proven(compiled, graphs, trials, batches)
             except RefusedError as refused:
                 refusal = str(refused)
             except Exception as error:  # the captured step is proven already
@@ -106,14 +104,53 @@ class Prover:
             else:
                 if not refusal:
                     return compiled
-            plain.refusal = refusal
-        if not has_poolings(tape.block):
+            plain.refusal = f"not compiled by Inductor: {refusal}"
+        if relaid is None:
             return plain
-        relaid = Captured(Code(tape, *simplified(tape, refs, relaid=True), title), names)
-        relaid.refusal = refusal
-        if relaid.length == plain.length:
-            return plain
+        relaid.refusal = plain.refusal
         return plain if trials.difference(relaid, batches, SUMMED) else relaid
+
+    def _recorded(
+        self,
+        batches: SomeBatches,
+        rolled: bool,
+        make: Callable[[Tape, list[Ref], list[list[str]]], Made],
+    ) -> Made:
+        """Record the step, and return what a function makes of the tape and its results.
+
+        Afterwards the tape is freed, which holds every value of a step. The state is restored.
+
+        Raises:
+            RefusedError: The step cannot be captured.
+        """
+        with undone(self._program) as made:
+            tape, result = self._record(batches, rolled)
+        if made:
+            raise RefusedError("it creates variables that its dry run did not create")
+        parts = result.values, result.weights, result.broken
+        refs = [tape.ref_of(x) for part in parts for x in part.values()]
+        return make(tape, refs, [list(part) for part in parts])
+
+    def _codes(
+        self, tape: Tape, refs: list[Ref], names: list[list[str]]
+    ) -> tuple[Captured, Captured | None]:
+        """Return the code of a step, and another if poolings keep their memory layout in it."""
+        title = self._program.name
+        plain = Captured(Code(tape, *simplified(tape, refs), title), names)
+        if not has_poolings(tape.block):
+            return plain, None
+        relaid = Captured(Code(tape, *simplified(tape, refs, relaid=True), title), names)
+        return plain, None if relaid.length == plain.length else relaid
+
+    def _compiled(
+        self, tape: Tape, refs: list[Ref], names: list[list[str]]
+    ) -> tuple[Captured, list[GraphReplay] | None]:
+        """Return the code with compiled parts, and the graphs that replay them."""
+        graphs = list[GraphReplay]() if self._graphs else None
+        block, results = simplified(tape, refs, in_place=False)
+        block = with_compiled_parts(tape, block, results, graphs)
+        code = Code(tape, block, results, self._program.name)
+        return Captured(code, names, is_compiled=True), graphs
 
     def run_and_undo(self, batches: SomeBatches) -> None:
         """Run the step eagerly, and restore the state."""
@@ -136,3 +173,29 @@ class Prover:
         ):
             raise RefusedError("it replaces the tensor of a variable")
         return tape, result
+
+
+def _proven(
+    compiled: Captured, graphs: list[GraphReplay] | None, trials: Trials, batches: SomeBatches
+) -> str:
+    """Return how a compiled step differs, or an empty string; without graphs if these fail.
+
+    Args:
+        compiled: The step.
+        graphs: The graphs that replay its parts; None if there are none.
+        trials: Compares it with the uncompiled step.
+        batches: The batches for that.
+    """
+    why = trials.difference(compiled, batches, COMPILED)
+    if graphs is None:
+        return why
+    failed = why or next((graph.refusal for graph in graphs if graph.refusal), "")
+    compiled.is_graph = not failed and all(graph.replays for graph in graphs)
+    if not compiled.is_graph:
+        reason = failed or "it was not captured"
+        for graph in graphs:
+            graph.give_up(reason)
+        compiled.refusal = f"not replayed as a CUDA graph: {reason}"
+        if why:
+            why = trials.difference(compiled, batches, COMPILED)
+    return why

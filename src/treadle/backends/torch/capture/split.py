@@ -257,7 +257,7 @@ def _dependencies(
     for i, node in enumerate(block):
         used = _uses(node, attached)
         found = {makers[ref] for ref in used if ref in makers}
-        written = _written(tape, node)
+        changed = written(tape, node)
         storages = {tape.storage_of(ref) for ref in {*used, *refs_in(node.outputs)}} - {0}
         for storage in storages:
             if storage in writer:
@@ -265,7 +265,7 @@ def _dependencies(
         reads.append(found - {i})
         found = set(found)
         for storage in storages:
-            if storage in written:
+            if storage in changed:
                 found.update(readers.pop(storage, []))
                 writer[storage] = i
             else:
@@ -280,13 +280,13 @@ def _dependencies(
     return needs, reads
 
 
-def _written(tape: Tape, node: Node) -> set[int]:
+def written(tape: Tape, node: Node) -> set[int]:
     """Return the memory that a node changes in place."""
     if isinstance(node, Branch):
         inner = [part for block in node.blocks for part in block]
-        return set[int]().union(*(_written(tape, part) for part in inner))
+        return set[int]().union(*(written(tape, part) for part in inner))
     if isinstance(node, LoopNode):
-        return set[int]().union(*(_written(tape, part) for part in node.block))
+        return set[int]().union(*(written(tape, part) for part in node.block))
     if not is_operator(node.function):
         return set()
     targets = [
@@ -345,14 +345,14 @@ def _check_branches(tape: Tape, block: Block) -> None:
     Raises:
         RefusedError: There are such branches.
     """
-    written = set[int]().union(*(_written(tape, node) for node in block))
+    changed = set[int]().union(*(written(tape, node) for node in block))
     for i, thing in enumerate(tape.objects):
         if tape.kind_of(Ref(i)) == "state" and isinstance(thing, torch.Tensor):
-            written.add(tape.storage_of(Ref(i)))
+            changed.add(tape.storage_of(Ref(i)))
     for node in block:
         if isinstance(node, Branch):
             returned = {tape.storage_of(ref) for ref in refs_in(node.results)} - {0}
-            if returned & written:
+            if returned & changed:
                 at = f", at {node.line}" if getattr(node, "line", "") else ""
                 raise RefusedError(f"cond returns the memory of a variable{at}")
 
@@ -374,7 +374,7 @@ def _check_shared_memory(tape: Tape, parts: list[Part], attached: Collection[Ref
                 names.setdefault(tape.storage_of(ref), set()).add(ref)
     for part in parts:
         for node in part.block:
-            for storage in _written(tape, node):
+            for storage in written(tape, node):
                 crossing = [x for x in names[storage] if _crosses(tape, x, users[x])]
                 where = set[int]().union(*(users[x] for x in crossing))
                 if len(crossing) > 1 and not all(parts[i].reason for i in where):

@@ -1,6 +1,7 @@
 """Trials of a captured PyTorch step: one step both ways from the same state.
 
-The state is restored afterwards. The comparison is bit for bit, since a learning rate that became
+The state is restored afterwards. Copies of it are in main memory, so a device holds no second one.
+The comparison is bit for bit, since a learning rate that became
 a constant would change only the last bits. Of some scalars a step may read the value in a way that
 recording cannot see, such as a NumPy view of a counter. They are therefore advanced, so that a
 dependence on them becomes visible.
@@ -27,7 +28,7 @@ import math
 import random
 import re
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -232,7 +233,7 @@ class Trials:
             return (x.detach() * (1 + unit * (2 * noise - 1))).to(x.dtype)
 
         with undone(self._program):
-            _set(self._state, [disturb(x) for x in self._state])
+            _set(self._state, map(disturb, self._state))  # one by one, to save memory
             batch = keras.tree.map_structure(disturb, batches.batch(index))
             return self._outcome(lambda: self._run(batch, number))
 
@@ -272,7 +273,7 @@ class Trials:
             drawn = _RandomStates()
             found = run()
             parts = (found.values, found.weights, found.broken)
-            copies = ({name: x.detach().clone() for name, x in part.items()} for part in parts)
+            copies = ({name: on_host(x.detach()) for name, x in part.items()} for part in parts)
             return _Outcome(StepResult(*copies), _copies(self._state), _generators(), drawn.moved())
 
     def _check_equal(
@@ -397,7 +398,13 @@ def _generators() -> list[Any]:
 
 
 def _copies(tensors: Sequence[Any]) -> list[Any]:
-    return [tensor.detach().clone() for tensor in tensors]
+    """Return copies in main memory, which is larger than that of a device."""
+    return [on_host(tensor.detach()) for tensor in tensors]
+
+
+def on_host(tensor: Any) -> Any:
+    """Return a copy of a tensor in main memory."""
+    return tensor.to("cpu", copy=True)
 
 
 def device() -> str:
@@ -415,7 +422,7 @@ def tensors_of(batch: Any) -> list[Any]:
     return [x for x in keras.tree.flatten(batch) if x is not None]
 
 
-def _set(tensors: Sequence[Any], values: Sequence[Any]) -> None:
+def _set(tensors: Sequence[Any], values: Iterable[Any]) -> None:
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
@@ -432,6 +439,8 @@ def _agree(a: Any, b: Any, how: str, others: Sequence[Any] = ()) -> bool:
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    # Compared on the device, to which they are copied one variable at a time.
+    b, others = b.to(a.device), [other.to(a.device) for other in others]
     equal = (a == b) | (a.isnan() & b.isnan())
     if how == EXACT or not a.dtype.is_floating_point or not a.numel():
         return bool(equal.all())

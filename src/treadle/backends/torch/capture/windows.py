@@ -23,8 +23,10 @@ from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
 from ...window import Following, Rows, Window, row
+from .cuda_graph import CUDA_GRAPH
 from .inductor import INDUCTOR
 from .proof import Captured, Prover
+from .transfers import SAME_TYPE, on_accelerator, start_copies
 from .trials import device, step_number, tensors_of
 
 CAPTURED = "captured"
@@ -33,12 +35,6 @@ MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs
 # Steps whose variables have more bytes than this run as Python on a CPU: the proof copies the
 # variables, and the Python code around such long operations matters little.
 MOST_BYTES = 512 * 2**20
-
-# The types of arrays that Keras converts to tensors of the same type.
-_SHARED = frozenset(
-    np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
-)
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets as tensors, by owner; each is converted once, on a CPU without a copy."""
@@ -50,16 +46,25 @@ class Batches:
     Args:
         window: The window.
         to_device: A function that converts an array to a tensor.
+        early: Whether to copy streamed batches while other steps run. Then `arrive` must be called
+            before they are used.
 
     Attributes:
         count: The number of batches.
+        arrive: Lets operations of the calling thread wait on the device for the batches.
     """
 
-    def __init__(self, window: Window, to_device: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, window: Window, to_device: Callable[[Any], Any], early: bool = False
+    ) -> None:
         self.count, self._length = window.count, window.examples
         self._rows = window.rows
+        self.arrive: Callable[[], None] = lambda: None
         if self._rows is None:
-            self._held = _mapped(to_device, window.batches)
+            if early:
+                self._held, self.arrive = start_copies(window.batches, to_device)
+            else:
+                self._held = _mapped(to_device, window.batches)
             self._columns = [x.unbind() for x in tensors_of(self._held)]
         else:
             self._held = _on_device(self._rows, to_device)
@@ -142,8 +147,8 @@ class CaptureExecutor:
         captured = self._capture(window)
         if isinstance(captured, Captured):
             compiler = INDUCTOR if captured.is_compiled else CAPTURED
-            refusal = f"not compiled by Inductor: {captured.refusal}" if captured.refusal else ""
-            return Facts(device(), (compiler,), refusal=refusal)
+            compiler = CUDA_GRAPH if captured.is_graph else compiler
+            return Facts(device(), (compiler,), refusal=captured.refusal)
         if self._options.execution == "compiled":  # raises the step's own error if there is one
             Prover(self._program, self._around).run_and_undo(self._batches(window))
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
@@ -153,6 +158,11 @@ class CaptureExecutor:
         if not self.plan.compiler or self._captured is not None:
             return False
         return isinstance(self._capture(window), Captured)
+
+    def transfer(self, window: Window) -> None:
+        """Start to copy the batches of a streamed window from pinned memory."""
+        if on_accelerator() and window.rows is None and isinstance(self._captured, Captured):
+            self._ready = window, Batches(window, self._to_device, early=True)
 
     def run(
         self,
@@ -175,6 +185,7 @@ class CaptureExecutor:
                 return Running(lambda: _fetched(self._play(captured, batches, first_step)))
             results = self._play(captured, batches, first_step)
         else:
+            batches.arrive()
             results = [self._run(batches.batch(i), first_step + i) for i in range(window.count)]
         fetched = _fetched(results)
         return Done(lambda: fetched, time.monotonic() - started)
@@ -186,6 +197,7 @@ class CaptureExecutor:
         return self._ready[1]
 
     def _play(self, step: Captured, batches: Batches, first_step: int) -> list[StepResult]:
+        batches.arrive()
         state = [variable._value for variable in self._program.variables]
         results: list[StepResult] = []
         for i in range(batches.count):
@@ -207,8 +219,9 @@ class CaptureExecutor:
                     "takes four times that memory"
                 )
             elif self._program.number < MOST_FORMS:
-                compiles = self._options.compiler == INDUCTOR
-                prover = Prover(self._program, self._around, compiles)
+                graphs = self._options.compiler == CUDA_GRAPH
+                compiles = graphs or self._options.compiler == INDUCTOR
+                prover = Prover(self._program, self._around, compiles, graphs)
                 self._captured = self._agreed(prover.capture(self._batches(window)))
             else:
                 self._captured = f"batches have more than {MOST_FORMS} different shapes"
@@ -237,7 +250,7 @@ def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> Any:
 
 def is_shareable(array: Any) -> bool:
     """Return whether a tensor can share the memory of an array, and has the same type in Keras."""
-    return array.dtype in _SHARED and device() == "cpu"
+    return array.dtype in SAME_TYPE and device() == "cpu"
 
 
 def shared(array: Any, to_device: Callable[[Any], Any]) -> Any:

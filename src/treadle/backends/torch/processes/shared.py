@@ -94,6 +94,9 @@ class SharedExecutor:
         with self._processes.alone():
             return self._executor.compile(window)
 
+    def transfer(self, window: Window) -> None:
+        """Do nothing: each process takes its rows of a batch when its step runs."""
+
     def run(
         self,
         window: Window,

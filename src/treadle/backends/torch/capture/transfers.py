@@ -1,0 +1,97 @@
+"""Copies of streamed batches to a CUDA device, which run while the steps before them run.
+
+Copies from pinned memory run next to kernels if they are in another stream. Three rules make that
+safe:
+
+- The host's memory: PyTorch's allocator of pinned memory notes each copy, and does not hand out a
+  block again before its copies have ended. So pinned tensors need not be kept.
+- The order: the stream of the steps waits for an event that is recorded behind the copies.
+- The device's memory belongs to the stream of the copies. So each tensor is recorded on the stream
+  of the steps too, or the next copies could overwrite it while a step still reads it.
+
+This was tested with a stand-in for the device, and not on a GPU.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from .trials import device
+
+SAME_TYPE = frozenset(
+    np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32")
+)
+"""The types of arrays that Keras converts to tensors of the same type."""
+
+
+class CopyStream:
+    """The stream of copies of a process, and the operations of PyTorch that they need."""
+
+    def __init__(self) -> None:
+        self._stream: Any = torch.cuda.Stream()
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Return a context whose operations are in the stream of the copies."""
+        return torch.cuda.stream(self._stream)
+
+    def copied(self, array: Any) -> Any:
+        """Start to copy an array to the device."""
+        pinned = torch.from_numpy(np.require(array, requirements=["C", "W"])).pin_memory()
+        return pinned.to(device(), non_blocking=True)
+
+    def event(self) -> Any:
+        """Return an event behind the copies that were started."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: Any, tensors: list[Any]) -> None:
+        """Let the calling thread's stream wait for an event, and use the tensors after it."""
+        current = torch.cuda.current_stream()
+        current.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+@cache
+def copy_stream() -> CopyStream:
+    """Return the stream of copies of this process."""
+    return CopyStream()
+
+
+def on_accelerator() -> bool:
+    """Return whether batches are copied to the device while other steps run."""
+    return device() == "cuda"
+
+
+def start_copies(arrays: Any, to_device: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
+    """Start to copy a structure of arrays.
+
+    Args:
+        arrays: The arrays, and None.
+        to_device: A function that converts an array of another type to a tensor.
+
+    Returns:
+        The tensors, and a function to call in the thread that uses them, before it does.
+    """
+    stream = copy_stream()
+    tensors: list[Any] = []
+
+    def copied(array: Any) -> Any:
+        if array is None:
+            return None
+        if array.dtype == np.float64:
+            array = array.astype(keras.config.floatx())
+        tensors.append(stream.copied(array) if array.dtype in SAME_TYPE else to_device(array))
+        return tensors[-1]
+
+    with stream.active():
+        held = keras.tree.map_structure(copied, arrays)
+        event = stream.event()
+    return held, lambda: stream.wait(event, tensors)
