@@ -147,7 +147,7 @@ def test_pytorch_that_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     def store(*_: Any) -> None:
         raise RuntimeError("the address is in use")
 
-    monkeypatch.setattr(sys.modules["treadle.backends.torch.processes.group"], "TCPStore", store)
+    monkeypatch.setattr(sys.modules["treadle.backends.torch.processes.engine"], "TCPStore", store)
     with pytest.raises(ConfigurationError) as raised:
         active().join_processes(Echo(), "10.0.0.1:7000")
     assert str(raised.value) == (

@@ -12,13 +12,16 @@ import treadle
 if keras.config.backend() != "torch":
     pytest.skip("each process computes its rows on PyTorch only", allow_module_level=True)
 
-from treadle.backends.torch.processes.rows import Rows, Seen
+from treadle.backends.processes.rows import Rows, Seen
+from treadle.backends.torch.processes.engine import TorchEngine
 
 
 @pytest.fixture
 def rows() -> Rows:
     """All rows of a batch of one, of which the second process has none."""
-    processes: Any = SimpleNamespace(size=2, rank=0, is_alone=True, note=lambda x: None)
+    processes: Any = SimpleNamespace(
+        size=2, rank=0, is_alone=True, note=lambda x: None, engine=TorchEngine()
+    )
     found = Rows(processes, 1, Seen())
     found.total = lambda x: x.detach()  # type: ignore[method-assign]
     return found

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import torch
 
+from ....core.error_notes import in_one_line
 from ...plans import RefusedError
 from ..patches import INTERNALS
 from .graph import graph_of
 from .nodes import Block, Operation, Ref, inputs_of
 from .split import Part, split
 from .tape import Tape
-from .trials import in_one_line
 
 INDUCTOR: Final = "inductor"
 
