@@ -236,7 +236,7 @@ class Rows:
         parts = [ops.stop_gradient(leaves[i]) * self.share for i in scalars]
         for i in weighted:
             parts += self.parts(leaves[i].value, _weight(leaves[i]))
-        means = [ops.stop_gradient(losses[n]) * shares[n] for n in names]
+        means = [shared(ops.stop_gradient(losses[n]), shares[n]) for n in names]
         found = iter(self.totals([*tensors, *parts, *means]))
         sums = {name: list[Any](gradients[name]) for name in names}
         for name, i in places:
@@ -256,7 +256,8 @@ class Rows:
         The products are wide: those of many items with a mean in float16 would be infinite.
         """
         wide = ops.cast(value, keras.backend.result_type(value.dtype, weight.dtype))
-        return [_where(weight != 0, wide * weight), weight, wide * self.share]
+        product = wide * ops.cast(weight, wide.dtype)
+        return [_where(weight != 0, product), weight, wide * self.share]
 
     def mean(self, sums: Iterator[Any]) -> tuple[Any, Any]:
         """Return a weighted mean over the processes, and the weight; without any, the plain mean.
@@ -321,6 +322,11 @@ def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any
     if results is not None:
         results.append(([], [ops.stop_gradient(g) for g in grads if g is not None]))
     return original(optimizer, grads, *more)
+
+
+def shared(loss: Any, share: Any) -> Any:
+    """Return the share of these rows in a loss; a share of weights is wider than a half."""
+    return ops.multiply(loss, share) if ops.is_tensor(share) else loss * share
 
 
 def _weight(x: Weighted) -> Any:

@@ -18,7 +18,7 @@ from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.group import processes
-from ..processes.rows import rows, seen, unsplit
+from ..processes.rows import rows, seen, shared, unsplit
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import Scope, hand_losses, hand_outward
@@ -74,7 +74,7 @@ class TorchBackend:
                     mine = None
                 shares = {} if mine is None else mine.shares(weighted)
                 if shares:
-                    losses = {name: loss * shares[name] for name, loss in own.items()}
+                    losses = {name: shared(loss, shares[name]) for name, loss in own.items()}
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):
