@@ -56,6 +56,12 @@ def multi() -> Any:
     return MultiOptimizer([(keras.optimizers.SGD(0.1), lambda variable: True)])
 
 
+def normalization() -> Any:
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    return layer
+
+
 EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "Variable": lambda: [keras.Variable(1.0)],
     "Layer": lambda: [keras.layers.Dense(1)],
@@ -70,6 +76,7 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "Callback method": lambda: [keras.callbacks.Callback().on_epoch_end],
     "SwapEMAWeights": lambda: [keras.callbacks.SwapEMAWeights()],
     "MultiOptimizer": lambda: [multi()],
+    "BatchNormalization": lambda: [normalization()],
 }
 
 

@@ -1,5 +1,6 @@
 """Which process this is, by the variables of launchers; and `treadle launch`."""
 
+import json
 import os
 import signal
 import subprocess
@@ -36,9 +37,27 @@ OPEN_MPI = {
 }
 
 
+def tf_config(kind: str, index: int, **cluster: list[str]) -> dict[str, str]:
+    task = {"type": kind, "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+WORKERS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
+
+
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
+        (tf_config("worker", 1, **WORKERS), Place(1, 2, "10.0.0.1", 2222, "TF_CONFIG")),
+        (
+            {**TORCHRUN, **tf_config("worker", 1, chief=["a:7"], **WORKERS)},
+            Place(2, 3, "a", 7, "TF_CONFIG"),
+        ),
+        (tf_config("chief", 0, chief=["a:7"], **WORKERS), Place(0, 3, "a", 7, "TF_CONFIG")),
+        (
+            {**TORCHRUN, "TREADLE_LAUNCHED": "1", **tf_config("worker", 1, **WORKERS)},
+            Place(3, 4, "10.0.0.1", 29501, "treadle launch"),
+        ),
         (TORCHRUN, Place(3, 4, "10.0.0.1", 29501, "torchrun")),
         ({**TORCHRUN, "TREADLE_LAUNCHED": "1"}, Place(3, 4, "10.0.0.1", 29501, "treadle launch")),
         ({**TORCHRUN, "TREADLE_PORT": "7000"}, Place(3, 4, "10.0.0.1", 7000, "torchrun")),
@@ -56,6 +75,7 @@ def test_launchers_say_which_process_this_is(variables: dict[str, str], place: P
     "variables",
     [
         {},
+        tf_config("worker", 0, worker=["10.0.0.1:2222"]),
         {"RANK": "0", "WORLD_SIZE": "8"},  # of another program
         {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
         {**SLURM, "SLURM_JOB_NAME": "bash"},  # an interactive job
@@ -76,6 +96,29 @@ def test_a_launched_script_without_setup_is_refused(monkeypatch: pytest.MonkeyPa
     assert str(raised.value) == (
         "this is process 3 of 4, by torchrun, but it has not joined the others, and would train "
         "alone: call treadle.setup() at the top of the script"
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TF_CONFIG": "{"},
+        {"TF_CONFIG": "[]"},
+        {"TF_CONFIG": '{"cluster": {}}'},
+        tf_config("ps", 0, ps=["a:1"], **WORKERS),
+        tf_config("evaluator", 0, **WORKERS),
+        tf_config("worker", 2, **WORKERS),
+        tf_config("worker", -1, **WORKERS),
+        tf_config("worker", 0, worker=["a", "b"]),
+    ],
+)
+def test_a_configuration_of_tensorflow_without_a_place(variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        found_place(variables)
+    assert str(raised.value) == (
+        f"TF_CONFIG={variables['TF_CONFIG']!r} does not give the place of this process: expected "
+        'JSON such as {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": '
+        '"worker", "index": 0}}, where the type is chief or worker'
     )
 
 

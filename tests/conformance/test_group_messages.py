@@ -4,6 +4,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import keras
 import numpy as np
@@ -14,10 +15,11 @@ from treadle.backends.base import active
 from treadle.core import processes
 from treadle.distribute import Place, join_processes
 from treadle.distribute.channel import connect, free_port, receive
-from treadle.errors import ConfigurationError
+from treadle.errors import ConfigurationError, StepError
 
 BACKEND = keras.config.backend()
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
 
 
@@ -147,7 +149,7 @@ def test_pytorch_that_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     def store(*_: Any) -> None:
         raise RuntimeError("the address is in use")
 
-    monkeypatch.setattr(sys.modules["treadle.backends.torch.processes.group"], "TCPStore", store)
+    monkeypatch.setattr(sys.modules["treadle.backends.torch.processes.engine"], "TCPStore", store)
     with pytest.raises(ConfigurationError) as raised:
         active().join_processes(Echo(), "10.0.0.1:7000")
     assert str(raised.value) == (
@@ -168,3 +170,64 @@ def test_pytorch_that_was_connected_to_others(monkeypatch: pytest.MonkeyPatch) -
         "torch.distributed was initialized as process 2 of 3, but this is process 0 of 2: leave "
         "the initialization to Treadle, or give both the same environment variables"
     )
+
+
+@on_tensorflow
+def test_tensorflow_that_has_started_cannot_join() -> None:
+    keras.ops.ones(1)
+    with pytest.raises(ConfigurationError) as raised:
+        active().join_processes(Connecting(), "127.0.0.1:7000")
+    assert str(raised.value) == (
+        "treadle.setup joins the other processes, and must come before TensorFlow computes "
+        "anything: move it to the top of the script"
+    )
+
+
+@on_tensorflow
+def test_tensorflow_that_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treadle.backends.tensorflow.processes import engine
+
+    def enable(_: Any) -> None:
+        raise RuntimeError("the address is in use")
+
+    context = MagicMock(config=None, enable_collective_ops=enable)
+    monkeypatch.setattr(engine, "eager_context", lambda: context)
+    monkeypatch.setattr("tensorflow.config.threading.get_inter_op_parallelism_threads", lambda: 4)
+    with pytest.raises(ConfigurationError) as raised:
+        active().join_processes(Connecting(), "127.0.0.1:7000")
+    text = str(raised.value)
+    assert text.startswith("process 0 of 2 cannot connect to the others at 127.0.0.1:")
+    assert text.endswith(
+        "with TensorFlow: the address is in use. Check that the machines can reach one another"
+    )
+
+
+class Connecting(Echo):
+    """A group whose other member has another address."""
+
+    def exchange(self, value: Any, at: str) -> list[Any]:
+        return [value, f"127.0.0.1:{free_port()}"]
+
+
+class Unlike(Echo):
+    """A group whose other member has traced nothing."""
+
+    def exchange(self, value: Any, at: str) -> list[Any]:
+        return [value, []]
+
+
+@on_tensorflow
+def test_graphs_that_communicate_in_different_ways() -> None:
+    import tensorflow as tf
+
+    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+
+    engine = TensorFlowEngine(Unlike())
+    with pytest.raises(StepError) as raised, engine.agreeing():
+        tf.function(engine.sum).get_concrete_function(tf.TensorSpec([3]))
+    assert str(raised.value) == (
+        "the step that was traced in process 1 sums 0 messages, and that of process 0 1 or "
+        "others: what a step computes must not depend on the process"
+    )
+    with engine.agreeing():  # of nothing, no process needs to know
+        pass

@@ -15,9 +15,8 @@ from tests.forked import python
 from treadle.checkpoint import Checkpoints
 from treadle.core.directory import CHECKPOINTS, read_run
 
-pytestmark = pytest.mark.skipif(
-    keras.config.backend() == "tensorflow", reason="TensorFlow trains in one process"
-)
+# TensorFlow takes long to start: one test there is enough for the short suite.
+SLOW: Any = pytest.mark.long if keras.config.backend() == "tensorflow" else lambda test: test
 LAST = re.compile(r"(?:\[\d\] )?(\d) (\d+) ([0-9a-f]{16})")
 
 
@@ -78,6 +77,7 @@ def test_all_processes_have_equal_results_and_one_writes_the_files(
     assert read_run(directory)["finished"]
 
 
+@SLOW
 def test_a_signal_to_one_process_saves_the_same_step_in_all(
     whole: tuple[Path, Ended], tmp_path: Path
 ) -> None:

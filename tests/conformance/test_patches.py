@@ -18,12 +18,6 @@ def layer() -> list[Any]:
     return [made]
 
 
-def normalization() -> list[Any]:
-    made = keras.layers.BatchNormalization()
-    made.build((None, 2))
-    return [made]
-
-
 def of_torch() -> dict[str, Callable[[], list[Any]]]:
     import torch
 
@@ -40,7 +34,6 @@ def of_torch() -> dict[str, Callable[[], list[Any]]]:
             torch.Generator(),
         ],
         "Layer": collected,
-        "BatchNormalization": normalization,
     }
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,10 @@ from cases import CASES
 import treadle
 from tests.forked import python
 from tests.xla import less_optimized
-from treadle.backends.base import active
-from treadle.core.processes import SingleProcess
-from treadle.errors import ConfigurationError
 
-TORCH = keras.config.backend() == "torch"
-on_torch = pytest.mark.skipif(not TORCH, reason="each process computes its rows on PyTorch only")
+BACKEND = keras.config.backend()
+TENSORFLOW = BACKEND == "tensorflow"
+by_rows = pytest.mark.skipif(BACKEND == "jax", reason="JAX divides batches by itself")
 CLOSE = 1e-5
 ROUGH = {"mixed-bfloat16": 2e-2}
 ROOT = Path(__file__).parents[2]
@@ -79,6 +78,10 @@ MORE = (
     *("recipe-maml", "recipe-wgan-gp", "recipe-mnist-gan", "recipe-distillation"),
     *("recipe-self-supervised", "recipe-char-lm"),
 )
+MORE_ON_TENSORFLOW = (
+    *("accumulating", "fewer-rows-than-processes", "short-batch-1", "streamed"),
+    *("recipe-maml", "recipe-wgan-gp", "recipe-self-supervised"),
+)
 FAILURES = {
     "sum-of-losses": (
         r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. Each process "
@@ -109,8 +112,13 @@ FAILURES = {
         r"train_step fails for the rows of process 1: ValueError: too few rows"
     ),
     "shuffled-rows": (
-        r"aten\.randperm\.default draws for the 8 rows of a batch together, which several "
-        r"processes cannot divide: draw uniform or normal numbers, or train with one process"
+        r"(aten\.randperm\.default|keras\.random\.shuffle) draws for the 8 rows of a batch "
+        r"together, which several processes cannot divide: draw uniform or normal numbers, or "
+        r"train with one process"
+    ),
+    "own-random-state": (
+        r"the step draws with a function of tf\.random that keeps its own state, of which each "
+        r"process has another: draw with keras\.random, whose seeds are part of the task"
     ),
     "ambiguous-draw": (
         r"a random draw of shape \(4,\) may be rows of the batch, of which this process has 4, "
@@ -148,36 +156,60 @@ FAILURES = {
 ON_JAX = ("reference", "fewer-rows-than-processes", "short-batch-1", "streamed")
 TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
+ON_TENSORFLOW = ("reference", "sum-of-losses", "shuffled-rows", "own-random-state")
+"""On TensorFlow, others are `long`: each compiles a program for one process, to compare with."""
 
 
-@on_torch
-@pytest.mark.parametrize("name", RESULTS)
+def of_backend(names: Iterable[str]) -> list[Any]:
+    """Return the checks that the backend has; on TensorFlow, long ones are marked."""
+    if not TENSORFLOW:
+        return [name for name in names if name != "own-random-state"]
+    return [
+        name if name in ON_TENSORFLOW else pytest.param(name, marks=pytest.mark.long)
+        for name in names
+        if name != "on-values"  # a graph has no values that Python may read
+    ]
+
+
+def together(name: str) -> Sequence[str]:
+    """Return the checks that run in the same processes."""
+    if not TENSORFLOW:
+        return [name for name in TOGETHER if name != "own-random-state"]
+    others = [name for name in TOGETHER if name not in (*ON_TENSORFLOW, "on-values")]
+    return ON_TENSORFLOW if name in ON_TENSORFLOW else others
+
+
+@by_rows
+@pytest.mark.parametrize("name", of_backend(RESULTS))
 def test_two_processes_give_what_one_gives(found: Any, name: str) -> None:
-    apart, where = found(2, name, *TOGETHER)
+    apart, where = found(2, name, *together(name))
     assert apart <= CLOSE, where
 
 
-@on_torch
-@pytest.mark.parametrize("name", FAILURES)
+@by_rows
+@pytest.mark.parametrize("name", of_backend(FAILURES))
 def test_what_several_processes_cannot_compute_is_refused(found: Any, name: str) -> None:
-    messages = found(2, name, *TOGETHER)
+    messages = found(2, name, *together(name))
     assert re.fullmatch(rf"\w+: {FAILURES[name]}", messages[0]), messages[0]
     errors = {message.partition(":")[0] for message in messages}
     assert len(errors) == 1 or name == "error-for-some-rows"
 
 
-@on_torch
+@by_rows
 @pytest.mark.long
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["reference", *MORE])
+@pytest.mark.parametrize("size", [2] if TENSORFLOW else [2, 4])
+@pytest.mark.parametrize("name", MORE_ON_TENSORFLOW if TENSORFLOW else ["reference", *MORE])
 def test_however_steps_run_several_processes_give_what_one_gives(
     found: Any, name: str, size: int
 ) -> None:
-    apart, where = found(size, name, "reference", *MORE)
+    more = MORE_ON_TENSORFLOW if TENSORFLOW else ("reference", *MORE)
+    apart, where = found(size, name, *more)
     assert apart <= CLOSE, where
 
 
-@on_torch
+@pytest.mark.skipif(
+    BACKEND != "torch", reason="TensorFlow has the rules of PyTorch, and starts slowly"
+)
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_step_may_do_in_three_processes(name: str, found: Any) -> None:
@@ -188,21 +220,11 @@ def test_what_a_step_may_do_in_three_processes(name: str, found: Any) -> None:
     assert apart <= ROUGH.get(name, CLOSE), where
 
 
-@pytest.mark.skipif(keras.config.backend() != "jax", reason="of JAX")
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
 @pytest.mark.parametrize("name", ON_JAX)
 def test_two_processes_of_jax_give_what_one_gives(found: Any, name: str) -> None:
     apart, where = found(2, name, *ON_JAX)
     assert apart <= CLOSE, where
-
-
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="others have several processes")
-def test_several_processes_are_refused() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        active().join_processes(SingleProcess(), "127.0.0.1:1")
-    assert str(caught.value) == (
-        "Treadle does not train in several processes on tensorflow: start one process, or choose "
-        "PyTorch or JAX, as in treadle.setup(backend='jax')"
-    )
 
 
 def test_a_step_in_one_process_has_all_rows() -> None:

@@ -1,26 +1,47 @@
-"""Sums over the rows of processes on PyTorch, in one process: the other one has no rows."""
+"""Rows of a batch and sums over them on PyTorch and TensorFlow, in one process of a group."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from keras import ops
 
 import treadle
 
-if keras.config.backend() != "torch":
-    pytest.skip("each process computes its rows on PyTorch only", allow_module_level=True)
+if keras.config.backend() == "jax":
+    pytest.skip("JAX divides batches by itself", allow_module_level=True)
 
-from treadle.backends.torch.processes.rows import Rows, Seen
+from treadle.backends.processes.rows import Rows, Seen, computing
+from treadle.errors import StepError
+
+BACKEND = keras.config.backend()
+
+
+def engine_of(group: Any) -> Any:
+    if BACKEND == "torch":
+        from treadle.backends.torch.processes.engine import TorchEngine
+
+        return TorchEngine()
+    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+
+    return TensorFlowEngine(group)
+
+
+def process(rank: int) -> Any:
+    """One of two processes, which does not communicate."""
+    group = SimpleNamespace(rank=rank, size=2)
+    return SimpleNamespace(
+        size=2, rank=rank, is_alone=True, note=lambda x: None, engine=engine_of(group)
+    )
 
 
 @pytest.fixture
 def rows() -> Rows:
     """All rows of a batch of one, of which the second process has none."""
-    processes: Any = SimpleNamespace(size=2, rank=0, is_alone=True, note=lambda x: None)
-    found = Rows(processes, 1, Seen())
-    found.total = lambda x: x.detach()  # type: ignore[method-assign]
+    found = Rows(process(0), 1, Seen())
+    found.total = lambda x: ops.stop_gradient(x)  # type: ignore[method-assign]
     return found
 
 
@@ -39,3 +60,66 @@ def test_weighted_scalars_that_are_no_tensors(rows: Rows) -> None:
     assert [float(x.value) for x in found] == [0.5, 2.0, 7.0]
     # `Accumulator.add(weight=loss.weight)` sums tensors over the processes, and no numbers.
     assert all(ops.is_tensor(x.weight) for x in found)
+
+
+DRAWS = {
+    "normal": lambda n, seed: keras.random.normal((n, 3), seed=seed),
+    "uniform": lambda n, seed: keras.random.uniform((n, 3), seed=seed),
+    "several-blocks": lambda n, seed: keras.random.uniform((2 * n, 3), seed=seed),
+    "truncated-normal": lambda n, seed: keras.random.truncated_normal((n, 3), seed=seed),
+    "integers": lambda n, seed: keras.random.randint((n, 3), 0, 100, seed=seed),
+    "dropout": lambda n, seed: keras.random.dropout(ops.ones((n, 4, 3)), 0.5, seed=seed),
+    "dropout-of-channels": lambda n, seed: keras.random.dropout(
+        ops.ones((n, 4, 3)), 0.5, (n, 1, 3), seed=seed
+    ),
+    "gamma": lambda n, seed: keras.random.gamma((n, 3), 2.0, seed=seed),
+    "beta": lambda n, seed: keras.random.beta((n, 3), 2.0, 1.5, seed=seed),
+    "binomial": lambda n, seed: keras.random.binomial((n, 3), 9.0, 0.3, seed=seed),
+    "categorical": lambda n, seed: keras.random.categorical(ops.zeros((n, 3)), 2, seed=seed),
+    "not-of-rows": lambda n, seed: keras.random.normal((2, 3), seed=seed),
+}
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="PyTorch's draws are operators of a step")
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_rows_of_the_draw_for_the_whole_batch(name: str) -> None:
+    draw, engine, noted = DRAWS[name], process(0).engine, Seen()
+    with engine.patched(), computing(None, noted):
+        whole = ops.convert_to_numpy(draw(7, 3))
+    found: list[Any] = []
+    for rank in (0, 1):  # of four and three rows
+        mine = Rows(process(rank), 7, noted)
+        with engine.patched(), computing(mine):
+            found.append(ops.convert_to_numpy(draw(mine.count, 3)))
+    if name == "not-of-rows":
+        assert (found[0] == whole).all() and (found[1] == whole).all()
+        return
+    blocks = len(whole) // 7
+    parts = [x.reshape(blocks, -1, *x.shape[1:]) for x in found]
+    np.testing.assert_array_equal(np.concatenate(parts, 1).reshape(whole.shape), whole)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
+def test_a_draw_whose_shape_depends_on_values() -> None:
+    import tensorflow as tf
+
+    from treadle.backends.tensorflow.processes.draws import of_shape
+
+    with pytest.raises(StepError) as raised:
+        tf.function(lambda n: of_shape(tf.zeros, [n]), autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int32)
+        )
+    assert str(raised.value) == (
+        "the shape of a random draw depends on values, so that several processes cannot divide "
+        "it: draw for a shape that follows from the shapes of the batch"
+    )
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras subtracts squares on PyTorch itself")
+@pytest.mark.parametrize("keepdims", [True, False])
+def test_a_variance_far_from_zero_keeps_its_digits(rows: Rows, keepdims: bool) -> None:
+    x = (1e4 + np.random.default_rng(0).normal(size=(1, 64, 2))).astype("float32")
+    with rows._processes.engine.patched(), computing(rows):
+        mean, variance = ops.moments(x, [0, 1], keepdims)
+    assert mean.shape == ((1, 1, 2) if keepdims else (2,))
+    np.testing.assert_allclose(np.ravel(variance), x.var((0, 1), dtype="float64"), rtol=1e-3)

@@ -133,14 +133,6 @@ def single_device_only(devices: Any, backend: str) -> ConfigurationError:
     )
 
 
-def single_process_only(backend: str) -> ConfigurationError:
-    """Return the error for a group of processes on a backend that trains in one."""
-    return ConfigurationError(
-        f"Treadle does not train in several processes on {backend}: start one process, or choose "
-        "PyTorch or JAX, as in treadle.setup(backend='jax')"
-    )
-
-
 class Transformations(Protocol):
     """Differentiation, recomputation and control flow: the operations that steps call."""
 
@@ -390,8 +382,7 @@ class Devices(Protocol):
             address: The host and port where process 0 coordinates them; the port is free.
 
         Raises:
-            ConfigurationError: The backend trains in one process only, or its framework has
-                already started.
+            ConfigurationError: The framework has already started, or cannot connect.
         """
         ...
 

@@ -1,5 +1,7 @@
 """Notes on exceptions that report the progress of the run when they were raised."""
 
+import re
+
 from .progress import Progress
 
 WEIGHTS = "; the weights are those "
@@ -51,3 +53,9 @@ def _where(progress: Progress, running: int, lost: int) -> str:
     if not progress.step:
         return f"before the first step{WEIGHTS}of the start"
     return f"after {progress}{WEIGHTS}of that step"
+
+
+def in_one_line(error: Exception) -> str:
+    """Format an exception as one line, without the color codes that Keras' layers add."""
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return f"{type(error).__name__}: {text[:200]}"

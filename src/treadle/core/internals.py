@@ -6,9 +6,11 @@ a framework and for Keras' backend of that name. `tests/test_keras_internals.py`
 """
 
 import importlib
-from collections.abc import Generator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import BackendError
@@ -97,3 +99,32 @@ class Attribute:
     owner: str
     reason: str
     upstream: str
+
+
+def in_this_thread(function: Any, original: Any) -> Any:
+    """Return `function` in this thread, and `original` in others, which may be reading data."""
+    if not callable(function):
+        return function
+    thread = threading.get_ident()
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        chosen = function if threading.get_ident() == thread else original
+        return chosen(*args, **kwargs)
+
+    return choose
+
+
+@contextmanager
+def wrapped(replacements: Mapping[Internal, Callable[..., Any]]) -> Generator[None]:
+    """Replace functions in this context, in this thread.
+
+    Args:
+        replacements: Functions that take the original one and its arguments.
+    """
+    with ExitStack() as stack:
+        for internal, replacement in replacements.items():
+            original = internal.resolve()
+            # A function, since a `partial` in a class would not be a method.
+            patched = in_this_thread(partial(replacement, original), original)
+            stack.enter_context(internal.replaced(patched))
+        yield

@@ -125,6 +125,18 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/layers/layer.py",
         "(self, *args, **kwargs)",
     ),
+    "masked_moments": Internal(
+        "keras.src.layers.normalization.batch_normalization:BatchNormalization._moments",
+        "patched on several processes: with a mask, it computes the moments itself",
+        f"{KERAS}/layers/normalization/batch_normalization.py",
+        "(self, inputs, mask)",
+    ),
+    "apply": Internal(
+        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        "patched on several processes: the gradients that they apply are compared, or averaged",
+        f"{KERAS}/optimizers/base_optimizer.py",
+        "(self, grads, trainable_variables=None)",
+    ),
 }
 
 _VARIABLE = f"{KERAS}/backend/common/variables.py"
@@ -140,6 +152,11 @@ ATTRIBUTES: dict[str, Attribute] = {
     ),
     "_layout": Attribute(
         "Variable", "where the value lies on several devices, which Keras sets once", _VARIABLE
+    ),
+    "_reduction_axes": Attribute(
+        "BatchNormalization",
+        "the axes over which several processes compute the moments of a masked batch",
+        f"{KERAS}/layers/normalization/batch_normalization.py",
     ),
     "_dtype": Attribute("Variable", "`dtype` depends on the autocast scope", _VARIABLE),
     "_loss_ids": Attribute(

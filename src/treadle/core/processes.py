@@ -5,6 +5,7 @@ decisions. What may differ between them (clocks, signals, files) is agreed on by
 short messages. One of them, the chief, writes files and shows progress.
 """
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -216,3 +217,9 @@ def agree_on_time(values: list[float] | None = None) -> None:
     """
     global _time
     _time = (values or _group.exchange(time.monotonic(), "reading the clock"))[0]
+
+
+def free_port() -> int:
+    """Return a port that no program uses now."""
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]

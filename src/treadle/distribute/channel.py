@@ -18,6 +18,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from ..core.processes import free_port as free_port
 from ..core.terminal import clean
 from ..errors import ConfigurationError, ProcessError
 
@@ -380,9 +381,3 @@ def _prepared(link: socket.socket) -> socket.socket:
         if hasattr(socket, name):
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return link
-
-
-def free_port() -> int:
-    """Return a port that no program uses now."""
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]

@@ -1,9 +1,11 @@
 """Which process of how many this is, as launchers say in environment variables."""
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ConfigurationError
 
@@ -42,9 +44,10 @@ class Place:
 def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     """Return the place of this process, or None if it trains alone.
 
-    In this order: the variables of torchrun (which `treadle launch` also sets), of SLURM, of Open
-    MPI. Those of torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and
-    `WORLD_SIZE` too. Interactive jobs of SLURM do not count, and processes that a member starts.
+    In this order: TensorFlow's `TF_CONFIG`, on any backend; the variables of torchrun (which
+    `treadle launch` also sets), of SLURM, of Open MPI. Those of torchrun count only with
+    `LOCAL_RANK`, since other programs set `RANK` and `WORLD_SIZE` too. Interactive jobs of SLURM do
+    not count, and processes that a member starts.
 
     Args:
         variables: The environment variables; by default those of this process.
@@ -63,7 +66,7 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     if given.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid()):
         return None
     env = _Variables(given)
-    for find in (_torchrun, _slurm, _open_mpi):
+    for find in (_tf_config, _torchrun, _slurm, _open_mpi):
         place = find(env)
         if place is not None:
             return place if place.size > 1 else None
@@ -115,6 +118,35 @@ class _Variables:
         if PORT_VARIABLE not in self:
             return default
         return self.number(PORT_VARIABLE, "the environment", 1, 1 << 16)
+
+
+def _tf_config(env: _Variables) -> Place | None:
+    """Return the place that `TF_CONFIG` gives: the chief is process 0, if there is one.
+
+    Raises:
+        ConfigurationError: It is not valid, or this task does not train.
+    """
+    if "TREADLE_LAUNCHED" in env or "TF_CONFIG" not in env:
+        return None
+    text = env.text("TF_CONFIG", "TensorFlow")
+    try:
+        given: Any = json.loads(text)
+        cluster, task = given["cluster"], given["task"]
+        addresses = [str(x) for kind in ("chief", "worker") for x in cluster.get(kind, [])]
+        kind, index = task["type"], int(task["index"])
+        rank = index + (len(cluster.get("chief", [])) if kind == "worker" else 0)
+        host, _, port = addresses[0].rpartition(":")
+        if not (kind in ("chief", "worker") and 0 <= index < len(cluster[kind])):
+            raise ValueError(kind)
+        if not (host and 0 < int(port) < 1 << 16):
+            raise ValueError(port)
+        return Place(rank, len(addresses), host, env.port(int(port)), "TF_CONFIG")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigurationError(
+            f"TF_CONFIG={text!r:.300} does not give the place of this process: expected JSON such "
+            'as {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", '
+            '"index": 0}}, where the type is chief or worker'
+        ) from error
 
 
 def _torchrun(env: _Variables) -> Place | None:

@@ -78,8 +78,8 @@ class Accumulator:
                 is ignored.
             weight: The weight of the gradients in the mean: the number of examples, or tokens, over
                 which their loss is averaged. Default: the number of examples in the batch of the
-                running step, or 1 outside of a step. In several PyTorch processes, a tensor is
-                summed over them, and a number is taken as that of the whole batch.
+                running step, or 1 outside of a step. In several processes of PyTorch or TensorFlow,
+                a tensor is summed over them, and a number is taken as that of the whole batch.
 
         Returns:
             Whether `update` was called, a boolean scalar tensor.

@@ -39,8 +39,8 @@ def weighted(value: Tensor, weight: Tensor) -> Weighted:
     Args:
         value: A scalar: the mean over the items that `weight` counts, for example a loss per token.
             It must be finite if there are none.
-        weight: A scalar: the number of items. In several PyTorch processes, those in the rows of
-            this process.
+        weight: A scalar: the number of items. In several processes of PyTorch or TensorFlow,
+            those in the rows of this process.
 
     Example:
         >>> import treadle
@@ -53,10 +53,10 @@ def weighted(value: Tensor, weight: Tensor) -> Weighted:
 def gathered(x: Tensor) -> Tensor:
     """Return a tensor with the rows of the whole batch, for losses that combine examples.
 
-    In several PyTorch processes, each one computes its rows of a batch. A contrastive loss compares
-    each example with all others: compute it from gathered embeddings, in all processes alike.
-    Gradients flow back to the process that computed the row. Elsewhere a step has the whole batch,
-    and the tensor itself is returned.
+    In several processes of PyTorch or TensorFlow, each one computes its rows of a batch. A
+    contrastive loss compares each example with all others: compute it from gathered embeddings, in
+    all processes alike. Gradients flow back to the process that computed the row. Elsewhere a step
+    has the whole batch, and the tensor itself is returned.
 
     Args:
         x: A tensor with one row for each example, or several such tensors concatenated.

@@ -15,8 +15,10 @@ from ...core.options import Options
 from ...core.processes import ProcessGroup
 from ...errors import StepError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only, single_process_only
+from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
+from ..processes.group import processes
+from ..processes.rows import rows, seen, shared, unsplit
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import Scope, hand_losses, hand_outward
@@ -25,6 +27,8 @@ from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
 from .calls import GraphCaller
 from .patches import FuncGraph, true_moments
+from .processes.engine import connect
+from .processes.executor import shared_executor
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
 
@@ -54,6 +58,7 @@ class TensorFlowBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with a `GradientTape` over the variables, or over their scope's values."""
+        mine, whole = rows(), seen()
         scoped = in_stateless_scope()
         with (
             tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
@@ -69,7 +74,13 @@ class TensorFlowBackend:
             for source in [*sources, *inputs]:
                 tape.watch(source)
             with leaves or nullcontext(), true_moments() if nested else nullcontext():
-                losses, result = function(inputs)
+                weighted, result = function(inputs)
+                own = losses = {name: unweighted(loss) for name, loss in weighted.items()}
+                if not variables or (nested and not (mine and mine.sums_nested)):
+                    mine = None
+                shares = {} if mine is None else mine.shares(weighted)
+                if shares:
+                    losses = {name: shared(loss, shares[name]) for name, loss in own.items()}
         if leaves is not None:
             hand_outward(leaves.changed())
             hand_losses(leaves)
@@ -77,9 +88,15 @@ class TensorFlowBackend:
         for name, group in groups.items():
             chosen = [[*sources, *inputs][i] for i in group]
             with no_assignments(), no_layers():
-                found: list[Any] = tape.gradient(unweighted(losses[name]), chosen)
+                found: list[Any] = tape.gradient(losses[name], chosen)
             # Embeddings give IndexedSlices; every optimizer and clipping supports dense gradients.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
+        if nested:
+            return result, gradients if mine is None else mine.summed(gradients)
+        if mine is not None:
+            result, gradients = mine.reduced(result, gradients, own, shares)
+        elif whole is not None and variables:
+            whole.note(own, gradients)
         return result, gradients
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
@@ -87,12 +104,14 @@ class TensorFlowBackend:
         return nullcontext()
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the tensor, which has all rows of the batch already."""
-        return x
+        """Return the rows of all processes."""
+        mine = rows()
+        return x if mine is None else mine.gathered(x)
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the tensor: one process has all rows."""
-        return x
+        """Return the sum over the processes."""
+        mine = rows()
+        return x if mine is None else mine.total(x)
 
     def place(self) -> Any:
         """Return the graph that is being built."""
@@ -131,10 +150,11 @@ class TensorFlowBackend:
     def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
         """Run `tf.map_fn`, or a Python loop if values of a scope must carry over."""
         inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        function = unsplit(function)
         if tf.executing_eagerly() or in_stateless_scope():
             count = tf.nest.flatten(inputs)[0].shape[0]
-            rows = [function(row(inputs, i)) for i in range(count)]
-            return tf.nest.map_structure(lambda *x: tf.stack(x), *rows)
+            found = [function(row(inputs, i)) for i in range(count)]
+            return tf.nest.map_structure(lambda *x: tf.stack(x), *found)
         with FuncGraph("shapes").as_default():  # a trace that only gives the shapes
             first = tf.nest.map_structure(lambda x: x[0], inputs)
             shapes = tf.nest.map_structure(
@@ -182,6 +202,9 @@ class TensorFlowBackend:
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the graph loop, or the eager one."""
+        group = processes()
+        if group is not None and group.size > 1:
+            return shared_executor(program, options, _nothing, self.to_device, self.to_numpy, group)
         if options.execution == "eager":
             return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
         return TensorFlowExecutor(program)
@@ -217,8 +240,8 @@ class TensorFlowBackend:
         raise single_device_only(devices, self.name)
 
     def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Refuse: this backend trains in one process."""
-        raise single_process_only(self.name)
+        """Connect this process to the others with TensorFlow's collective operations."""
+        connect(group, address)
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
@@ -241,6 +264,9 @@ class TensorFlowBackend:
         gpus = len(tf.config.list_logical_devices("GPU"))
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
+        group = processes()
+        if group is not None and group.size > 1:
+            devices = f"{devices} ({group.size} processes)"
         return {"devices": devices, "threads": threads or cores()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:

@@ -26,6 +26,8 @@ from ...core.internals import KERAS, Attribute, Internal
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
+_DRAWS = "tensorflow.python.ops.gen_stateless_random_ops_v2"
+_ROWS = "patched on several processes: each takes its rows of the draw for the whole batch"
 
 INTERNALS: dict[str, Internal] = {
     "moments": Internal(
@@ -70,6 +72,73 @@ INTERNALS: dict[str, Internal] = {
         "XLA is not used under op determinism, which has no public reader",
         f"{_TENSORFLOW}/python/framework/config.py",
         "()",
+    ),
+    "truncated_normal": Internal(
+        f"{_DRAWS}:stateless_truncated_normal_v2",
+        _ROWS,
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
+        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
+    ),
+    "uniform_int": Internal(
+        f"{_DRAWS}:stateless_random_uniform_int_v2",
+        _ROWS,
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
+        "(shape, key, counter, alg, minval, maxval, name=None)",
+    ),
+    "gamma": Internal(
+        f"{_DRAWS}:stateless_random_gamma_v3",
+        _ROWS,
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
+        "(shape, key, counter, alg, alpha, name=None)",
+    ),
+    "binomial": Internal(
+        "tensorflow.python.ops.gen_stateless_random_ops:stateless_random_binomial",
+        _ROWS,
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops.cc",
+        "(shape, seed, counts, probs, dtype=tf.int64, name=None)",
+    ),
+    "multinomial": Internal(
+        "tensorflow.python.ops.gen_stateless_random_ops:stateless_multinomial",
+        _ROWS,
+        f"{_TENSORFLOW}/core/ops/stateless_random_ops.cc",
+        "(logits, num_samples, seed, output_dtype=tf.int64, name=None)",
+    ),
+    "shuffle": Internal(
+        "keras.src.backend.tensorflow.random:shuffle",
+        "patched on several processes: they cannot shuffle a batch that they divide",
+        f"{KERAS}/backend/tensorflow/random.py",
+        "(x, axis=0, seed=None)",
+    ),
+    "get_seed": Internal(
+        "tensorflow.python.framework.random_seed:get_seed",
+        "patched on several processes: operations with a state of their own are refused",
+        f"{_TENSORFLOW}/python/framework/random_seed.py",
+        "(op_seed)",
+    ),
+    "keras_moments": Internal(
+        "keras.src.backend.tensorflow.nn:moments",
+        "patched on several processes: the moments are those of the whole batch",
+        f"{KERAS}/backend/tensorflow/nn.py",
+        "(x, axes, keepdims=False, synchronized=False)",
+    ),
+    "assign": Internal(
+        "keras.src.backend.common:KerasVariable.assign",
+        "patched on several processes: the changes of assigned variables are combined",
+        f"{KERAS}/backend/common/variables.py",
+        "(self, value)",
+    ),
+    "eager_context": Internal(
+        "tensorflow.python.eager.context:context",
+        "forms the cluster of several processes; the strategy that does it too starts a service "
+        "that ends the process when another one fails, without a Python exception",
+        f"{_TENSORFLOW}/python/eager/context.py",
+        "()",
+    ),
+    "server_protocol": Internal(
+        "tensorflow.core.protobuf.tensorflow_server_pb2",
+        "the addresses of the cluster",
+        f"{_TENSORFLOW}/core/protobuf/tensorflow_server.proto",
+        members=("ServerDef",),
     ),
     "xplane_pb2": Internal(
         "tensorflow.tsl.profiler.protobuf.xplane_pb2",
@@ -139,6 +208,8 @@ ATTRIBUTES: dict[str, Attribute] = {
 
 FuncGraph: Any = INTERNALS["FuncGraph"].resolve()
 is_op_determinism_enabled: Any = INTERNALS["is_op_determinism_enabled"].resolve()
+eager_context: Any = INTERNALS["eager_context"].resolve()
+server_protocol: Any = INTERNALS["server_protocol"].resolve()
 xplane_pb2: Any = INTERNALS["xplane_pb2"].resolve()
 
 

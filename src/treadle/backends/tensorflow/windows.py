@@ -32,10 +32,14 @@ class TensorFlowExecutor:
     XLA compiles whole windows. For steps with convolutions on a CPU it compiles only the step, and
     the loop stays a TensorFlow graph: inside an XLA loop, a convolution takes up to 50 times as
     long.
+
+    Args:
+        program: The step.
+        refusal: Why XLA must not compile it, as a clause; empty if it may.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, refusal: str = "") -> None:
+        self._program, self._refusal = program, refusal
         self.plan = Plan(GRAPH, fused=True, largest=1)
         self.whole = False
         self._traced: _TracedStep | None = None
@@ -60,6 +64,8 @@ class TensorFlowExecutor:
         step = self._step(window)
         found = step.operations()
         facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves)
+        if self._refusal:
+            return facts.without(XLA, self._refusal)
         checks = sorted(found & CHECKS)
         if checks:
             return facts.without(XLA, f"XLA drops {checks[0]}")

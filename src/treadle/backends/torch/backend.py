@@ -17,6 +17,8 @@ from ...core.processes import ProcessGroup
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
+from ..processes.group import processes
+from ..processes.rows import rows, seen, shared, unsplit
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import Scope, hand_losses, hand_outward
@@ -30,9 +32,8 @@ from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
 from .patches import INTERNALS, fused_lstm, updates_in_parts
-from .processes.group import connect, processes
-from .processes.rows import rows, seen, unsplit
-from .processes.shared import SharedExecutor
+from .processes.engine import connect
+from .processes.executor import shared_executor
 from .trace import tracing
 
 _OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self")
@@ -74,7 +75,7 @@ class TorchBackend:
                     mine = None
                 shares = {} if mine is None else mine.shares(weighted)
                 if shares:
-                    losses = {name: loss * shares[name] for name, loss in own.items()}
+                    losses = {name: shared(loss, shares[name]) for name, loss in own.items()}
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):
@@ -175,7 +176,7 @@ class TorchBackend:
         """Return the executor of the captured step, or the eager one."""
         group = processes()
         if group is not None and group.size > 1:
-            return SharedExecutor(program, options, _step, self.to_device, self.to_numpy, group)
+            return shared_executor(program, options, _step, self.to_device, self.to_numpy, group)
         if options.execution == "eager":
             return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
         return CaptureExecutor(program, options, _step, self.to_device)

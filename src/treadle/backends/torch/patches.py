@@ -6,17 +6,15 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 `tests/conformance/test_patches.py` fails by name when one of the entries changes.
 """
 
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
 import keras
 import torch
 
-from ...core.internals import KERAS, Attribute, Internal
+from ...core.internals import KERAS, Attribute, Internal, in_this_thread
 from ...core.keras_internals import seed_generator
 from ..step_context import context
 
@@ -135,18 +133,6 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/nn.py",
         "(x, axes, keepdims=False, synchronized=False)",
     ),
-    "masked_moments": Internal(
-        "keras.src.layers.normalization.batch_normalization:BatchNormalization._moments",
-        "patched on several processes, likewise: with a mask, it computes them itself",
-        f"{KERAS}/layers/normalization/batch_normalization.py",
-        "(self, inputs, mask)",
-    ),
-    "apply": Internal(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
-        "patched on several processes: the gradients that they apply are compared, or averaged",
-        f"{KERAS}/optimizers/base_optimizer.py",
-        "(self, grads, trainable_variables=None)",
-    ),
     "C": Internal(
         "torch:_C",
         "replays call operators below autograd by their C functions, which takes less time",
@@ -161,11 +147,6 @@ INTERNALS: dict[str, Internal] = {
 }
 
 ATTRIBUTES: dict[str, Attribute] = {
-    "_reduction_axes": Attribute(
-        "BatchNormalization",
-        "the axes over which several processes compute the moments of a masked batch",
-        "https://github.com/keras-team/keras/blob/master/keras/src/layers/normalization/batch_normalization.py",
-    ),
     "_schema": Attribute(
         "OpOverload", "which arguments an operator changes or returns", f"{_PYTORCH}/torch/_ops.py"
     ),
@@ -238,7 +219,7 @@ def capturable_keras(cond: Call, call: Call) -> Generator[None]:
     with ExitStack() as stack:
         for name, replacement in replaced.items():
             internal = INTERNALS[name]
-            stack.enter_context(internal.replaced(_in_this_thread(replacement, internal.resolve())))
+            stack.enter_context(internal.replaced(in_this_thread(replacement, internal.resolve())))
         yield
 
 
@@ -297,7 +278,7 @@ def fused_lstm() -> Generator[None]:
             bias = kernel.new_zeros(kernel.shape[1])
         return fused(inputs, h, c, kernel, recurrent, bias, return_sequences, inputs.device)
 
-    replacement = _in_this_thread(lstm, by_cells)
+    replacement = in_this_thread(lstm, by_cells)
     with INTERNALS["lstm_by_cells"].replaced(replacement):
         yield
 
@@ -327,37 +308,6 @@ def variables_made() -> Generator[list[tuple[Any, Any]]]:
 
     with INTERNALS["variable_init"].replaced(init):
         yield made
-
-
-def _in_this_thread(function: Any, original: Any) -> Any:
-    """Return `function` in this thread, and `original` in others, which may be reading data."""
-    if not callable(function):
-        return function
-    thread = threading.get_ident()
-
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        chosen = function if threading.get_ident() == thread else original
-        return chosen(*args, **kwargs)
-
-    return choose
-
-
-@contextmanager
-def wrapped(replacements: Mapping[str, Call]) -> Generator[None]:
-    """Replace functions in this context, in this thread.
-
-    Args:
-        replacements: By the name in the register, functions that take the original one and its
-            arguments.
-    """
-    with ExitStack() as stack:
-        for name, replacement in replacements.items():
-            internal = INTERNALS[name]
-            original: Call = internal.resolve()
-            # A function, since a `partial` in a class would not be a method.
-            patched = _in_this_thread(partial(replacement, original), original)
-            stack.enter_context(internal.replaced(patched))
-        yield
 
 
 def _sum_of_seed(seed: Any) -> Any:

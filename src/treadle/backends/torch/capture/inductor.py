@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from ....core.error_notes import in_one_line
 from ...plans import RefusedError
 from ..patches import INTERNALS
 from .cuda_graph import GraphReplay, check_devices
@@ -19,7 +20,6 @@ from .graph import Graph, graph_of
 from .nodes import Block, Operation, Ref, inputs_of
 from .split import Part, split, written
 from .tape import Tape
-from .trials import in_one_line
 
 INDUCTOR: Final = "inductor"
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ....core.error_notes import in_one_line
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
@@ -19,7 +20,6 @@ from .trials import (
     Around,
     SomeBatches,
     Trials,
-    in_one_line,
     step_number,
     tensors_of,
     undone,

@@ -26,7 +26,6 @@ the process. Tests set the kind of the device on a CPU; these rules were not run
 
 import math
 import random
-import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +36,7 @@ import keras
 import numpy as np
 import torch
 
+from ....core.error_notes import in_one_line
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
@@ -454,9 +454,3 @@ def _agree(a: Any, b: Any, how: str, others: Sequence[Any] = ()) -> bool:
 def _largest(x: Any) -> Any:
     """Return the largest absolute value that is finite."""
     return x.nan_to_num(0.0, 0.0, 0.0).abs().max()
-
-
-def in_one_line(error: Exception) -> str:
-    """Format an exception as one line, without the color codes that Keras' layers add."""
-    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
-    return f"{type(error).__name__}: {text[:200]}"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ....errors import StepError
+from ...processes.rows import Rows, rows, seen
 from ..capture.nodes import Kind, aten, is_operator
 from ..patches import TorchDispatchMode
-from .rows import Rows, rows, seen
 
 # Draws whose number of random bits does not depend on their parameters, which may therefore be any
 # in rows of other processes; with the position of the parameters, and a valid value.

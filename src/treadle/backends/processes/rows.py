@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import torch
+from keras import ops
+from keras.backend import standardize_dtype
 
-from ....errors import StepError
-from ...types import Weighted
-from .group import Processes, Total
+from ...errors import StepError
+from ..types import Weighted
+from .group import Processes, Total, is_float
 
 Shape = tuple[int, ...]
 _running = threading.local()
@@ -33,7 +34,7 @@ class Seen:
     def note(self, losses: Mapping[str, Any], gradients: Mapping[str, Sequence[Any]]) -> None:
         """Note what an outermost call of `gradients` returns."""
         found = [g for name in gradients for g in gradients[name] if g is not None]
-        self.results.append(([losses[name].detach() for name in gradients], found))
+        self.results.append(([ops.stop_gradient(losses[name]) for name in gradients], found))
 
 
 class Rows:
@@ -67,6 +68,7 @@ class Rows:
         rank = processes.rank
         count = each + (rank < more)
         self.examples, self.seen = examples, seen
+        self._processes = processes
         self.is_idle = count == 0
         self.first = 0 if self.is_idle else rank * each + min(rank, more)
         self.count, self.share = max(count, 1), count / examples
@@ -97,9 +99,9 @@ class Rows:
         return keras.tree.map_structure(lambda x: self._of(x), batch)
 
     def _of(self, x: Any) -> Any:
-        if x is None or not x.ndim or x.shape[0] != self.examples:
+        if x is None or not len(x.shape) or x.shape[0] != self.examples:
             return x
-        return x.narrow(0, self.first, self.count)
+        return x[self.first : self.first + self.count]
 
     def whole_shape(self, shape: Shape, seen: set[Shape], what: str) -> Shape | None:
         """Return the shape for the whole batch of a tensor with these rows, or None for others.
@@ -137,11 +139,12 @@ class Rows:
 
     def rows_of(self, x: Any) -> Any:
         """Return these rows of a tensor for the whole batch, or for several ones concatenated."""
-        blocks = x.shape[0] // self.examples
+        blocks, rest = x.shape[0] // self.examples, tuple(x.shape[1:])
+        mine = slice(self.first, self.first + self.count)
         if blocks == 1:
-            return x.narrow(0, self.first, self.count)
-        parts = x.unflatten(0, (blocks, self.examples)).narrow(1, self.first, self.count)
-        return parts.flatten(0, 1)
+            return x[mine]
+        parts = ops.reshape(x, (blocks, self.examples, *rest))[:, mine]
+        return ops.reshape(parts, (blocks * self.count, *rest))
 
     def gathered(self, x: Any) -> Any:
         """Return a tensor with the rows of all processes; it can be differentiated.
@@ -149,43 +152,48 @@ class Rows:
         Raises:
             StepError: The tensor has no rows of the batch.
         """
-        if not x.ndim or x.shape[0] % self.count:
+        if not len(x.shape) or x.shape[0] % self.count:
             raise StepError(
                 f"gathered got a tensor of shape {tuple(x.shape)}, which has no rows of the batch: "
                 f"its first dimension must be a multiple of {self.count}, the number of rows of "
                 "this process"
             )
-        dtype = x.dtype
-        wide = x if dtype.is_floating_point else x.long()
-        return self.sum(self.padded(wide, 0)).to(dtype)
+        wide = x if is_float(x) else ops.cast(x, "int64")
+        return ops.cast(self.sum(self.padded(wide, 0)), x.dtype)
 
     def padded(self, x: Any, value: Any) -> Any:
         """Return rows as a tensor for the whole batch, with a value in the other rows."""
-        blocks = x.shape[0] // self.count
+        blocks, rest = x.shape[0] // self.count, tuple(x.shape[1:])
         sizes = self.first, self.examples - self.first - self.count
-        before, after = (x.new_full((blocks, size, *x.shape[1:]), value) for size in sizes)
-        return torch.cat([before, x.unflatten(0, (blocks, self.count)), after], 1).flatten(0, 1)
+        dtype = standardize_dtype(x.dtype)
+        before, after = (ops.full((blocks, size, *rest), value, dtype) for size in sizes)
+        parts = [before, ops.reshape(x, (blocks, self.count, *rest)), after]
+        return ops.reshape(ops.concatenate(parts, 1), (blocks * self.examples, *rest))
 
     def sum(self, x: Any) -> Any:
         """Return the sum of a tensor over the processes with rows; it can be differentiated."""
-        return _Sum.apply(x, self)
+        return self._processes.engine.differentiable(self.total, self.is_idle, x)
 
     def total(self, x: Any) -> Any:
         """Return the sum of a tensor over the processes with rows."""
-        x = x.detach()
-        return self._total.recorded(torch.zeros_like(x) if self.is_idle else x)
+        x = ops.stop_gradient(x)
+        x = ops.zeros_like(x) if self.is_idle else x
+        return self._processes.engine.recorded(self._total, x)
 
     def totals(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sums of tensors over the processes, in one message for each type."""
         found: list[Any] = [None] * len(tensors)
-        kinds: dict[torch.dtype, list[int]] = {}
+        kinds: dict[str, list[int]] = {}
         for i, x in enumerate(tensors):
-            kinds.setdefault(_wide(x.dtype), []).append(i)
+            kinds.setdefault(_wide(x), []).append(i)
         for dtype, chosen in kinds.items():
-            flat = torch.cat([tensors[i].detach().reshape(-1).to(dtype) for i in chosen])
-            sizes = [tensors[i].numel() for i in chosen]
-            for i, part in zip(chosen, self.total(flat).split(sizes), strict=True):
-                found[i] = part.reshape(tensors[i].shape).to(tensors[i].dtype)
+            flat = [ops.reshape(ops.stop_gradient(tensors[i]), (-1,)) for i in chosen]
+            sizes = [int(x.shape[0]) for x in flat]
+            total = self.total(ops.concatenate([ops.cast(x, dtype) for x in flat]))
+            parts = self._processes.engine.split(total, sizes)
+            for i, part in zip(chosen, parts, strict=True):
+                shaped = ops.reshape(part, tuple(tensors[i].shape))
+                found[i] = ops.cast(shaped, tensors[i].dtype)
         return found
 
     def shares(self, losses: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +204,7 @@ class Rows:
         weights = {name: _weight(x) for name, x in losses.items() if isinstance(x, Weighted)}
         totals = dict(zip(weights, self.totals(list(weights.values())), strict=True))
         return {name: self.share for name in losses} | {
-            name: torch.where(totals[name] != 0, weight / totals[name], 0)
+            name: _where(totals[name] != 0, weight / totals[name])
             for name, weight in weights.items()
         }
 
@@ -225,10 +233,10 @@ class Rows:
         names = list(gradients)
         places = [(n, i) for n in names for i, g in enumerate(gradients[n]) if g is not None]
         tensors = [gradients[n][i] for n, i in places]
-        parts = [leaves[i].detach() * self.share for i in scalars]
+        parts = [ops.stop_gradient(leaves[i]) * self.share for i in scalars]
         for i in weighted:
             parts += self.parts(leaves[i].value, _weight(leaves[i]))
-        means = [losses[n].detach() * shares[n] for n in names]
+        means = [shared(ops.stop_gradient(losses[n]), shares[n]) for n in names]
         found = iter(self.totals([*tensors, *parts, *means]))
         sums = {name: list[Any](gradients[name]) for name in names}
         for name, i in places:
@@ -237,7 +245,7 @@ class Rows:
             leaves[i] = next(found)
         for i in weighted:
             value, weight = leaves[i].value, leaves[i].weight
-            leaves[i] = Weighted(self.mean(found)[0].to(value.dtype), weight)
+            leaves[i] = Weighted(ops.cast(self.mean(found)[0], value.dtype), weight)
         if self.results is not None:
             self.results.append((list(found), [sums[n][i] for n, i in places]))
         return keras.tree.pack_sequence_as(result, leaves), sums
@@ -247,8 +255,9 @@ class Rows:
 
         The products are wide: those of many items with a mean in float16 would be infinite.
         """
-        wide = value.to(torch.promote_types(value.dtype, weight.dtype))
-        return [torch.where(weight != 0, wide * weight, 0), weight, wide * self.share]
+        wide = ops.cast(value, keras.backend.result_type(value.dtype, weight.dtype))
+        product = wide * ops.cast(weight, wide.dtype)
+        return [_where(weight != 0, product), weight, wide * self.share]
 
     def mean(self, sums: Iterator[Any]) -> tuple[Any, Any]:
         """Return a weighted mean over the processes, and the weight; without any, the plain mean.
@@ -257,7 +266,7 @@ class Rows:
             sums: Gives the sums of what `parts` returned.
         """
         total, weight, mean = next(sums), next(sums), next(sums)
-        return torch.where(weight != 0, total / weight.to(total.dtype), mean), weight
+        return ops.where(weight != 0, total / ops.cast(weight, total.dtype), mean), weight
 
     def summed(self, gradients: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return the sums of gradients over the processes, which can be differentiated."""
@@ -271,21 +280,6 @@ class Rows:
         chosen = [g for g in gradients if g is not None]
         found = iter(self.totals([g * self.share for g in chosen]))
         return [None if g is None else next(found) for g in gradients]
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all processes: what flows back is summed as well."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, rows: Rows) -> Any:
-        ctx.rows = rows
-        return rows.total(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        # All processes take part, those without rows too: their graphs are the same.
-        total = _Sum.apply(gradients[0], ctx.rows)
-        return torch.zeros_like(total) if ctx.rows.is_idle else total, None
 
 
 def rows() -> Rows | None:
@@ -326,27 +320,38 @@ def applied(original: Callable[..., Any], optimizer: Any, grads: Any, *more: Any
         grads = mine.averaged_gradients(grads)
     results = mine.results if mine is not None else noted and noted.results
     if results is not None:
-        results.append(([], [g.detach() for g in grads if g is not None]))
+        results.append(([], [ops.stop_gradient(g) for g in grads if g is not None]))
     return original(optimizer, grads, *more)
 
 
+def shared(loss: Any, share: Any) -> Any:
+    """Return the share of these rows in a loss; a share of weights is wider than a half."""
+    return ops.multiply(loss, share) if ops.is_tensor(share) else loss * share
+
+
 def _weight(x: Weighted) -> Any:
-    weight = keras.ops.convert_to_tensor(x.weight).detach()
-    return weight.to(_wide(x.value.dtype))
+    weight = ops.stop_gradient(ops.convert_to_tensor(x.weight))
+    return ops.cast(weight, _wide(x.value))
 
 
 def _as_tensors(x: Weighted) -> Weighted:
     """Return a weighted scalar as tensors: `Accumulator` sums a tensor over the processes."""
-    value = keras.ops.convert_to_tensor(x.value).detach()
-    return Weighted(value, keras.ops.convert_to_tensor(x.weight).detach())
+    value = ops.stop_gradient(ops.convert_to_tensor(x.value))
+    return Weighted(value, ops.stop_gradient(ops.convert_to_tensor(x.weight)))
+
+
+def _where(condition: Any, x: Any) -> Any:
+    """Return the elements of a tensor where a condition holds, and zeros elsewhere."""
+    return ops.where(condition, x, ops.zeros_like(x))
 
 
 def _is_float_scalar(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype.is_floating_point and x.ndim == 0
+    return ops.is_tensor(x) and is_float(x) and len(x.shape) == 0
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _wide(x: Any) -> str:
     """Return the type of the message in which tensors of a type are summed."""
-    if dtype == torch.float64:
+    dtype = standardize_dtype(x.dtype)
+    if dtype == "float64":
         return dtype
-    return torch.float32 if dtype.is_floating_point else torch.int64
+    return "float32" if is_float(x) else "int64"

@@ -6,10 +6,12 @@ from typing import Any, Final
 
 import keras
 import numpy as np
-import torch
+from keras import ops
+from keras.backend import standardize_dtype
 
-from ....errors import ConfigurationError, DataError, StepError
-from ...program import Program
+from ...errors import ConfigurationError, DataError, StepError
+from ..program import Program
+from ..types import Tensor, Variable
 from .group import Processes
 
 AT: Final = "preparing a step for batches of a new form"
@@ -43,7 +45,7 @@ def share_state(program: Program, processes: Processes) -> None:
         StepError: A variable has different values although earlier steps used it.
     """
     named = variables_of(program)
-    forms = [[path, str(v.dtype), list(v.shape)] for path, v in named.items()]
+    forms = [[path, standardize_dtype(v.dtype), list(v.shape)] for path, v in named.items()]
     for rank, other in enumerate(processes.group.exchange(forms, AT)):
         if other != forms:
             differ = (a for a, b in zip_longest(forms, other) if a != b)
@@ -53,8 +55,9 @@ def share_state(program: Program, processes: Processes) -> None:
                 "with the same script, settings and data"
             )
     is_new = {path: processes.share(v) for path, v in named.items()}
-    generator = torch.get_rng_state()
-    mine = {**digests_of(program), "": _digest(generator)}
+    engine = processes.engine
+    generator = engine.generator()
+    mine = digests_of(program) | ({} if generator is None else {"": _digest(generator)})
     everyone = processes.group.exchange(mine, AT)
     differing = [path for path in mine if any(other[path] != mine[path] for other in everyone)]
     for path in differing:
@@ -64,11 +67,11 @@ def share_state(program: Program, processes: Processes) -> None:
             f"{path} has different values in the {processes.size} processes: each has changed it "
             "by itself. Change variables in steps, or in all processes alike"
         )
-    with torch.no_grad():
-        for path in differing:
-            processes.broadcast(named[path]._value.data if path else generator)
-    if "" in differing:
-        torch.set_rng_state(generator)
+    for path in differing:
+        if path:
+            named[path].assign(engine.from_first(value_of(named[path])))
+        else:
+            engine.set_generator(engine.from_first(generator))
 
 
 def variables_of(program: Program) -> dict[str, Any]:
@@ -76,11 +79,16 @@ def variables_of(program: Program) -> dict[str, Any]:
     return dict(program.new_context(0).variables)
 
 
+def value_of(variable: Variable) -> Tensor:
+    """Return a variable's value as a tensor that is not differentiated, without a cast."""
+    return ops.stop_gradient(ops.convert_to_tensor(getattr(variable, "_value", variable)))
+
+
 def digests_of(program: Program) -> dict[str, str]:
     """Return digests of the values of the state's variables, by path."""
-    return {path: _digest(v._value) for path, v in variables_of(program).items()}
+    return {path: _digest(value_of(v)) for path, v in variables_of(program).items()}
 
 
-def _digest(tensor: Any) -> str:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
+def _digest(tensor: Tensor) -> str:
+    raw = np.ascontiguousarray(ops.convert_to_numpy(tensor)).tobytes()
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()

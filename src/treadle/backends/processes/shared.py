@@ -1,28 +1,25 @@
 """Steps on several processes: each computes its rows of every batch, with the same results."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import keras
+import numpy as np
+from keras import ops
 
-from ....core.options import Options
-from ....errors import StepError
-from ...base import Executor, Outputs
-from ...eager import EagerExecutor, StepResult, run_step
-from ...plans import Facts
-from ...program import Program
-from ...window import Following, Window
-from ..capture.proof import Captured
-from ..capture.trials import device, in_one_line, undone
-from ..capture.windows import CaptureExecutor
-from ..patches import wrapped
-from .agreement import AT, check_batch, digests_of, share_state, variables_of
-from .draws import Draws
-from .group import Processes
-from .moments import masked_moments, moments
-from .rows import Rows, Seen, applied, computing
+from ...core.error_notes import in_one_line
+from ...errors import StepError
+from ..base import Executor, Outputs
+from ..eager import StepResult, run_step
+from ..plans import Facts
+from ..program import Program
+from ..window import Following, Window
+from .agreement import AT, check_batch, digests_of, share_state, value_of, variables_of
+from .group import Processes, is_float
+from .rows import Rows, Seen, computing
 
 # By how much a step on several processes may differ from a step for the whole batch when it runs
 # for the first time. Rounding differs less; a loss that is no mean over examples differs more.
@@ -43,32 +40,29 @@ class SharedExecutor:
 
     Args:
         program: The step for whole batches.
-        options: Execution options.
+        make: A function that returns the executor for the step of this process.
         around: A function that returns the context manager for each eager step.
         to_device: A function that converts an array to a tensor.
-        to_numpy: A function that converts a tensor to an array.
         processes: The processes.
+        preparing: A function that returns the context manager in which the executor prepares a
+            step.
     """
 
     def __init__(
         self,
         program: Program,
-        options: Options,
+        make: Callable[[Program], Executor],
         around: Callable[[Program], AbstractContextManager[Any]],
         to_device: Callable[[Any], Any],
-        to_numpy: Callable[[Any], Any],
         processes: Processes,
+        preparing: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._program, self._around, self._to_device = program, around, to_device
-        self._processes = processes
+        self._processes, self._preparing = processes, preparing
         self._rows: Rows | None = None
         self._is_ready = False
         self._shared = replace(program, function=self._function)
-        self._executor: Executor
-        if options.execution == "eager":
-            self._executor = EagerExecutor(self._shared, around, to_device, to_numpy, device())
-        else:
-            self._executor = CaptureExecutor(self._shared, options, around, to_device, self._agreed)
+        self._executor = make(self._shared)
         self.plan, self.whole = self._executor.plan, self._executor.whole
 
     @property
@@ -84,14 +78,14 @@ class SharedExecutor:
     def facts(self, window: Window) -> Facts:
         """Check the step on several processes, and return the facts that determine its plan."""
         self._prepare(window)
-        with self._processes.alone():
+        with self._preparing():
             return self._executor.facts(window)
 
     def compile(self, window: Window) -> bool:
         """Capture the step if it is not captured yet."""
         self._prepare(window)
         self._executor.plan = self.plan
-        with self._processes.alone():
+        with self._preparing():
             return self._executor.compile(window)
 
     def transfer(self, window: Window) -> None:
@@ -113,18 +107,12 @@ class SharedExecutor:
         mine = self._rows
         if mine is None:
             return self._program.function(batch)
-        counts = _Counts(self._program)
-        with computing(mine), _patched():
+        engine = self._processes.engine
+        engine.begin_step()
+        counts = _Counts(self._program, engine.watched(variables_of(self._program).values()))
+        with computing(mine), engine.patched():
             values, weights = self._program.function(mine.of_batch(batch))
         return _reduced(mine, values, weights, counts)
-
-    def _agreed(self, captured: Captured | str) -> Captured | str:
-        """Return the captured step, or why it cannot be captured in one of the processes."""
-        reason = captured if isinstance(captured, str) else ""
-        for rank, text in enumerate(self._processes.group.exchange(reason, AT)):
-            if text:
-                return captured if captured == text else f"in process {rank}, {text}"
-        return captured
 
     def _prepare(self, window: Window) -> None:
         """Check, the first time, that the processes agree, and that the step gives equal results.
@@ -150,13 +138,13 @@ class SharedExecutor:
             lambda x: None if x is None else self._to_device(x), window.batch(0)
         )
         leaf = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-        if leaf is None or not leaf.ndim:
+        if leaf is None or not len(leaf.shape):
             return  # no rows to divide: all processes compute the same
-        noted = Seen()
-        with undone(program), self._around(program), _patched():
+        noted, engine = Seen(), self._processes.engine
+        with engine.undone(program), self._around(program), engine.patched():
             with computing(None, noted):
                 expected = _copied(run_step(program, batch, 0))
-            counted = {path: v._value.clone() for path, v in _summed(program).items()}
+            counted = {path: _array(value_of(v)) for path, v in _summed(program).items()}
         self._rows = mine = Rows(self._processes, window.examples, noted)
         first: dict[str, _Difference] = {}
         while why := self._difference(mine, batch, expected, counted):
@@ -176,7 +164,7 @@ class SharedExecutor:
         program, processes = self._program, self._processes
         self._check_sums(batch)
         mine.results = []
-        with undone(program), self._around(program):
+        with processes.engine.undone(program), self._around(program):
             found = run_step(self._shared, batch, 0)
             why = _difference(mine, expected, found) or _different_count(program, counted)
             digests = digests_of(program)
@@ -203,7 +191,8 @@ class SharedExecutor:
         """
         program, processes = self._program, self._processes
         failure: Exception | None = None
-        with processes.alone() as sums, undone(program), self._around(program):
+        undone = processes.engine.undone(program)
+        with processes.alone() as sums, undone, self._around(program):
             try:
                 run_step(self._shared, batch, 0)
             except Exception as error:
@@ -239,24 +228,18 @@ class _Difference:
     names: Sequence[str] = ()
 
 
-@contextmanager
-def _patched() -> Generator[None]:
-    """Run a step such that what depends on the whole batch goes through `Rows`."""
-    replacements = {"moments": moments, "masked_moments": masked_moments, "apply": applied}
-    with wrapped(replacements), Draws():
-        yield
-
-
 class _Counts:
     """Variables whose values are combined after a step, as their `aggregation` says.
 
     Args:
         program: The step.
+        is_changed: Returns whether a variable was assigned.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, is_changed: Callable[[Any], bool]) -> None:
+        self._is_changed = is_changed
         self._before = [
-            (path, v, v._value._version, v._value.detach().clone())
+            (path, v, ops.copy(value_of(v)))
             for path, v in variables_of(program).items()
             if v.aggregation in ("sum", "mean")
         ]
@@ -264,12 +247,12 @@ class _Counts:
     def changes(self, mine: Rows) -> list[tuple[Any, Any, Any]]:
         """Return the changed variables, each with its value before and what is to be summed."""
         found: list[tuple[Any, Any, Any]] = []
-        for path, variable, version, before in self._before:
-            if variable._value._version == version:
+        for path, variable, before in self._before:
+            if not self._is_changed(variable):
                 continue
-            change = variable._value.detach() - before
+            change = value_of(variable) - before
             if variable.aggregation == "mean" or path in mine.averaged:
-                change = change.double() if _is_whole(change) else change
+                change = change if is_float(change) else ops.cast(change, "float64")
                 change = change * mine.share
             found.append((variable, before, change))
         return found
@@ -282,7 +265,7 @@ def _reduced(
     changes = counts.changes(mine)
     parts: list[Any] = []
     for name, value in values.items():
-        wide = value.double() if _is_whole(value) else value
+        wide = value if is_float(value) else ops.cast(value, "float64")
         if name in weights:
             parts += mine.parts(wide, weights[name])
         else:
@@ -293,18 +276,15 @@ def _reduced(
     for name, value in values.items():
         if name in weights:
             mean, totals[name] = mine.mean(found)
-            mean = mean if _is_whole(value) else mean.to(value.dtype)
+            mean = ops.cast(mean, value.dtype) if is_float(value) else mean
         else:
             mean = next(found)
-        means[name] = mean.round().to(value.dtype) if _is_whole(value) else mean
+        means[name] = mean if is_float(value) else ops.cast(ops.round(mean), value.dtype)
     for variable, before, _ in changes:
         total = next(found)
-        variable.assign(before + (total.round().to(before.dtype) if _is_whole(before) else total))
+        total = total if is_float(before) else ops.cast(ops.round(total), before.dtype)
+        variable.assign(before + total)
     return means, totals
-
-
-def _is_whole(x: Any) -> bool:
-    return not x.dtype.is_floating_point
 
 
 def _summed(program: Program) -> dict[str, Any]:
@@ -313,7 +293,7 @@ def _summed(program: Program) -> dict[str, Any]:
 
 def _copied(result: StepResult) -> StepResult:
     parts = (result.values, result.weights, result.broken)
-    return StepResult(*({name: x.detach().clone() for name, x in part.items()} for part in parts))
+    return StepResult(*({name: _array(x) for name, x in part.items()} for part in parts))
 
 
 def _difference(mine: Rows, expected: StepResult, found: StepResult) -> _Difference | None:
@@ -341,7 +321,7 @@ def _different_count(program: Program, expected: Mapping[str, Any]) -> _Differen
     """Return which variable of a metric has another value than for the whole batch."""
     named = variables_of(program)
     for path, value in expected.items():
-        if _distance([value], [named[path]._value]) > CLOSE_VALUES:
+        if _distance([value], [value_of(named[path])]) > CLOSE_VALUES:
             owner = path.rpartition("/")[0]
             names = [other for other in expected if other.rpartition("/")[0] == owner]
             text = f"{path}, a variable of a metric, is no sum or mean over the examples"
@@ -349,16 +329,21 @@ def _different_count(program: Program, expected: Mapping[str, Any]) -> _Differen
     return None
 
 
+def _array(x: Any) -> np.ndarray:
+    """Return a copy of a tensor as an array of wide floats."""
+    return np.array(ops.convert_to_numpy(x), "float64")
+
+
 def _close(a: Any, b: Any) -> bool:
-    a, b = a.double(), b.double()
-    limit = CLOSE_VALUES * max(float(a.abs()), float(b.abs())) + SMALL
-    return bool((a - b).abs() <= limit) or not bool(a.isfinite())
+    one, other = float(_array(a)), float(_array(b))
+    limit = CLOSE_VALUES * max(abs(one), abs(other)) + SMALL
+    return abs(one - other) <= limit or not math.isfinite(one)
 
 
 def _distance(a: Sequence[Any], b: Sequence[Any]) -> float:
     """Return the distance of tensors, relative to their size; 0 if they are small or not finite."""
-    norm = sum(float(x.double().square().sum()) for x in a) ** 0.5
-    pairs = zip(a, b, strict=True)
-    apart = sum(float((x.double() - y.double()).square().sum()) for x, y in pairs) ** 0.5
+    pairs = [(_array(x), _array(y)) for x, y in zip(a, b, strict=True)]
+    norm = sum(float(np.square(x).sum()) for x, _ in pairs) ** 0.5
+    apart = sum(float(np.square(x - y).sum()) for x, y in pairs) ** 0.5
     size = norm + SMALL
     return apart / size if apart == apart and norm == norm and norm < float("inf") else 0.0

@@ -1,0 +1,1 @@
+"""TensorFlow on several processes, each of which computes its rows of every batch."""
