@@ -324,6 +324,7 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
     if rows is None or rows < 4 or len(leaves) < 2 or not last.gradients:
         return
     judged = [p for p, g in last.gradients.items() if g.ndim > 1 and g.size > g.shape[-1]]
+    kernels = bool(judged)
     judged = [p for p in judged or last.gradients if as_floats(last.gradients[p]).any()]
     for number, leaf in enumerate(leaves[1:], start=1):
         shuffled = np.random.default_rng(1).permutation(rows)
@@ -339,7 +340,7 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
         still -= _equal_gradients(changed, last, judged)
         flat = leaf.array.reshape(rows, -1).shape[1] == 1
         certain = flat and not enters_a_layer(last, leaf)
-        if not still or (not certain and len(still) < len(judged)):
+        if not still or (not (certain and kernels) and len(still) < len(judged)):
             continue
         alone = trials.attempt("L-unpaired", _others_repeated(last.batch, number))
         if alone is not None and still <= _equal_gradients(alone, last, judged):
