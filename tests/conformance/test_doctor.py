@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import doctor_other_programs  # noqa: F401  # adds to PAIRS
 import keras
 import numpy as np
 import pytest

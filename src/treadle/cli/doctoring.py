@@ -1,5 +1,8 @@
 """The `treadle doctor` command: searches a task for mistakes that training would not report."""
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..doctor import Report
 
 FOUND = 1
+FEW_OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
 Planned = Annotated[
     int | None,
@@ -86,7 +90,8 @@ def _examined(
     quiet: bool,
 ) -> "Report":
     """Make the task and examine it."""
-    environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
+    with _compiling_fast():
+        environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
     with environment.showing("making the task", quiet), overriding(seed, precision, backend):
         made = recipes.make(recipe, settings)
         data = made.datasets()
@@ -95,3 +100,18 @@ def _examined(
         steps = lasts.get("steps")
     with environment.showing("running and changing single steps", quiet):
         return treadle.doctor.examine(made.task, data, steps=steps)
+
+
+@contextmanager
+def _compiling_fast() -> Generator[None]:
+    """Make JAX, if it is imported here, compile with few optimizations.
+
+    It compiles each operation of an uncompiled step alone, which takes most of the time.
+    """
+    given = os.environ.get(FEW_OPTIMIZATIONS)
+    os.environ.setdefault(FEW_OPTIMIZATIONS, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[FEW_OPTIMIZATIONS]

@@ -7,16 +7,15 @@ from typing import Any, Final
 import numpy as np
 from keras.metrics import MeanMetricWrapper
 
-from ...data.arrays import ArraySource
 from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
-from .recording import BRANCH, LAYER, LOSS, METRIC, other_branches
+from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC
 from .report import Finding
+from .spying import other_branches
 from .trials import Leaf, Trial, Trials, leaves_of, rows_of
 
 MOST_COLUMNS: Final = 4096
-MOST_ROWS: Final = 20_000
-"""Limits of what is searched for labels among the inputs, and for rows in both sets."""
+"""The largest number of columns that are searched for labels."""
 
 KERNELS: Final = ("Dense", "Conv1D", "Conv2D", "Conv3D", "LSTM", "GRU", "SeparableConv2D")
 ACCURACIES: Final = {
@@ -32,17 +31,14 @@ FREQUENT: Final = 0.9
 """The share of the most frequent label from which accuracy alone says little."""
 
 
-def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
-    """Check the first batches and, of arrays in memory, the data sets."""
+def check(trials: Trials) -> Iterator[Finding]:
+    """Check the batches of the first steps."""
     yield from _without_influence(trials)
     yield from _label_among_inputs(trials.last)
+    yield from _not_shifted(trials.last)
     yield from _large_inputs(trials.last)
     yield from _other_scale(trials)
     yield from _imbalance(trials)
-    if isinstance(train, ArraySource):
-        yield from _sorted(train)
-        if isinstance(validation, ArraySource):
-            yield from _overlap(train, validation)
 
 
 def _without_influence(trials: Trials) -> Iterator[Finding]:
@@ -113,6 +109,28 @@ def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
                     "the model reads the answer, and fails on data without it",
                     "remove the column",
                 )
+
+
+def _not_shifted(trial: Trial) -> Iterator[Finding]:
+    """Find a model of sequences whose targets are its own inputs, not shifted by one position."""
+    inputs = [e.get("inputs[0]") for e in trial.of(LAYER) if e.info.kind == "Embedding"]
+    sequences = [x for x in inputs if x is not None and x.ndim > 1 and x.shape[1] > 2]
+    for event in trial.of(ENTROPY):
+        true, pred = event.get("true"), event.get("pred")
+        if true is None or pred is None or pred.ndim != 3 or len(np.unique(true)) < 3:
+            continue
+        # Other inputs, as those of a decoder of its own, may be shifted.
+        if sequences and all(x.shape == true.shape and same(x, true) for x in sequences):
+            yield Finding(
+                "D-label-in-inputs",
+                "warning",
+                event.info.path,
+                f"the targets, of shape {true.shape}, equal the input of the embedding at every "
+                "position",
+                "the model copies its input; it does not learn to predict the next token",
+                "shift them: inputs tokens[:, :-1], targets tokens[:, 1:]",
+                event.info.line,
+            )
 
 
 def _is_true(trial: Trial, leaf: Leaf) -> bool:
@@ -208,67 +226,3 @@ def _kind_of(metric: Any) -> str:
     function = getattr(metric, "_fn", None)
     accuracy = type(metric) is MeanMetricWrapper and "accuracy" in getattr(function, "__name__", "")
     return "Accuracy" if accuracy else type(metric).__name__
-
-
-def _labels_of(source: ArraySource) -> Array | None:
-    leaves = leaves_of(source.arrays)
-    for leaf in leaves if isinstance(source.arrays, dict) else leaves[1:]:
-        x = leaf.array
-        if x.dtype.kind in "iub" and x.size == len(x) and len(np.unique(x[:MOST_ROWS])) > 1:
-            return x.reshape(len(x))
-    return None
-
-
-def _sorted(source: ArraySource) -> Iterator[Finding]:
-    """Find classification data that are sorted by class and not shuffled."""
-    labels = _labels_of(source)
-    if source.shuffle or labels is None or source.length < 4:
-        return
-    classes = np.unique(labels[:MOST_ROWS])
-    if not 2 <= len(classes) <= 1000:
-        return
-    size = source.batch_size
-    kinds = [
-        len(np.unique(labels[i : i + size])) for i in range(0, min(len(labels), MOST_ROWS), size)
-    ]
-    rng = np.random.default_rng(3)
-    expected = np.mean([len(np.unique(rng.choice(labels, size))) for _ in range(8)])
-    if np.median(kinds) < 0.6 * expected:
-        yield Finding(
-            "D-sorted",
-            "error",
-            "the labels",
-            f"batches hold {np.median(kinds):.0f} classes (shuffled: {expected:.1f}), and the "
-            "source does not shuffle",
-            "each batch teaches one class, and the next one forgets it",
-            "pass shuffle=True to from_arrays",
-        )
-
-
-def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
-    """Find rows of the validation data among the training data, by their bytes."""
-    ours, theirs = leaves_of(train.arrays), leaves_of(validation.arrays)
-    if not ours or not theirs or train.on_disk or validation.on_disk:
-        return
-    widest = max(range(len(ours)), key=lambda i: ours[i].array[:1].nbytes)
-    if len(theirs) <= widest:
-        return
-    x, y = ours[widest].array, theirs[widest].array
-    if x.shape[1:] != y.shape[1:] or x.dtype != y.dtype or x[:1].nbytes < 8:
-        return
-    if x[0].size < 3 and x.dtype.kind != "f":
-        return
-    known = {row.tobytes() for row in x[:MOST_ROWS]}
-    checked = y[:MOST_ROWS]
-    if len(known) < 0.9 * len(x[:MOST_ROWS]):
-        return  # rows repeat in the training data alone
-    shared = sum(row.tobytes() in known for row in checked)
-    if shared > max(1, 0.01 * len(checked)):
-        yield Finding(
-            "D-overlap",
-            "error" if shared > 0.2 * len(checked) else "warning",
-            theirs[widest].name,
-            f"{shared} of {len(checked)} rows of the validation data are also training data",
-            "the validation shows what was learned by heart",
-            "split the data before copies or augmentations are made",
-        )

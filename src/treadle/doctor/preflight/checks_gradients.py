@@ -7,8 +7,10 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
-from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE, halved_clips
+from .initial import has_initial_value
+from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE
 from .report import Finding
+from .spying import halved_clips, scaled_losses
 from .trials import Trial, Trials, distance
 
 MOST_PERTURBED: Final = 8
@@ -25,6 +27,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from _several_optimizers(trials.last)
     yield from _wrong_gradients(trials.last)
     yield from _unused_clipping(trials)
+    yield from _underflow(trials)
 
 
 def _without_gradient(trials: Trials) -> Iterator[Finding]:
@@ -50,7 +53,7 @@ def _without_gradient(trials: Trials) -> Iterator[Finding]:
                 "the loss depends on it, and it does not learn",
                 "look for stop_gradient, rounding, argmax or a conversion to NumPy between it and "
                 "the loss",
-                lines[path],
+                lines.get(path, ""),
             )
         else:
             owner = path.rpartition("/")[0]
@@ -64,7 +67,7 @@ def _without_gradient(trials: Trials) -> Iterator[Finding]:
                 seen,
                 "it does not learn",
                 "use its output in the loss, or leave it out of the variables",
-                lines[path],
+                lines.get(path, ""),
             )
 
 
@@ -114,14 +117,25 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
                 "apply it to its variables, or remove it",
             )
     chosen = {path for event in last.of(FROZEN) for path in event.info.more["paths"]}
-    owners = {id(v): state.layer_paths[id(x)] for x in state.layers for v in _own_variables(x)}
+    owners = {id(v): x for x in state.layers for v in _own_variables(x)}
     for path, variable in state.variables.items():
-        owner = owners.get(id(variable))
-        if owner is None or not variable.trainable or path in updated or path in chosen:
+        layer = owners.get(id(variable))
+        if layer is None or not variable.trainable or path in updated or path in chosen:
             continue
-        part = path.partition("/")[0]
+        owner, part = state.layer_paths[id(layer)], path.partition("/")[0]
         siblings = [other for other in updated if other.partition("/")[0] == part]
-        if owner in called and siblings:
+        if owner in called and not siblings and updated and has_initial_value(layer):
+            yield Finding(
+                "O-not-updated",
+                "warning",
+                path,
+                f"the step uses it and updates {len(updated)} other variables, but not this one, "
+                "which has the value of its initializer",
+                "it keeps this value",
+                "pass its variables to gradients and to apply too, load its weights, or set "
+                "trainable = False",
+            )
+        elif owner in called and siblings:
             yield Finding(
                 "O-not-updated",
                 "warning",
@@ -236,6 +250,35 @@ def _unused_clipping(trials: Trials) -> Iterator[Finding]:
             "apply what it returns; clip_by_global_norm returns (gradients, norm)",
             clips[0].info.line,
         )
+
+
+def _underflow(trials: Trials) -> Iterator[Finding]:
+    """Scale the losses down before they are differentiated, and the gradients up afterwards.
+
+    In float32 this changes nothing. Gradients that pass through float16 vanish.
+    """
+    if not trials.last.of(GRADIENTS):
+        return
+    with scaled_losses(2.0**-24):
+        trial = trials.attempt("G-half", trials.last.batch)
+    if trial is None:
+        return
+    for path, gradient in trials.last.gradients.items():
+        small = as_floats(trial.gradients[path])
+        lost = (small == 0) & (as_floats(gradient) != 0)
+        if lost.mean() > 0.05 and distance(small, gradient) > 0.01:
+            yield Finding(
+                "G-half",
+                "warning",
+                path,
+                f"{lost.mean():.0%} of its gradient vanishes if the loss is scaled by 2^-24 before "
+                "it is differentiated: something between it and the loss is computed in float16",
+                "small gradients underflow in float16, and only layers of dtype mixed_float16 "
+                "make Treadle scale the loss",
+                "use a layer with dtype='mixed_float16', cast to bfloat16, or assign a "
+                "treadle.LossScale to the task's loss_scale",
+            )
+            return
 
 
 def _cosine(a: Array, b: Array) -> float:

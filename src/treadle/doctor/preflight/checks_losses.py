@@ -1,13 +1,13 @@
 """Checks of losses and metrics: arguments, logits and probabilities, labels, what is trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import keras
 import numpy as np
 
 from ..numbers import Array, as_floats
-from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
+from .recording import ACTIVATION, BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
 from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of, window_of
 
@@ -45,6 +45,7 @@ def check(trials: Trials) -> Iterator[Finding]:
                 yield from _metric_arguments(event)
     yield from _softmax_twice(trials.last)
     yield from _reduction(trials)
+    yield from _constant_divisor(trials.last)
     yield from _unpaired(trials)
     yield from _logged(trials.last)
     yield from _unused_metrics(trials)
@@ -87,13 +88,12 @@ def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
 
 
 def _activation(outputs: Array, trial: Trial) -> str:
-    """Return the activation of the layer that computed these outputs, or an empty string."""
-    for event in reversed(trial.of(LAYER)):
+    """Return the activation that computed these outputs, or an empty string."""
+    for event in reversed((*trial.of(ACTIVATION), *trial.of(LAYER))):
         if any(same(outputs, x) for name, x in event.arrays.items() if name.startswith("out")):
-            activation = getattr(event.info.of, "activation", None)
-            name = str(getattr(activation, "__name__", ""))
-            if event.info.kind == "Softmax":
-                return "softmax"
+            if event.what == ACTIVATION or event.info.kind in ("Softmax", "ReLU"):
+                return event.info.kind.lower()
+            name = str(getattr(getattr(event.info.of, "activation", None), "__name__", ""))
             if name and name != "linear":
                 return name
     return ""
@@ -109,7 +109,7 @@ def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
         return
     from_model = any(
         same(true, x)
-        for layer in trial.of(LAYER)
+        for layer in (*trial.of(LAYER), *trial.of(ACTIVATION))
         for part, x in layer.arrays.items()
         if part.startswith("out")
     )
@@ -269,6 +269,40 @@ def _reduction(trials: Trials) -> Iterator[Finding]:
             )
 
 
+def _constant_divisor(trial: Trial) -> Iterator[Finding]:
+    """Find a mean that is divided, or multiplied, by the number of rows as a Python number.
+
+    Holding every row twice does not change such a number.
+    """
+    rows, trained, losses = rows_of(trial.batch), trial.of(OBJECTIVE), trial.of(LOSS)
+    if rows is None or rows < 4 or len(trained) != 1 or len(losses) != 1:
+        return
+    mean = losses[0].get("result")
+    if mean is None or mean.size != 1 or "mean" not in _reduction_of(losses[0].info.of):
+        return
+    found, result = float(as_floats(trained[0]["loss"])), float(as_floats(mean).ravel()[0])
+    for code, factor, sentence, fix in (
+        ("L-divided", 1 / rows, "divided", "do not divide a mean by the number of rows"),
+        ("L-sum", float(rows), "multiplied", "do not multiply a mean by the number of rows"),
+    ):
+        if result and abs(found / (result * factor) - 1) < 1e-4:
+            yield Finding(
+                code,
+                "warning",
+                "the loss",
+                f"{losses[0].info.path} returns the mean {result:.4g}, and the gradients are of "
+                f"{found:.4g}: it is {sentence} by {rows}, the number of rows",
+                "the learning rate then depends on the batch size",
+                fix,
+                losses[0].info.line,
+            )
+
+
+def _reduction_of(loss: Any) -> str:
+    reduction = str(getattr(loss, "reduction", ""))
+    return "mean" if reduction == "sum_over_batch_size" else reduction
+
+
 def _size(array: Array) -> float:
     return float(np.linalg.norm(as_floats(array)))
 
@@ -282,39 +316,64 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
     """Shuffle the rows of one array against the others: the gradients must change.
 
     They stay the same if a loss pairs every row with every label, as arrays of shapes (N,) and
-    (N, 1) do. The array must matter at all: other values of it change the gradients.
+    (N, 1) do. The array must matter at all: other values of it change the gradients. Biases are
+    left out, since their gradients are sums over rows, and so is a loss of one array alone.
     """
     last = trials.last
-    rows = rows_of(last.batch)
-    leaves = leaves_of(last.batch)
+    rows, leaves = rows_of(last.batch), leaves_of(last.batch)
     if rows is None or rows < 4 or len(leaves) < 2 or not last.gradients:
         return
-    for leaf in leaves[1:]:
-        flat = leaf.array.reshape(rows, -1)
-        if (flat == flat[:1]).all():
-            continue
+    judged = [p for p, g in last.gradients.items() if g.ndim > 1 and g.size > g.shape[-1]]
+    kernels = bool(judged)
+    judged = [p for p in judged or last.gradients if as_floats(last.gradients[p]).any()]
+    for number, leaf in enumerate(leaves[1:], start=1):
         shuffled = np.random.default_rng(1).permutation(rows)
-        if (flat[shuffled] == flat).all():
+        other = _repeated(leaf)
+        if other is None or (leaf.array[shuffled] == leaf.array).all() or not judged:
             continue
         moved = trials.attempt("L-unpaired", leaf.with_(leaf.array[shuffled]))
-        if moved is None or not _gradients_equal(moved, last, 1e-4):
+        if moved is None or not (still := _equal_gradients(moved, last, judged)):
             continue
-        repeated = np.broadcast_to(leaf.array[:1], leaf.array.shape)
-        other = trials.attempt("L-unpaired", leaf.with_(repeated))
-        if other is not None and not _gradients_equal(other, last, 1e-4):
-            certain = flat.shape[1] == 1 and not enters_a_layer(last, leaf)
-            yield Finding(
-                "L-unpaired",
-                "error" if certain else "note",
-                leaf.name,
-                "the gradients stay the same if its rows are shuffled against the other arrays, "
-                "but not if its values change",
-                "each row is compared with the labels of all rows"
-                if certain
-                else "rows of the arrays are not paired with each other",
-                "give both arguments of the loss the same shape: (N,) and (N, 1) broadcast to "
-                "(N, N)",
-            )
+        changed = trials.attempt("L-unpaired", leaf.with_(other))
+        if changed is None:
+            continue
+        still -= _equal_gradients(changed, last, judged)
+        flat = leaf.array.reshape(rows, -1).shape[1] == 1
+        certain = flat and not enters_a_layer(last, leaf)
+        if not still or (not (certain and kernels) and len(still) < len(judged)):
+            continue
+        alone = trials.attempt("L-unpaired", _others_repeated(last.batch, number))
+        if alone is not None and still <= _equal_gradients(alone, last, judged):
+            continue  # these gradients are of this array alone
+        part = len(still) < len(judged)
+        yield Finding(
+            "L-unpaired",
+            "error" if certain else "note",
+            leaf.name,
+            f"{'the gradients stay' if not part else f'the gradient of {min(still)} stays'} the "
+            "same if its rows are shuffled against the other arrays, but not if its values change",
+            "each row is compared with the labels of all rows"
+            if certain
+            else "rows of the arrays are not paired with each other",
+            "give both arguments of the loss the same shape: (N,) and (N, 1) broadcast to (N, N)",
+        )
+
+
+def _others_repeated(batch: Any, number: int) -> Any:
+    """Return a batch in which all arrays but one have their first row everywhere."""
+    for i in range(len(leaves_of(batch))):
+        leaf = leaves_of(batch)[i]
+        if i != number and (repeated := _repeated(leaf)) is not None:
+            batch = leaf.with_(repeated)
+    return batch
+
+
+def _repeated(leaf: Leaf) -> Array | None:
+    """Return an array with its first row everywhere; None if that is what it is."""
+    flat = leaf.array.reshape(len(leaf.array), -1)
+    if (flat == flat[:1]).all():
+        return None
+    return np.broadcast_to(leaf.array[:1], leaf.array.shape)
 
 
 def enters_a_layer(trial: Trial, leaf: Leaf) -> bool:
@@ -356,8 +415,8 @@ def _logged(trial: Trial) -> Iterator[Finding]:
 
 def _unused_metrics(trials: Trials) -> Iterator[Finding]:
     """Find metrics that neither step updates."""
-    if trials.evaluation is None:
-        return
+    if trials.evaluation is None and trials.evaluates:
+        return  # eval_step may update them
     for name in trials.state.metrics:
         if name not in trials.updated_metrics:
             yield Finding(
@@ -370,10 +429,13 @@ def _unused_metrics(trials: Trials) -> Iterator[Finding]:
             )
 
 
-def _gradients_equal(a: Trial, b: Trial, rounding: float) -> bool:
-    return a.gradients.keys() == b.gradients.keys() and all(
-        distance(g, b.gradients[path]) <= rounding for path, g in a.gradients.items()
-    )
+def _equal_gradients(a: Trial, b: Trial, paths: Sequence[str]) -> set[str]:
+    """Return the paths, of those given, whose gradients agree in two steps."""
+    return {
+        path
+        for path in paths
+        if path in a.gradients and distance(a.gradients[path], b.gradients[path]) <= 1e-4
+    }
 
 
 def same(a: Array, b: Array) -> bool:

@@ -58,6 +58,18 @@ def _schedule(path: str, optimizer: Any, steps: int) -> Iterator[Finding]:
             "most of the run trains with the last, small learning rate",
             "give the schedule the length of the run in steps (epochs × batches)",
         )
+    rises = bool((np.diff(rates) > 0).all())
+    if rises and final == most and _rate(schedule, 2 * steps) > 1.5 * most:
+        yield Finding(
+            "O-over-late",
+            "warning",
+            path,
+            f"its schedule still rises at the end of the {steps} steps, from {rates[0]:.3g} to "
+            f"{final:.3g}",
+            "the run ends in the warmup",
+            "give the warmup a small part of the run, in steps",
+        )
+        return
     later = np.array([_rate(schedule, int(steps * factor)) for factor in (2, 10, 100)])
     ends = _rate(schedule, steps * 200) == later[-1]  # an exponential decay has no end
     falls = ends and bool((np.diff(np.array([final, *later])) <= 1e-12).all())

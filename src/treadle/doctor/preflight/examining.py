@@ -10,7 +10,16 @@ from ...data import as_source
 from ...errors import ConfigurationError
 from ...loop import Loop
 from ...steps.task import Datasets
-from . import checks_batches, checks_gradients, checks_layers, checks_losses, checks_optimizers
+from . import (
+    checks_accumulation,
+    checks_batches,
+    checks_gradients,
+    checks_layers,
+    checks_losses,
+    checks_optimizers,
+    checks_sources,
+    checks_state,
+)
 from .report import Finding, Report, ordered
 from .trials import Trials
 
@@ -86,8 +95,11 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from checks_gradients.check(trials)
     yield from checks_losses.check(trials)
     yield from checks_layers.check(trials)
-    yield from checks_batches.check(trials, train, validation)
+    yield from checks_batches.check(trials)
+    yield from checks_sources.check(trials, train, validation)
     yield from checks_optimizers.check(trials, steps)
+    yield from checks_state.check(trials, steps)
+    yield from checks_accumulation.check(trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:

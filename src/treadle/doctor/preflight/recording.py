@@ -1,14 +1,13 @@
 """What a step does while it runs uncompiled: events of layers, losses, metrics and optimizers.
 
-The spies record only in a step that has this module's recorder. Tensors of an objective have no
-values in JAX until it has been differentiated: the recorder returns them with its results.
+Tensors of an objective have no values in JAX until it has been differentiated: the recorder returns
+them with its results.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,22 +17,13 @@ from keras import ops
 
 from ...backends.base import active
 from ...backends.records import Records
-from ...backends.step_context import context
-from ...core.keras_internals import INTERNALS
 from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
-from ...steps import transforms
-from ...steps.gradients import listed
 from ..numbers import Array
 
-CROSS_ENTROPIES: Final = (
-    "sparse_categorical_crossentropy",
-    "categorical_crossentropy",
-    "binary_crossentropy",
-)
-DRAWS: Final = ("normal", "uniform", "truncated_normal", "randint", "categorical", "dropout")
 LAYER, LOSS, ENTROPY, METRIC = "layer", "loss", "cross-entropy", "metric"
 GRADIENTS, APPLY, DRAW, BRANCH = "gradients", "apply", "draw", "branch"
 ADDED_LOSS, CLIP, OBJECTIVE, FROZEN = "add_loss", "clip", "objective", "frozen"
+ACTIVATION: Final = "activation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,267 +111,3 @@ def user_line() -> str:
             return f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _recorder() -> StepRecorder | None:
-    found = context().recorder
-    return found if isinstance(found, StepRecorder) else None
-
-
-@contextmanager
-def spying(
-    recorder: StepRecorder,
-    layer_paths: Mapping[int, str],
-    metrics: Mapping[str, Any],
-    optimizers: Mapping[str, Any],
-) -> Generator[None]:
-    """Make layers, losses, metrics, optimizers and `keras.random` report to the step's recorder.
-
-    Args:
-        recorder: The recorder of the step.
-        layer_paths: The paths of the layers, by id; other layers are ignored.
-        metrics: The metrics by name.
-        optimizers: The optimizers by path.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(_layers(layer_paths))
-        stack.enter_context(_replaced(keras.layers.Layer, "add_loss", _added_losses))
-        stack.enter_context(_replaced(keras.losses.Loss, "__call__", _losses))
-        stack.enter_context(_branches(recorder))
-        for name in CROSS_ENTROPIES:
-            stack.enter_context(_cross_entropy(name))
-        stack.enter_context(_replaced(transforms, "_check_limit", _clips))
-        stack.enter_context(_replaced(transforms, "trainable", _frozen))
-        for name in DRAWS:
-            stack.enter_context(_replaced(keras.random, name, _draws))
-        for path, metric in metrics.items():
-            stack.enter_context(_metric(path, metric))
-        for path, optimizer in optimizers.items():
-            stack.enter_context(_optimizer(path, optimizer))
-        yield
-
-
-@contextmanager
-def _layers(paths: Mapping[int, str]) -> Generator[None]:
-    layer_call = INTERNALS["layer_call"]
-    original = layer_call.resolve()
-
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = original(self, *args, **kwargs)
-        recorder = _recorder()
-        if recorder is not None and id(self) in paths:
-            info = Info(paths[id(self)], type(self).__name__, user_line(), self)
-            recorder.add(LAYER, info, inputs=args[:1], outputs=outputs)
-        return outputs
-
-    with layer_call.replaced(called):
-        yield
-
-
-def _added_losses(original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_loss(self: Any, loss: Any) -> Any:
-        recorder = _recorder()
-        if recorder is not None:
-            recorder.add(ADDED_LOSS, Info(self.name, type(self).__name__, user_line(), self))
-        return original(self, loss)
-
-    return add_loss
-
-
-def _losses(original: Callable[..., Any]) -> Callable[..., Any]:
-    def called(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        result = original(self, y_true, y_pred, sample_weight)
-        recorder = _recorder()
-        if recorder is not None:
-            info = Info(self.name, type(self).__name__, user_line(), self)
-            recorder.add(LOSS, info, true=y_true, pred=y_pred, weight=sample_weight)
-        return result
-
-    return called
-
-
-@contextmanager
-def _cross_entropy(name: str) -> Generator[None]:
-    """Record a cross-entropy; the classes and functions of `keras.losses` call it too."""
-
-    def spied(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def called(
-            target: Any, output: Any, from_logits: bool = False, *args: Any, **kwargs: Any
-        ) -> Any:
-            result = original(target, output, from_logits, *args, **kwargs)
-            recorder = _recorder()
-            if recorder is not None:
-                info = Info(name, name, user_line(), more={"from_logits": bool(from_logits)})
-                recorder.add(ENTROPY, info, true=target, pred=output)
-            return result
-
-        return called
-
-    with (
-        _replaced(keras.ops, name, spied),
-        _replaced(INTERNALS["ops"].resolve(), name, spied),
-    ):
-        yield
-
-
-@contextmanager
-def _branches(recorder: StepRecorder) -> Generator[None]:
-    """Record calls of `cond`, in whose branches a step has no recorder."""
-    backend = active()
-    original = backend.cond
-
-    def cond(predicate: Any, then: Any, otherwise: Any) -> Any:
-        recorder.add(BRANCH, Info("cond", "cond", user_line()))
-        return original(predicate, then, otherwise)
-
-    with _shadowed(backend, "cond", cond):
-        yield
-
-
-@contextmanager
-def other_branches() -> Generator[None]:
-    """Make every `cond` take the other branch."""
-    backend = active()
-    original = backend.cond
-
-    def cond(predicate: Any, then: Any, otherwise: Any) -> Any:
-        return original(predicate, otherwise, then)
-
-    with _shadowed(backend, "cond", cond):
-        yield
-
-
-def _draws(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
-        seed = kwargs.get("seed")
-        if recorder is not None and isinstance(seed, int):
-            name = f"keras.random.{original.__name__}"
-            recorder.add(DRAW, Info(name, name, user_line(), more={"seed": seed}))
-        return original(*args, **kwargs)
-
-    return called
-
-
-def _frozen(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record which variables `treadle.trainable` leaves out, on purpose."""
-
-    @wraps(original)
-    def called(model: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = original(model, *args, **kwargs)
-        recorder, path_of = _recorder(), context().path_of
-        if recorder is not None:
-            ids = {id(variable) for variable in chosen}
-            paths = [path_of(v) for v in listed(model) if id(v) not in ids]
-            recorder.add(FROZEN, Info("treadle.trainable", "", user_line(), more={"paths": paths}))
-        return chosen
-
-    return called
-
-
-def _clips(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record a clipping function by its check, since `from treadle import …` binds the function."""
-
-    def called(name: str, limit: Any) -> None:
-        recorder = _recorder()
-        if recorder is not None:
-            recorder.add(CLIP, Info(f"treadle.{name}", name, user_line()))
-        original(name, limit)
-
-    return called
-
-
-@contextmanager
-def halved_clips() -> Generator[None]:
-    """Make the clipping functions return half of the gradients, or less."""
-
-    def scaled(factor: float) -> Callable[..., Any]:
-        def spied(original: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                return keras.tree.map_structure(lambda x: factor * x, result)
-
-            return called
-
-        return spied
-
-    # Their helpers, since `from treadle import …` binds the functions. Half of `_map_lists` is also
-    # half the global norm, which makes `_scale_down` scale by twice as much.
-    with (
-        _replaced(transforms, "_scale_down", scaled(0.25)),
-        _replaced(transforms, "_map_lists", scaled(0.5)),
-    ):
-        yield
-
-
-@contextmanager
-def _metric(name: str, metric: Any) -> Generator[None]:
-    original = metric.update_state
-
-    def update_state(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
-        if recorder is not None:
-            given = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
-            info = Info(name, type(metric).__name__, user_line(), metric)
-            if "y_pred" in given:
-                recorder.add(
-                    METRIC,
-                    info,
-                    true=given.get("y_true"),
-                    pred=given["y_pred"],
-                    weight=given.get("sample_weight"),
-                )
-        return original(*args, **kwargs)
-
-    with _shadowed(metric, "update_state", update_state):
-        yield
-
-
-@contextmanager
-def _optimizer(path: str, optimizer: Any) -> Generator[None]:
-    original = optimizer.apply
-
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        recorder, grads = _recorder(), list(grads)
-        if recorder is not None:
-            into: Iterator[Any] = iter(
-                optimizer._trainable_variables
-                if trainable_variables is None
-                else (trainable_variables := list(trainable_variables))
-            )
-            path_of = context().path_of
-            pairs = {path_of(v): g for v, g in zip(into, grads, strict=False)}
-            info = Info(path, type(optimizer).__name__, user_line(), optimizer)
-            recorder.add(APPLY, info, **pairs)
-        return original(grads, trainable_variables)
-
-    with _shadowed(optimizer, "apply", apply):
-        yield
-
-
-@contextmanager
-def _shadowed(thing: Any, name: str, replacement: Any) -> Generator[None]:
-    """Give an object an attribute that shadows the one of its class."""
-    before = vars(thing).get(name)
-    object.__setattr__(thing, name, replacement)  # Keras' own would track it
-    try:
-        yield
-    finally:
-        if before is None:
-            object.__delattr__(thing, name)
-        else:
-            object.__setattr__(thing, name, before)
-
-
-@contextmanager
-def _replaced(
-    holder: Any, name: str, spied: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Generator[None]:
-    original = getattr(holder, name)
-    setattr(holder, name, spied(original))
-    try:
-        yield
-    finally:
-        setattr(holder, name, original)

@@ -1,9 +1,10 @@
 """Trials: single uncompiled steps from a chosen state and batch, and what they did."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import keras
 import numpy as np
@@ -11,16 +12,26 @@ import numpy as np
 from ...backends.step_context import recorded_by
 from ...backends.window import Window
 from ...core.randomness import random_states, set_random_states
+from ...data.arrays import ArraySource
 from ...data.leaves import flattened, named, packed
+from ...data.source import is_closed_loop
 from ...loop import Loop
 from ...steps.compiled_step import CompiledStep
 from ...steps.state import State
 from ...steps.task import has_eval_step
 from ..numbers import Array, as_floats, norm_of
-from .recording import APPLY, GRADIENTS, Event, StepRecorder, spying
+from .recording import APPLY, GRADIENTS, Event, StepRecorder
+from .spying import spying
 
-STEPS = 3
+STEPS: Final = 3
 """The steps that run one after another. Some gradients are zero only in the first one."""
+
+AHEAD: Final = 32
+"""How many batches are read, to compare their forms and their labels."""
+
+ENOUGH: Final = 2.0
+LARGE: Final = 64 * 2**20
+"""The seconds and bytes after which no more batches are read than the steps need."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +58,11 @@ class Trial:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """The gradients of each variable, summed over the calls of `gradients`."""
-        return _summed(self.of(GRADIENTS))
+        """The gradients of each variable, summed over the calls of `gradients`.
+
+        Of a native step, which differentiates by itself, those that optimizers get.
+        """
+        return _summed(self.of(GRADIENTS)) or self.applied
 
     @cached_property
     def applied(self) -> dict[str, Array]:
@@ -106,20 +120,26 @@ class Trials:
         validation: A source for `eval_step`, or None.
 
     Attributes:
+        task: The task.
         state: The state of the task.
         steps: The number of steps so far.
         base: The trials of the first steps, one after another.
         evaluation: The trial of `eval_step` on the first validation batch; None without one.
+        ahead: The first batches of the source, at most `AHEAD`, those of `base` included.
+        moving: Descriptions of the Python values of the task that the first steps changed.
         failed: The checks whose changed steps failed, by code, with the error.
         assigned: Paths of variables that training may change in any branch.
         applied: Ids of the optimizers that training applies in any branch.
     """
 
     def __init__(self, loop: Loop, train: Any, validation: Any) -> None:
-        self._loop, self._task, self.steps = loop, loop.task, 0
+        self._loop, self.task, self.steps = loop, loop.task, 0
         self.failed: dict[str, str] = {}
         loop.prepare(train)
-        windows = _first_windows(train, loop, STEPS)
+        few = is_closed_loop(train) or isinstance(train, ArraySource)
+        windows = _first_windows(train, loop, STEPS, STEPS if few else AHEAD)
+        self.ahead = [window.batch(0) for window in windows]
+        windows = windows[:STEPS]
         self._train = CompiledStep(
             loop.task, self._train_step, windows[0].batch(0), loop.options, "train_step"
         )
@@ -128,14 +148,16 @@ class Trials:
         self._random = random_states()
         try:
             self.base = self._one_after_another(windows)
+            self.moving = self._train.changed_constants()
             self.assigned, self.applied = self._train.assigned, self._train.applied
-            self.evaluation = self._evaluated(validation) if validation is not None else None
+            windows = [] if validation is None else _first_windows(validation, loop, 1)
+            self.evaluation = self._evaluated(windows[0].batch(0)) if windows else None
         except BaseException:
             self.restore()
             raise
 
     def _train_step(self, batch: Any) -> Any:
-        return self._task.train_step(batch)
+        return self.task.train_step(batch)
 
     @property
     def state(self) -> State:
@@ -144,7 +166,7 @@ class Trials:
 
     def restore(self) -> None:
         """Put back every variable and random state as before the first trial."""
-        known = State.discover(self._task)
+        known = State.discover(self.task)
         known.put_back({p: v for p, v in self._kept.items() if p in known.variables})
         set_random_states(self._random)
 
@@ -154,6 +176,11 @@ class Trials:
             self._from = self._train.state.arrays(), random_states(), number
             trials.append(self._run(self._train, window, number))
         return trials
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the task has an `eval_step`, which may not have run for lack of data."""
+        return has_eval_step(self.task)
 
     @property
     def updated_metrics(self) -> set[str]:
@@ -205,14 +232,14 @@ class Trials:
             self.failed[code] = f"the changed step ends with {type(error).__name__}: {text}"
             return None
 
-    def _run(self, step: CompiledStep, window: Window, number: int) -> Trial:
+    def _run(self, step: CompiledStep, window: Window, number: int, inlined: bool = False) -> Trial:
         window = window.streamed()
         step.prepare(window.batch(0))
         before, recorder = step.state.arrays(), StepRecorder()
         state = step.state
         with (
             recorded_by(recorder),
-            spying(recorder, state.layer_paths, state.metrics, state.optimizers),
+            spying(recorder, state.layer_paths, state.metrics, state.optimizers, inlined),
         ):
             values, _, _ = step.run(window, number).fetch()
             events = recorder.events()
@@ -223,27 +250,72 @@ class Trials:
             window.batch(0), {n: x[0] for n, x in values.items()}, events, before, state.arrays()
         )
 
-    def _evaluated(self, validation: Any) -> Trial | None:
-        if not has_eval_step(self._task):
+    def _evaluated(self, batch: Any) -> Trial | None:
+        if not has_eval_step(self.task):
             return None
-        windows = _first_windows(validation, self._loop, 1)
+        # As many rows as in training: on JAX, operations on other shapes are compiled again.
+        most, rows = rows_of(self.last.batch), rows_of(batch)
+        if most is not None and rows is not None and rows > most:
+            batch = keras.tree.map_structure(lambda x: None if x is None else x[:most], batch)
+        window = window_of(batch)
         step = self._eval = CompiledStep(
-            self._task,
-            lambda batch: self._task.eval_step(batch),
-            windows[0].batch(0),
+            self.task,
+            lambda batch: self.task.eval_step(batch),
+            window.batch(0),
             self._loop.options,
             "eval_step",
             late=True,
         )
-        return self._run(step, windows[0], 0)
+        self._random_of_evaluation = random_states()
+        return self._run(step, window, 0)
+
+    def evaluated_again(self, variables: Mapping[str, Array]) -> Trial:
+        """Repeat the evaluation from equal state, with other values of some variables.
+
+        Raises:
+            ValueError: There was no evaluation.
+        """
+        if self.evaluation is None or self._eval is None:
+            raise ValueError("there was no evaluation")
+        before = self.evaluation.before
+        self._eval.state.assign({**before, **variables}, among=list(before))
+        set_random_states(self._random_of_evaluation)
+        return self._run(self._eval, window_of(self.evaluation.batch), 0)
+
+    def until_applied(self, most: int) -> list[Trial]:
+        """Repeat the last batch, from the state before the first step, until gradients are applied.
+
+        The branches of `cond` that are taken are recorded.
+
+        Args:
+            most: The largest number of steps.
+
+        Returns:
+            The steps; empty if none of them applied gradients.
+        """
+        set_random_states(self._random)
+        self.state.assign(self.base[0].before, among=list(self.base[0].before))
+        window = window_of(self.last.batch)
+        done: list[Trial] = []
+        for number in range(most):
+            done.append(self._run(self._train, window, number, inlined=True))
+            if done[-1].applied:
+                return done
+        return []
 
 
-def _first_windows(source: Any, loop: Loop, most: int) -> list[Window]:
-    """Return the first batches of a source, each as a window."""
+def _first_windows(source: Any, loop: Loop, least: int, most: int = 0) -> list[Window]:
+    """Return the first batches of a source, each as a window: more than `least` if it is fast."""
     reader = source.read(0, seed=0, loop=loop)
     windows: list[Window] = []
+    started, size = time.monotonic(), 0
+
+    def is_fast() -> bool:
+        return len(windows) < most and time.monotonic() - started < ENOUGH and size < LARGE
+
     try:
-        while len(windows) < most and (window := reader.take(1)) is not None:
+        while (len(windows) < least or is_fast()) and (window := reader.take(1)) is not None:
+            size += sum(leaf.array.nbytes for leaf in leaves_of(window.batch(0)))
             windows.append(window.streamed())
     finally:
         reader.close()

@@ -1,0 +1,107 @@
+"""Checks of accumulation: gradients of several batches, or of parts of one, in one update."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ..numbers import Array, as_floats
+from .recording import APPLY, BRANCH, CLIP, GRADIENTS, Event
+from .report import Finding
+from .trials import Trials, distance, leaves_of, rows_of
+
+MOST: Final = 16
+"""The largest number of batches for one update that are tried."""
+
+
+def check(trials: Trials) -> Iterator[Finding]:
+    """Compare what is applied with the gradients since the last update."""
+    last = trials.last
+    if last.of(APPLY):
+        yield from _parts_of_a_batch(trials)
+    elif last.of(BRANCH) and trials.applied and last.of(GRADIENTS):
+        try:
+            done = trials.until_applied(MOST)
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            trials.failed["O-summed, O-clips-parts"] = f"the repeated steps end with {text}"
+            return
+        if not done:
+            trials.failed["O-summed, O-clips-parts"] = f"{MOST} batches are not applied"
+            return
+        events = [event for trial in done for event in trial.of(GRADIENTS)]
+        clips = [trial.of(CLIP) for trial in done[:-1]]
+        yield from _judged(events, done[-1].of(APPLY), "batches", clips[0] if all(clips) else [])
+
+
+def _parts_of_a_batch(trials: Trials) -> Iterator[Finding]:
+    """Find one update for gradients of parts of the batch, each computed at the same line."""
+    last = trials.last
+    events = last.of(GRADIENTS)
+    lines = {(e.info.line, tuple(e.info.more["paths"])) for e in events}
+    rows = rows_of(last.batch)
+    if len(events) < 2 or len(lines) > 1 or rows is None or rows < 2:
+        return
+    # A loop over views or tasks takes all rows each time; one over parts of the batch does not.
+    batch = last.batch
+    for number in range(len(leaves_of(batch))):
+        leaf = leaves_of(batch)[number]
+        batch = leaf.with_(np.concatenate([leaf.array[-1:], leaf.array[1:]]))
+    trial = trials.attempt("O-summed, O-clips-parts", batch)
+    if trial is None or len(trial.of(GRADIENTS)) != len(events):
+        return
+    changed = [_differ(a, b) for a, b in zip(trial.of(GRADIENTS), events, strict=True)]
+    if sum(changed) == 1:
+        clips = last.of(CLIP)
+        yield from _judged(
+            events, last.of(APPLY), "parts of the batch", clips if len(clips) >= len(events) else []
+        )
+
+
+def _differ(a: Event, b: Event) -> bool:
+    return any(distance(x, b.arrays[path]) > 1e-5 for path, x in a.arrays.items())
+
+
+def _judged(
+    events: list[Event], applied: list[Event], what: str, clips: list[Event]
+) -> Iterator[Finding]:
+    """Compare applied gradients with the sum of those that were computed."""
+    for update in applied:
+        sums, counts = _sums(events, list(update.arrays))
+        if not sums or min(counts.values()) < 2:
+            continue
+        count = min(counts.values())
+        if all(distance(as_floats(update[path]), total) < 1e-3 for path, total in sums.items()):
+            yield Finding(
+                "O-summed",
+                "warning",
+                update.info.path,
+                f"it gets the sum of the gradients of {count} {what}, not their mean",
+                f"the update is that of a learning rate {count} times as large, and clipping and "
+                "weight decay count otherwise",
+                f"divide by {count}, or use treadle.Accumulator, which applies the mean",
+                update.info.line,
+            )
+        if clips:
+            yield Finding(
+                "O-clips-parts",
+                "warning",
+                clips[0].info.path,
+                f"it clips the gradients of each of {count} {what} before they are accumulated",
+                "large and small gradients then count alike, and the mean is not clipped",
+                "clip what is applied: inside the function that treadle.Accumulator.add calls",
+                clips[0].info.line,
+            )
+
+
+def _sums(events: list[Event], paths: list[str]) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return the sum and the number of the gradients of each variable."""
+    sums: dict[str, Array] = {}
+    counts: dict[str, int] = {}
+    for event in events:
+        for path in paths:
+            gradient = event.get(path)
+            if gradient is not None and as_floats(gradient).any():
+                sums[path] = sums.get(path, 0.0) + as_floats(gradient)
+                counts[path] = counts.get(path, 0) + 1
+    return sums, counts

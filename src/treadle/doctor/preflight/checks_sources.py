@@ -1,0 +1,175 @@
+"""Checks of data sources: order, forms of batches, rows in both sets."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from ...backends.window import form_of
+from ...data.arrays import ArraySource
+from ..numbers import Array
+from .checks_losses import same
+from .recording import ENTROPY, LOSS, METRIC
+from .report import Finding
+from .trials import Trial, Trials, leaves_of
+
+MOST_ROWS: Final = 20_000
+"""How many rows are searched for copies in both sets."""
+
+MANY_FORMS: Final = 6
+"""The least number of forms among the first batches that may be too many."""
+
+
+def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
+    """Check the first batches of any source and, of arrays in memory, the data sets."""
+    yield from _forms(trials)
+    if isinstance(train, ArraySource):
+        yield from _sorted(train)
+        if isinstance(validation, ArraySource):
+            yield from _overlap(train, validation)
+    else:
+        yield from _sorted_batches(trials)
+
+
+def _forms(trials: Trials) -> Iterator[Finding]:
+    """Find batches of ever new shapes, for each of which a step is compiled again."""
+    forms = list(dict.fromkeys(form_of(batch) for batch in trials.ahead))
+    if len(forms) < max(MANY_FORMS, len(trials.ahead) / 2):
+        return
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for batch in trials.ahead:
+        for leaf in leaves_of(batch):
+            seen = shapes.setdefault(leaf.name, [])
+            if leaf.array.shape not in seen:
+                seen.append(leaf.array.shape)
+    name, most = max(shapes.items(), key=lambda item: len(item[1]))
+    yield Finding(
+        "S-recompiles",
+        "warning",
+        name,
+        f"{len(forms)} of the first {len(trials.ahead)} batches have a form that no earlier one "
+        f"had: its shape changes from {most[0]} to {', '.join(map(str, most[1:4]))} …",
+        "the step is compiled again for each form, which takes longer than the step itself",
+        "pad to a few lengths (buckets), and drop a short last batch",
+    )
+
+
+def _sorted_batches(trials: Trials) -> Iterator[Finding]:
+    """Compare the classes in each of the first batches with those of random batches."""
+    number = _number_of_labels(trials.last)
+    if number is None:
+        return
+    labels = [
+        leaves[number].array.ravel()
+        for batch in trials.ahead
+        if len(leaves := leaves_of(batch)) > number
+    ]
+    if len(labels) < 4 or min(map(len, labels)) < 8:
+        return
+    every = np.concatenate(labels)
+    classes = np.unique(every)
+    kinds = float(np.median([len(np.unique(x)) for x in labels]))
+    if len(classes) == 1:
+        if classes[0] < (outputs := _classes_of_outputs(trials.last)) and outputs > 2:
+            yield _sorted_finding(
+                f"the first {len(labels)} batches, {every.size} rows, are all of class "
+                f"{classes[0]}, and the model has {outputs}",
+                "shuffle the rows before batches are made",
+            )
+    elif len(classes) <= 1000:
+        rng = np.random.default_rng(3)
+        expected = np.mean([len(np.unique(rng.choice(every, len(x)))) for x in labels])
+        if kinds < 0.6 * expected:
+            yield _sorted_finding(
+                f"batches hold {kinds:.0f} classes (shuffled: {expected:.1f})",
+                "shuffle the rows before batches are made",
+            )
+
+
+def _classes_of_outputs(trial: Trial) -> int:
+    """Return the number of classes of the model's outputs, or 0."""
+    shapes = [pred.shape for e in trial.of(ENTROPY) if (pred := e.get("pred")) is not None]
+    return max((shape[-1] for shape in shapes if len(shape) == 2), default=0)
+
+
+def _number_of_labels(trial: Trial) -> int | None:
+    """Return which array of the batch holds the class numbers that a loss or a metric gets."""
+    given = [event.get("true") for what in (ENTROPY, LOSS, METRIC) for event in trial.of(what)]
+    for number, leaf in enumerate(leaves_of(trial.batch)):
+        one_each = leaf.array.ndim > 0 and leaf.array.size == len(leaf.array)
+        if not one_each or leaf.array.dtype.kind not in "iub":
+            continue
+        if any(true is not None and same(true, leaf.array) for true in given):
+            return number
+    return None
+
+
+def _sorted_finding(seen: str, fix: str) -> Finding:
+    return Finding(
+        "D-sorted",
+        "error",
+        "the labels",
+        seen,
+        "each batch teaches one class, and the next one forgets it",
+        fix,
+    )
+
+
+def _labels_of(source: ArraySource) -> Array | None:
+    leaves = leaves_of(source.arrays)
+    for leaf in leaves if isinstance(source.arrays, dict) else leaves[1:]:
+        x = leaf.array
+        if x.dtype.kind in "iub" and x.size == len(x) and len(np.unique(x[:MOST_ROWS])) > 1:
+            return x.reshape(len(x))
+    return None
+
+
+def _sorted(source: ArraySource) -> Iterator[Finding]:
+    """Find classification data that are sorted by class and not shuffled."""
+    labels = _labels_of(source)
+    if source.shuffle or labels is None or source.length < 4:
+        return
+    classes = np.unique(labels[:MOST_ROWS])
+    if not 2 <= len(classes) <= 1000:
+        return
+    size = source.batch_size
+    kinds = [
+        len(np.unique(labels[i : i + size])) for i in range(0, min(len(labels), MOST_ROWS), size)
+    ]
+    rng = np.random.default_rng(3)
+    expected = np.mean([len(np.unique(rng.choice(labels, size))) for _ in range(8)])
+    if np.median(kinds) < 0.6 * expected:
+        yield _sorted_finding(
+            f"batches hold {np.median(kinds):.0f} classes (shuffled: {expected:.1f}), and the "
+            "source does not shuffle",
+            "pass shuffle=True to from_arrays",
+        )
+
+
+def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
+    """Find rows of the validation data among the training data, by their bytes."""
+    ours, theirs = leaves_of(train.arrays), leaves_of(validation.arrays)
+    if not ours or not theirs or train.on_disk or validation.on_disk:
+        return
+    widest = max(range(len(ours)), key=lambda i: ours[i].array[:1].nbytes)
+    if len(theirs) <= widest:
+        return
+    x, y = ours[widest].array, theirs[widest].array
+    if x.shape[1:] != y.shape[1:] or x.dtype != y.dtype or x[:1].nbytes < 8:
+        return
+    if x[0].size < 3 and x.dtype.kind != "f":
+        return
+    known = {row.tobytes() for row in x[:MOST_ROWS]}
+    checked = y[:MOST_ROWS]
+    if len(known) < 0.9 * len(x[:MOST_ROWS]):
+        return  # rows repeat in the training data alone
+    shared = sum(row.tobytes() in known for row in checked)
+    if shared > max(1, 0.01 * len(checked)):
+        yield Finding(
+            "D-overlap",
+            "error" if shared > 0.2 * len(checked) else "warning",
+            theirs[widest].name,
+            f"{shared} of {len(checked)} rows of the validation data are also training data",
+            "the validation shows what was learned by heart",
+            "split the data before copies or augmentations are made",
+        )
