@@ -27,6 +27,7 @@ RANK = process_group().rank
 DIRECTORY = Path(sys.argv[1])
 KIND, WHO, AT = (*os.environ.get("FAULT", "none@0@0").split("@"),)
 IS_IT = int(WHO) == RANK
+EVERY = os.environ.get("EVERY", "7 steps")
 ACTION: Any = "rollback" if KIND == "nan" else "stop"
 
 
@@ -43,13 +44,14 @@ class Fault(treadle.Hook):
     def steps(self, loop: Any, logs: Any) -> None:
         if not IS_IT:
             return
-        if KIND == "slow":
-            time.sleep(0.02)
-        if loop.progress.step < int(AT) or KIND not in ("kill", "term", "raise") or not once():
+        if KIND.startswith("slow"):
+            time.sleep(0.05 * logs.steps)
+        ends = ("kill", "term", "slow-term", "raise")
+        if loop.progress.step < int(AT) or KIND not in ends or not once():
             return
         if KIND == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if KIND == "term":
+        if KIND in ("term", "slow-term"):
             os.kill(os.getpid(), signal.SIGTERM)
         if KIND == "raise":
             raise ValueError("planted")
@@ -96,7 +98,12 @@ def main() -> None:
     loop = treadle.Loop(
         treadle.Supervised(model, "mse", keras.optimizers.Adam(1e-2)),
         DIRECTORY,
-        hooks=[Fault(), Saving(every="7 steps"), treadle.hooks.NonFinite(ACTION)],
+        hooks=[
+            Fault(),
+            Saving(every=EVERY),
+            treadle.every(EVERY, lambda loop: {"looked": loop.progress.step}),
+            treadle.hooks.NonFinite(ACTION),
+        ],
         options=treadle.Options(window=4),
         console=False,
     )
