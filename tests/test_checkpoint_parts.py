@@ -133,7 +133,7 @@ def test_a_damaged_part_makes_a_checkpoint_invalid(folder: Path, how: str, why: 
 def test_a_part_that_changes_after_it_was_verified_is_named(
     folder: Path, how: str, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(processes, "_group", Members(1))
+    monkeypatch.setattr(processes, "_group", Members(2))
     found = Checkpoints(folder).latest(together=True)
     path = folder / NEWEST / "part-00001.safetensors"
     damaged(path, how)  # the last array of the file is the momentum's last part
@@ -159,6 +159,15 @@ def test_a_process_that_cannot_write_its_parts_fails_the_save(
     save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, chief=chief)
     chief.check()
     assert chief.latest().progress.step == 6
+
+
+def test_a_process_that_cannot_open_the_folder_fails_the_save(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    denied = {1: Refuses(errno.EACCES, "open_path")}
+    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=denied)
+    with pytest.raises(CheckpointError, match=r"^process 1 did not write its parts: cannot open t"):
+        chief.check()
 
 
 def test_an_equal_checkpoint_of_a_step_is_not_kept(folder: Path, monkeypatch: Any) -> None:

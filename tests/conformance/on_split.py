@@ -70,7 +70,9 @@ def run(directory: Path, mesh: str, steps: int) -> dict[str, Any]:
     hooks = [treadle.hooks.Checkpoint("3 steps", keep_last=9)]
     with (
         warnings.catch_warnings(record=True, category=TreadleWarning) as caught,
-        treadle.Loop(task(), directory, hooks=hooks, console=False, override=["steps"]) as loop,
+        treadle.Loop(
+            task(), directory, hooks=hooks, console=False, override=["steps", "backend"]
+        ) as loop,
     ):
         warnings.simplefilter("always", TreadleWarning)
         loop.fit(treadle.data.from_arrays(x, y, batch_size=8), steps=steps)

@@ -29,7 +29,12 @@ def run(*runs: str, workers: int = 2, backend: str = "jax") -> dict[str, Any]:
     flags = {"XLA_FLAGS": DEVICES} if workers > 1 else {}
     done = subprocess.run(
         [sys.executable, *launch, PROGRAM, *runs],
-        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONWARNINGS": "ignore", **flags},
+        env={
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "PYTHONWARNINGS": "always::UserWarning",
+            **flags,
+        },
         capture_output=True,
         text=True,
         timeout=280,

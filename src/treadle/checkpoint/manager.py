@@ -14,7 +14,7 @@ from ..core.processes import process_group
 from ..errors import CheckpointError, ConfigurationError, whole_number
 from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
 from .manifest import Manifest, UnknownFormatError, read_manifest
-from .parts import report_own_parts
+from .parts import about_of, write_own_parts
 from .reading import read
 from .removal import SHARED
 
@@ -206,7 +206,7 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            names = _names(folder)[::-1]
+            names, together = _names(folder)[::-1], together and process_group().size > 1
             return self._first_valid(folder, names, "any checkpoint", together)
 
     def before(self, step: int) -> Checkpoint | None:
@@ -281,8 +281,16 @@ class Checkpoints:
         return None
 
     def _write_parts(self, split: Mapping[str, Any], temporary: str) -> None:
-        with self._opened_to_write() as folder:
-            report_own_parts(folder, temporary, split)
+        report: dict[str, Any]
+        try:
+            with (
+                self._opened_to_write() as folder,
+                folder.subfolder(temporary, create=True) as files,
+            ):
+                report = write_own_parts(files, split)
+        except CheckpointError as error:
+            report = {"fault": str(error)}
+        process_group().report(report, about_of(temporary))
 
     def _write(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:

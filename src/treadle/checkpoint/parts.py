@@ -59,16 +59,6 @@ def write_own_parts(files: Folder, split: Mapping[str, OwnParts]) -> dict[str, A
     return report
 
 
-def report_own_parts(folder: Folder, temporary: str, split: Mapping[str, OwnParts]) -> None:
-    """Write the parts of a process that is not the chief, and report them, or the failure."""
-    try:
-        with folder.subfolder(temporary, create=True) as files:
-            report = write_own_parts(files, split)
-    except CheckpointError as error:
-        report = {"fault": str(error)}
-    process_group().report(report, about_of(temporary))
-
-
 def about_of(temporary: str) -> str:
     """Return what the reports about a checkpoint are called."""
     return f"the parts of {temporary}"
