@@ -1,16 +1,23 @@
 """Two processes on this machine: Treadle and a loop written by hand, `scripts/bench processes`.
 
-Both train the same network on the same global batches, in turns, in the same two processes. The
+All train the same network on the same global batches, in turns, in the same two processes. The
 processor time of both processes together is counted: they share the cores of one machine, so the
 time on the clock says little. The share of exchanges is the time in which process 0 waits for them.
+
+By hand is a jitted step on arrays that are split among the processes (JAX), and a network of
+`torch.nn` in `DistributedDataParallel` (PyTorch): with its buckets, which are sent during the
+backward pass, and with one message after it. Batches are not divided further, so that normalization
+and Dropout of the loops by hand are those of a process's rows.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 WORKERS, ROUNDS = 2, 7
@@ -25,7 +32,9 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     launch = [sys.executable, "-m", "treadle", "launch", "--workers", str(WORKERS), "--"]
     given = [chosen.backend, chosen.workload, str(chosen.steps)]
-    sys.exit(subprocess.run([*launch, __file__, *given]).returncode)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    sys.exit(subprocess.run([*launch, __file__, *given], env=environment).returncode)
 
 
 def member(backend: str, workload: str, steps: int) -> None:
@@ -49,9 +58,10 @@ def member(backend: str, workload: str, steps: int) -> None:
             waiting[0] += time.perf_counter() - started
 
     vars(group)["exchange"] = timed
-    by_hand = _jax(work) if backend == "jax" else _torch(work, group)
-    contestants = {"treadle": TreadleLoop(work, hooks=False), "by hand": by_hand}
+    by_hand = {"by hand": _jax(work)} if backend == "jax" else _torch(work, group)
+    contestants = {"treadle": TreadleLoop(work, hooks=False), **by_hand}
     found: dict[str, list[float]] = {name: [] for name in contestants}
+    clock: dict[str, list[float]] = {name: [] for name in contestants}
     shares: list[float] = []
     for number in range(ROUNDS + 1):  # the first one compiles
         for name, contestant in contestants.items():
@@ -61,14 +71,16 @@ def member(backend: str, workload: str, steps: int) -> None:
             spent = sum(exchange(time.process_time() - before, "a round"))
             if number:
                 found[name].append(1e6 * spent / (2 * steps))
+                clock[name].append(1e6 * seconds / (2 * steps))
                 if name == "treadle":
                     shares.append(share)
     if group.rank == 0:
-        ratios = [b / a for a, b in zip(found["treadle"], found["by hand"], strict=True)]
         print(f"{backend}, {workload}, {WORKERS} processes; median of {ROUNDS} (extremes)")
         for name, values in found.items():
-            print(f"{name:>8}: {_shown(values, '.0f')} µs of a processor a step")
-        print(f"by hand / Treadle: {_shown(ratios, '.2f')}")
+            ratios = [b / a for a, b in zip(found["treadle"], values, strict=True)]
+            spent, wall = _shown(values, ".0f"), _shown(clock[name], ".0f")
+            print(f"{name:>16}: {spent} µs of a processor a step, {wall} on the clock")
+            print(f"{'':>16}  {_shown(ratios, '.2f')} of Treadle's")
         print(f"exchanges: {100 * statistics.median(shares):.2f} % of Treadle's time")
     exchange(None, "the end")
 
@@ -112,8 +124,30 @@ def _jax(work: Any) -> Any:
     return Contestant(hand.epoch(run), work.steps)
 
 
-def _torch(work: Any, group: Any) -> Any:
-    raise SystemExit("not measured on PyTorch")
+def _torch(work: Any, group: Any) -> dict[str, Any]:
+    """`DistributedDataParallel` over a network of `torch.nn`, each process with its rows."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from benchmarks.contestants import Contestant
+    from benchmarks.contestants_torch import Counted, looped, supervised, tensors
+    from benchmarks.torch_models import by_hand
+
+    arrays, size = tensors(work), work.batch_size // group.size
+    mine = slice(group.rank * size, (group.rank + 1) * size)
+
+    def batches() -> Any:
+        for rows in torch.from_numpy(work.order()):
+            yield [array[rows[mine]] for array in arrays]
+
+    def made(**buckets: Any) -> Contestant:
+        (model,), optimizers = by_hand(work.name)
+        counted = Counted()
+        parallel = DistributedDataParallel(model, **buckets)
+        step = supervised([parallel], optimizers, counted, torch.Tensor.backward)
+        return looped(step, counted, batches, work.steps)
+
+    return {"DDP": made(), "DDP, one bucket": made(bucket_cap_mb=10_000)}
 
 
 if __name__ == "__main__":

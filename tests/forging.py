@@ -370,7 +370,7 @@ CASES = {
     ),
     "another format": (
         lambda f: forge(f, lambda r: r.update(format=[1])),
-        "manifest.json is of format [1], and this version of Treadle reads formats 1 to 2: use the "
+        "manifest.json is of format [1], and this version of Treadle reads formats 1 to 3: use the "
         "version that wrote it",
     ),
     "tensors: object dtype declared": (

@@ -365,3 +365,31 @@ def test_one_process_agrees_with_itself() -> None:
     assert processes.require_equal("step", 4) == 4
     before = processes.clock()
     assert processes.clock() >= before
+
+
+def test_process_0_collects_what_threads_of_others_report(group: Group) -> None:
+    for member in group.members[:0:-1]:
+        in_threads([lambda member=member: member.report([member.rank], "parts")])
+    chief = group.members[0]
+    group.members[1].report("later", "others")
+    assert chief.reports("parts") == [[1], [2]]
+    group.members[2].report("too", "others")
+    assert chief.reports("others") == ["later", "too"]
+
+
+def test_a_report_that_does_not_come(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MOST_SECONDS", 0.0)
+    group.members[1].report(None, "parts")
+    time.sleep(0.2)
+    with pytest.raises(
+        ProcessError, match=r"^process 0 has waited 0 s for process 2, about parts$"
+    ):
+        group.members[0].reports("parts")
+    group.kill(2)
+    with pytest.raises(ProcessError, match=r"^process 2 has ended without a message"):
+        group.members[0].reports("parts")
+
+
+def test_a_process_alone_reports_nothing() -> None:
+    processes.SingleProcess().report(1, "parts")
+    assert processes.SingleProcess().reports("parts") == []

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from tests.faults import Quick, Refuses, checkpoint, read, same, write
 from tests.format_1 import write_format_1
+from tests.part_writers import save_in_parts
 from treadle.checkpoint import FORMAT, Checkpoint
 from treadle.checkpoint.format import Name, digest_line
 from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
@@ -69,7 +70,7 @@ def test_a_checkpoint_without_variables_is_stored(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000000"]
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_every_format_is_read_for_ever(version):
     folder = DATA / f"checkpoint-format-{version}" / "step-000000000012"
     assert same(read(folder, Quick()), golden())
@@ -79,12 +80,23 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize(("version", "save"), [(1, write_format_1), (2, None)])
-def test_the_formats_have_not_changed(tmp_path, version, save):
-    if save:  # the writer that other tests use is the one that Treadle had
-        save(tmp_path, golden())
-    else:
+def write_in_parts(path, saved, monkeypatch):
+    """Write a checkpoint in two processes, of which each holds parts of a kernel and a bias."""
+    cuts = {
+        "model/layers/0/kernel": (((0, 1), (0, 2)), (0, 1, 1, 0)),
+        "model/layers/0/bias": (((0, 1),), (1, 0)),
+    }
+    save_in_parts(path, saved, cuts, monkeypatch).check()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_the_formats_have_not_changed(tmp_path, version, monkeypatch):
+    if version == 1:  # the writer that other tests use is the one that Treadle had
+        write_format_1(tmp_path, golden())
+    elif version == 2:
         write(tmp_path, golden(), Quick())
+    else:
+        write_in_parts(tmp_path, golden(), monkeypatch)
     assert contents(tmp_path) == contents(DATA / f"checkpoint-format-{version}")
 
 
@@ -149,7 +161,7 @@ def test_other_tools_read_and_check_the_files(tmp_path):
     [fixed] = (tmp_path / "fixed").iterdir()
     assert fixed.name == hashlib.sha256(fixed.read_bytes()).hexdigest() + ".safetensors"
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == FORMAT == 2
+    assert manifest["format"] == FORMAT - 1 == 2  # that without parts
     assert manifest["state"]["model/layers/0/bias"]["dtype"] == "bfloat16"
     assert manifest["state"]["backbone/kernel"]["file"] == "fixed"
 
@@ -370,12 +382,12 @@ def test_variables_hold_numbers(tmp_path):
 def test_another_format_says_so(tmp_path):
     folder = write(tmp_path, checkpoint(3), Quick())
     path = folder / "manifest.json"
-    data = path.read_bytes().replace(b'"format": 2', b'"format": 3')
+    data = path.read_bytes().replace(b'"format": 2', b'"format": 4')
     path.write_bytes(data)
     (folder / "manifest.sha256").write_bytes(digest_line(data))
     with pytest.raises(CheckpointError) as caught:
         read(folder, Quick())
     assert str(caught.value) == (
-        f"{path} is of format 3, and this version of Treadle reads formats 1 to 2: use the version "
+        f"{path} is of format 4, and this version of Treadle reads formats 1 to 3: use the version "
         "that wrote it"
     )

@@ -27,6 +27,7 @@ RANK = process_group().rank
 DIRECTORY = Path(sys.argv[1])
 KIND, WHO, AT = (*os.environ.get("FAULT", "none@0@0").split("@"),)
 IS_IT = int(WHO) == RANK
+EVERY = os.environ.get("EVERY", "7 steps")
 ACTION: Any = "rollback" if KIND == "nan" else "stop"
 
 
@@ -43,13 +44,14 @@ class Fault(treadle.Hook):
     def steps(self, loop: Any, logs: Any) -> None:
         if not IS_IT:
             return
-        if KIND == "slow":
-            time.sleep(0.02)
-        if loop.progress.step < int(AT) or KIND not in ("kill", "term", "raise") or not once():
+        if KIND.startswith("slow"):
+            time.sleep(0.05 * logs.steps)
+        ends = ("kill", "term", "slow-term", "raise")
+        if loop.progress.step < int(AT) or KIND not in ends or not once():
             return
         if KIND == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if KIND == "term":
+        if KIND in ("term", "slow-term"):
             os.kill(os.getpid(), signal.SIGTERM)
         if KIND == "raise":
             raise ValueError("planted")
@@ -89,6 +91,10 @@ def source(count: int, batch_size: int, **how: Any) -> Any:
     return treadle.data.from_arrays(x, y, batch_size=batch_size, **how)
 
 
+def looked(loop: Any) -> Any:
+    return {"looked": loop.progress.step}
+
+
 def main() -> None:
     hidden = layers.Dense(8, activation="relu")
     model = keras.Sequential([keras.Input((8,)), hidden, layers.Dropout(0.2), layers.Dense(1)])
@@ -96,7 +102,12 @@ def main() -> None:
     loop = treadle.Loop(
         treadle.Supervised(model, "mse", keras.optimizers.Adam(1e-2)),
         DIRECTORY,
-        hooks=[Fault(), Saving(every="7 steps"), treadle.hooks.NonFinite(ACTION)],
+        hooks=[
+            Fault(),
+            Saving(every=EVERY),
+            *([treadle.every(EVERY, looked)] if "EVERY" in os.environ else []),
+            treadle.hooks.NonFinite(ACTION),
+        ],
         options=treadle.Options(window=4),
         console=False,
     )

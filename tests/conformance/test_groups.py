@@ -172,10 +172,18 @@ def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_process_and_a_time_limit_do_not_hang(tmp_path: Path) -> None:
-    ended = train(tmp_path / "run", FAULT="slow@1@0", UNTIL="2 s")
+def test_a_slow_process_and_intervals_of_time_do_not_hang(tmp_path: Path) -> None:
+    """What is due by the clock is due at the same steps in all processes."""
+    ended = train(tmp_path / "limit", FAULT="slow@1@0", EVERY="1 s", UNTIL="3 s")
     assert ended.code == 0, ended.errors
     assert ended.last[0] == ended.last[1]
+    looked = [line["looked"] for line in lines(tmp_path / "limit") if "looked" in line]
+    assert 1 <= len(looked) <= 4
+    stopped = train(tmp_path / "stopped", FAULT="slow-term@1@10", EVERY="1 s", UNTIL="60 s")
+    assert stopped.code == 143, stopped.errors
+    newest = Checkpoints(tmp_path / "stopped" / CHECKPOINTS).steps()[-1]
+    assert newest >= 10
+    assert len([*(tmp_path / "stopped" / CHECKPOINTS).glob(f"step-{newest:012d}*")]) == 1
 
 
 @pytest.mark.long

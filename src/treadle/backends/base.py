@@ -308,11 +308,16 @@ class Variables(Protocol):
         ...
 
     def write(self, variable: Variable, value: Any) -> None:
-        """Set a variable from a NumPy array or from a return value of `keep`."""
+        """Set a variable from a NumPy array or a return value of `keep`.
+
+        If it is split among processes, also from `StoredParts`.
+        """
         ...
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Return a variable's value as a NumPy array that later steps do not change.
+
+        If it is split among processes, return the `OwnParts` of this process.
 
         Args:
             variable: The variable.
@@ -328,7 +333,7 @@ class Variables(Protocol):
     def is_split(self, variables: Iterable[Variable]) -> bool:
         """Return whether this process holds only a part of a variable.
 
-        Then `read` and `stage` must be called in all processes.
+        Then `read` and `finite` must be called in all processes.
         """
         ...
 

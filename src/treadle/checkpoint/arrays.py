@@ -6,6 +6,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -29,7 +30,7 @@ _INVALID = (
 )
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     """Write named arrays of numbers durably, to a `.safetensors` file or an `.npz` file.
 
     Arrays of dtypes that a format does not support are stored as bytes or unsigned integers with
@@ -37,7 +38,8 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Array]) -> None:
 
     Args:
         path: The file. Names that do not end in `.safetensors` give an `.npz` file.
-        arrays: The arrays by name.
+        arrays: The arrays by name, or what has their `shape`, `dtype` and `nbytes` and becomes one
+            when it is written, in the order of the file.
 
     Raises:
         StateError: If an array is not numeric.

@@ -42,3 +42,13 @@ def dtype_named(name: str) -> DType:
         return FOREIGN[name] if name in FOREIGN else np.dtype(_NUMBERS.fullmatch(name)[0])  # type: ignore[index]
     except TypeError as error:
         raise ValueError(f"{name[:40]!a} is not a numeric dtype") from error
+
+
+def dtype_called(name: str) -> DType:
+    """Return the dtype that a framework calls `float32`, `bfloat16` and so on.
+
+    Example:
+        >>> dtype_called("bfloat16").itemsize
+        2
+    """
+    return FOREIGN.get(name) or np.dtype(name)

@@ -8,6 +8,7 @@
 
 In these files, a variable is called `state/<its path>`, and the arrays of hooks and sources are
 called `nested/0`, `nested/1` and so on. Format 1, which is only read, is in `format_1.py`.
+Checkpoints in which several processes wrote parts of arrays have format 3; see `parts.py`.
 
 If a step is saved again, its folder is step-000000000012-1, then -2. The highest number is valid,
 and the previous folder is removed only when the new one is on disk. A checkpoint that equals the
@@ -16,21 +17,26 @@ previous one of its step is not kept, so that interruptions do not change the na
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.folder import Folder, partial
+from ..core.processes import process_group
 from ..core.progress import Progress
+from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
+from .digest import Digest
 from .dtypes import Array, name_of
+from .parts import about_of, described_parts, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
-from .tensor_file import PIECE, SUFFIX, Piece, pieces
+from .tensor_file import PIECE, SUFFIX, pieces
 
-# The version of the format above. Every later version of Treadle can read it.
-FORMAT = 2
+# The newest version of the format. Every later version of Treadle can read it. Checkpoints without
+# parts of arrays are still written in format 2, which earlier versions of Treadle can read too.
+FORMAT, WITHOUT_PARTS = 3, 2
 
 MANIFEST, DIGEST, FIXED = "manifest.json", "manifest.sha256", "fixed"
 SECTIONS = ("loop", "source", "hooks", "about")
@@ -48,7 +54,8 @@ class Checkpoint:
 
     Attributes:
         progress: The progress of the run.
-        state: Every variable by path, and the random states.
+        state: Every variable by path, and the random states: arrays, or `OwnParts` of an array that
+            several processes hold together, which is read as an array or as `StoredParts`.
         fixed: The paths of variables that no step changes. They are stored once for all
             checkpoints.
         loop: Internal state of the loop.
@@ -63,7 +70,7 @@ class Checkpoint:
     """
 
     progress: Progress
-    state: Mapping[str, Array]
+    state: Mapping[str, Any]
     fixed: frozenset[str] = frozenset()
     loop: Mapping[str, Any] = field(default_factory=dict[str, Any])
     source: Mapping[str, Any] | None = None
@@ -115,6 +122,11 @@ class Name(NamedTuple):
         return f"step-{self.step:012d}" + (f"-{self.again}" if self.again else "")
 
 
+def temporary_name(step: int) -> str:
+    """Return a new name for the folder into which a checkpoint of a step is written."""
+    return partial(str(Name(step)))
+
+
 class Draft:
     """A snapshot of a checkpoint, arranged into files and ready to be written during training.
 
@@ -126,10 +138,14 @@ class Draft:
         changing: The arrays that are saved in each checkpoint, with their names in the file.
         size: The size of these arrays in bytes.
         fixed: The arrays that no step changes.
+        split: The arrays that several processes hold together.
+        temporary: The name of the folder into which all processes write, until it is renamed; None
+            if this process writes alone.
         files: The size and hash of each written file, for the manifest.
 
     Args:
         checkpoint: The checkpoint. The arrays of its state must not change until it is written.
+        temporary: The name on which the processes agreed.
 
     Raises:
         CheckpointError: If the checkpoint contains values that cannot be stored.
@@ -140,11 +156,12 @@ class Draft:
         16
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, temporary: str | None = None) -> None:
         nested: list[Array] = []
-        self.step = checkpoint.progress.step
+        self.step, self.temporary = checkpoint.progress.step, temporary
+        self.split = split_arrays(checkpoint)
         self._record: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMAT if self.split else WITHOUT_PARTS,
             "progress": encode(asdict(checkpoint.progress), "progress", nested),
         }
         for section in SECTIONS:
@@ -157,6 +174,9 @@ class Draft:
         self.fixed: list[tuple[str, Array]] = []
         state: dict[str, Any] = {}
         for path, array in checkpoint.state.items():
+            if path in self.split:
+                state[path] = None  # its place in the order; see `describe_parts`
+                continue
             shared = path in checkpoint.fixed
             state[path] = _described(path, array, "fixed" if shared else "arrays")
             (self.fixed if shared else self.changing).append((entry_of(path), array))
@@ -164,15 +184,36 @@ class Draft:
         self.size = sum(array.nbytes for _, array in self.changing)
         self.files: dict[str, dict[str, Any]] = {}
         self._record["files"] = self.files
-        self._record["state"] = state
+        self._record["state"] = self._state = state
         self._record["nested"] = [_described("", array, "arrays") for array in nested]
+
+    def describe_parts(self, own: Mapping[str, Any]) -> None:
+        """Wait until all other processes have written their parts, and add them to the manifest.
+
+        Raises:
+            CheckpointError: A process has not written its parts.
+        """
+        reports = [own, *process_group().reports(about_of(self.temporary or ""))]
+        state, files = described_parts(self.split, reports)
+        self._state |= state
+        self.files |= files
 
     def manifest(self) -> bytes:
         """Return the manifest; call this after the arrays are written."""
         return to_json(self._record, MANIFEST)
 
 
-def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None = None) -> str:
+def split_arrays(checkpoint: Checkpoint) -> dict[str, OwnParts]:
+    """Return the arrays of a checkpoint that several processes hold together."""
+    return {path: x for path, x in checkpoint.state.items() if isinstance(x, OwnParts)}
+
+
+def write(
+    folder: Folder,
+    checkpoint: Checkpoint | Draft,
+    whole: set[str] | None = None,
+    saved: "Name | None" = None,
+) -> str:
     """Write a checkpoint into the checkpoint folder of a run.
 
     When this returns, the complete checkpoint is on disk. When it raises, existing checkpoints are
@@ -183,9 +224,11 @@ def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None
         checkpoint: The checkpoint; the arrays of its state must not change during the call.
         whole: The names of shared files whose hashes have been verified. Files verified by this
             call are added. A damaged shared file is written again.
+        saved: A valid checkpoint of the same step. If several processes write, it is known only at
+            the end whether the new one is equal; then it is removed again.
 
     Returns:
-        The name of the new checkpoint.
+        The name of the new checkpoint, or of the equal one.
 
     Raises:
         CheckpointError: If a file operation fails, or the checkpoint contains values that cannot be
@@ -202,18 +245,25 @@ def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None
     step = draft.step
     known = [name.again for name in map(Name.parse, folder.names()) if name and name.step == step]
     target = str(Name(step, max(known) + 1 if known else 0))
-    new = partial(target)
+    new = draft.temporary or partial(target)
     try:
         if draft.fixed:
             draft.files["fixed"] = _write_fixed(
                 folder, draft.fixed, set() if whole is None else whole
             )
-        folder.make_folder(new)
-        with folder.subfolder(new) as files:
-            digest = _Digest()
+        together = draft.temporary is not None  # the others may have made the folder already
+        if not together:
+            folder.make_folder(new)
+        with folder.subfolder(new, create=together) as files:
+            digest = Digest()
             numbers = digest.update_from(pieces(draft.changing))
             files.create(f"arrays{SUFFIX}", numbers, draft.size)
             draft.files["arrays"] = digest.result()
+            if draft.split:
+                draft.describe_parts(write_own_parts(files, draft.split))
+                if saved is not None and is_written(folder, draft, saved):
+                    folder.remove_folder(new)
+                    return str(saved)
             manifest = draft.manifest()
             files.create(MANIFEST, [manifest], len(manifest))
             line = digest_line(manifest)
@@ -231,7 +281,7 @@ def write(folder: Folder, checkpoint: Checkpoint | Draft, whole: set[str] | None
 def is_written(folder: Folder, draft: Draft, name: Name) -> bool:
     """Return whether a draft equals a valid checkpoint, except for times.
 
-    This takes a pass over its arrays, if everything else is equal.
+    This takes a pass over its arrays, if everything else is equal and it has not been written.
     """
     with folder.subfolder(str(name)) as place:
         written = _without_times(parse_json(place.read(MANIFEST, MOST_BYTES)))
@@ -240,6 +290,8 @@ def is_written(folder: Folder, draft: Draft, name: Name) -> bool:
     del drafted["files"]
     if written != drafted:
         return False
+    if draft.files:
+        return draft.files == files
     found = {"arrays": _digest_of(draft.changing)}
     if draft.fixed:
         found["fixed"] = _digest_of(draft.fixed)
@@ -295,7 +347,7 @@ def _write_fixed(
 
 def _digest_of(arrays: list[tuple[str, Array]]) -> dict[str, Any]:
     """Return the size and hash of a file of arrays."""
-    digest = _Digest()
+    digest = Digest()
     for _ in digest.update_from(pieces(arrays)):
         pass
     return digest.result()
@@ -306,7 +358,7 @@ def _is_valid_file(place: Folder, name: str, expected: Mapping[str, Any], whole:
     if place.size(name) != expected["size"]:
         return False
     if name not in whole:
-        digest = _Digest()
+        digest = Digest()
         try:
             with place.opened(name) as (file, _):
                 for _ in digest.update_from(iter(lambda: file.read(PIECE), b"")):
@@ -317,19 +369,3 @@ def _is_valid_file(place: Folder, name: str, expected: Mapping[str, Any], whole:
             return False
         whole.add(name)
     return True
-
-
-class _Digest:
-    """Computes the SHA-256 and size of pieces as they are written."""
-
-    def __init__(self) -> None:
-        self._hash, self._size = hashlib.sha256(), 0
-
-    def update_from(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        for piece in pieces:
-            self._hash.update(piece)
-            self._size += len(piece)
-            yield piece
-
-    def result(self) -> dict[str, Any]:
-        return {"sha256": self._hash.hexdigest(), "size": self._size}

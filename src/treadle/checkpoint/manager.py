@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.folder import PARTIAL, FileSystem, Folder, partial
+from ..core.processes import process_group
 from ..errors import CheckpointError, ConfigurationError, whole_number
-from .format import FIXED, Checkpoint, Draft, Name, is_written, write
+from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
 from .manifest import Manifest, UnknownFormatError, read_manifest
+from .parts import about_of, write_own_parts
 from .reading import read
 from .removal import SHARED
 
@@ -97,12 +99,14 @@ class Checkpoints:
         """Whether a checkpoint is being written."""
         return any(not future.done() for future in self._pending)
 
-    def save(self, checkpoint: Checkpoint) -> bool:
+    def save(self, checkpoint: Checkpoint, temporary: str | None = None) -> bool:
         """Start writing a checkpoint in the background thread.
 
         Args:
             checkpoint: The checkpoint. The arrays of its state must not change until `busy` is
                 False.
+            temporary: The name on which the processes have agreed, if all of them write; the others
+                call `save_parts`.
 
         Returns:
             False if the previous checkpoint is still being written; nothing is saved then.
@@ -114,7 +118,7 @@ class Checkpoints:
             return False
         self.check()
         try:
-            draft = Draft(checkpoint)
+            draft = Draft(checkpoint, temporary)
         except CheckpointError as error:  # `check` reports it like an error of the thread
             failed: Future[None] = Future()
             failed.set_exception(error)
@@ -122,6 +126,19 @@ class Checkpoints:
             return True
         self._pending.append(self._writer.submit(self._write, draft))
         return True
+
+    def save_parts(self, checkpoint: Checkpoint, temporary: str) -> None:
+        """Start writing this process's parts of a checkpoint that the chief saves.
+
+        A failure is reported to the chief, whose save then fails.
+
+        Args:
+            checkpoint: The checkpoint, of which only the `OwnParts` are written.
+            temporary: The name on which the processes have agreed.
+        """
+        self.check()
+        split = split_arrays(checkpoint)
+        self._pending.append(self._writer.submit(self._write_parts, split, temporary))
 
     def check(self) -> None:
         """Raise the error of the last finished save, once. Does not wait.
@@ -176,8 +193,12 @@ class Checkpoints:
             known = {} if folder is None else self._known(folder, _names(folder))
         return {name.step: manifest.sections["hooks"] for name, manifest in known.items()}
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, together: bool = False) -> Checkpoint | None:
         """Return the newest valid checkpoint, or None if none was saved.
+
+        Args:
+            together: Whether all processes call this at the same point. Then they return the same
+                checkpoint, which is valid for all; see `read`.
 
         Raises:
             CheckpointError: If all checkpoints are damaged, or a newer version of Treadle wrote
@@ -185,7 +206,8 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            return self._first_valid(folder, _names(folder)[::-1], "any checkpoint")
+            names, together = _names(folder)[::-1], together and process_group().size > 1
+            return self._first_valid(folder, names, "any checkpoint", together)
 
     def before(self, step: int) -> Checkpoint | None:
         """Return the newest valid checkpoint at or before a step, or None if there is none.
@@ -234,17 +256,14 @@ class Checkpoints:
             yield folder
 
     def _first_valid(
-        self, folder: Folder | None, names: Iterable[Name], what: str
+        self, folder: Folder | None, names: Iterable[Name], what: str, together: bool = False
     ) -> Checkpoint | None:
         self.rejected = []
         if folder is None:
             return None
         for name in names:
             try:
-                found = read(folder, str(name))
-                if found.progress.step != name.step:
-                    path = folder.path / str(name)
-                    raise CheckpointError(f"{path} holds step {found.progress.step}")
+                found = _read_together(folder, name) if together else _read(folder, name)
             except UnknownFormatError:
                 raise  # resuming from an older checkpoint would discard work of a newer Treadle
             except CheckpointError as error:
@@ -261,11 +280,28 @@ class Checkpoints:
             )
         return None
 
+    def _write_parts(self, split: Mapping[str, Any], temporary: str) -> None:
+        report: dict[str, Any]
+        try:
+            with (
+                self._opened_to_write() as folder,
+                folder.subfolder(temporary, create=True) as files,
+            ):
+                report = write_own_parts(files, split)
+        except CheckpointError as error:
+            report = {"fault": str(error)}
+        process_group().report(report, about_of(temporary))
+
     def _write(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:
             of_step = [name for name in _names(folder) if name.step == draft.step]
             name = of_step[-1] if of_step else None
-            if name is not None and self._is_saved(folder, draft, name):
+            if draft.split:  # the others write at the same time: compared when all have written
+                saved = name if name in self._readable else None
+                if saved is None:
+                    self._make_room(folder, draft.step)
+                name = Name.parse(write(folder, draft, self._whole, saved))
+            elif name is not None and self._is_saved(folder, draft, name):
                 folder.sync()  # a killed run may have renamed it without syncing the folder
             else:
                 self._make_room(folder, draft.step)
@@ -374,6 +410,30 @@ class Checkpoints:
             for name in files:
                 if name not in needed:
                     place.remove_file(name)
+
+
+def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:
+    """Read a checkpoint, which must hold the step in its name."""
+    found = read(folder, str(name), together)
+    if found.progress.step != name.step:
+        raise CheckpointError(f"{folder.path / str(name)} holds step {found.progress.step}")
+    return found
+
+
+def _read_together(folder: Folder, name: Name) -> Checkpoint:
+    """Read a checkpoint in all processes, of which each verifies a part; all fail if one does."""
+    found, fault = None, None
+    try:
+        found = _read(folder, name, together=True)
+    except UnknownFormatError:
+        raise
+    except CheckpointError as error:
+        fault = str(error)
+    for theirs in process_group().exchange(fault, f"verifying checkpoint {name}"):
+        if theirs is not None:
+            raise CheckpointError(theirs)
+    assert found is not None
+    return found
 
 
 def _names(folder: Folder | None) -> list[Name]:

@@ -6,16 +6,19 @@ are compared with those of its files.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from math import inf, prod
 from typing import Any, cast
 
 from ..core.folder import Folder
 from ..core.progress import Progress
+from ..core.split_arrays import Grid
 from ..errors import CheckpointError
 from .dtypes import DType, dtype_named
 from .format import DIGEST, FORMAT, MANIFEST, SECTIONS, digest_line, entry_of, nested_entry
+from .parts import PARTS, is_part, part_entry, part_file
 from .structure import MOST_BYTES, decode, parse_json
 from .tensor_file import SUFFIX
 
@@ -32,11 +35,11 @@ class StoredArray:
     """An array as a manifest declares it.
 
     Attributes:
-        file: The file that holds it, `arrays` or `fixed`.
+        file: The file that holds it: `arrays`, `fixed`, or that of a part.
         entry: The name of the array in its file.
         shape: The shape.
         dtype: The dtype.
-        crc32: The checksum in format 1; 0 in later formats, whose files have a hash alone.
+        crc32: The checksum in format 1, and of parts; 0 for others, whose files have a hash alone.
     """
 
     file: str
@@ -49,6 +52,21 @@ class StoredArray:
     def nbytes(self) -> int:
         """The size of the array in bytes."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSplit:
+    """An array as a manifest declares it that several processes wrote.
+
+    Attributes:
+        grid: How it is cut into parts.
+        dtype: The dtype.
+        parts: The parts by number.
+    """
+
+    grid: Grid
+    dtype: DType
+    parts: Sequence[StoredArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +86,7 @@ class Manifest:
         format: The version of the format.
         progress: The progress of the run.
         sections: The encoded sections `loop`, `source`, `hooks` and `about`, without their arrays.
-        files: The files by name: `arrays`, and `fixed` if there is one.
+        files: The files by name: `arrays`, `fixed` if there is one, and those of parts.
         state: The variables by path.
         nested: The arrays of the sections.
     """
@@ -77,8 +95,16 @@ class Manifest:
     progress: Progress
     sections: dict[str, Any]
     files: dict[str, StoredFile]
-    state: dict[str, StoredArray]
+    state: dict[str, StoredArray | StoredSplit]
     nested: list[StoredArray]
+
+    @property
+    def arrays(self) -> list[StoredArray]:
+        """All arrays in the files, of which some are parts of variables."""
+        found: list[StoredArray] = []
+        for array in self.state.values():
+            found += array.parts if isinstance(array, StoredSplit) else [array]
+        return [*found, *self.nested]
 
     @property
     def fixed(self) -> str | None:
@@ -132,7 +158,8 @@ def _manifest(record: dict[str, Any], version: int) -> Manifest:
         sha256 = _sha256(_dict(file, name).get("sha256"), f"the SHA-256 of {name}")
         size = _count(file.get("size"), f"the size of {name}")
         stored[name] = StoredFile(f"{sha256 if name == 'fixed' else name}{suffix}", sha256, size)
-    if "arrays" not in stored or not stored.keys() <= {"arrays", "fixed"}:
+    others = {name for name in stored if not (version >= 3 and is_part(name))}
+    if "arrays" not in others or not others <= {"arrays", "fixed"}:
         raise ValueError(f"its files are {shown(', '.join(stored))}")
     state = _dict(record.get("state"), "state")
     nested = _list(record.get("nested"), "nested")
@@ -141,10 +168,10 @@ def _manifest(record: dict[str, Any], version: int) -> Manifest:
         _progress(_dict(record.get("progress"), "progress")),
         sections,
         stored,
-        {path: _array(array, stored, version, entry_of(path)) for path, array in state.items()},
+        {path: _variable(path, array, stored, version) for path, array in state.items()},
         [_array(array, stored, version, nested_entry(i)) for i, array in enumerate(nested)],
     )
-    check_unique(array.entry for array in (*manifest.state.values(), *manifest.nested))
+    check_unique(array.entry for array in manifest.arrays)
     return manifest
 
 
@@ -153,6 +180,43 @@ def check_sections(sections: Mapping[str, Any]) -> None:
     for name, part in sections.items():
         if not (part is None and name == "source"):
             _dict(part, name)
+
+
+def _variable(
+    path: str, value: Any, stored: Mapping[str, StoredFile], version: int
+) -> StoredArray | StoredSplit:
+    record = _dict(value, "an array")
+    if version < 3 or record.get("file") != PARTS:
+        return _array(value, stored, version, entry_of(path))
+    sizes = _list(record.get("shape"), "a shape")
+    shape = tuple(_count(n, f"the shape of {shown(path)}") for n in sizes)
+    starts = tuple(tuple(_list(axis, "starts")) for axis in _list(record.get("starts"), "starts"))
+    cut = len(starts) == len(shape) and all(map(_are_starts, starts, shape))
+    if not cut:
+        raise ValueError(f"{shown(path)} of shape {shown(shape)} is cut at {shown(starts)}")
+    grid, parts = Grid(shape, starts), _list(record.get("parts"), "parts")
+    if len(parts) != grid.parts:
+        raise ValueError(f"{shown(path)} has {len(parts)} parts, but is cut into {grid.parts}")
+    found: list[StoredArray] = []
+    for number, (part, place) in enumerate(zip(parts, grid.regions(), strict=True)):
+        entry, numbers = part_entry(path, number), _list(part, "a part")
+        if len(numbers) != 2:
+            raise ValueError(f"the part {shown(entry)} is {shown(part)}")
+        described = {
+            "file": part_file(_count(numbers[0], "the process of a part")),
+            "shape": [s.stop - s.start for s in place],
+            "dtype": record.get("dtype"),
+        }
+        crc32 = _count(numbers[1], "a CRC-32")
+        found.append(replace(_array(described, stored, version, entry), crc32=crc32))
+    return StoredSplit(grid, found[0].dtype, found)
+
+
+def _are_starts(starts: tuple[Any, ...], size: int) -> bool:
+    """Return whether parts of an axis may begin at these places."""
+    numbers = [_count(start, "the start of a part") for start in starts]
+    rising = all(a < b for a, b in pairwise(numbers))
+    return numbers[:1] == [0] and rising and (len(numbers) == 1 or numbers[-1] < size)
 
 
 def _array(value: Any, stored: Mapping[str, StoredFile], version: int, entry: str) -> StoredArray:

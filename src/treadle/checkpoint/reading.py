@@ -6,28 +6,40 @@ being parsed, and nothing is returned before all hashes have been verified.
 """
 
 import hashlib
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..core.folder import Folder
+from ..core.split_arrays import StoredParts
 from ..errors import CheckpointError
 from .dtypes import Array
 from .format import FIXED, MANIFEST, Checkpoint
 from .format_1 import read_archive
-from .manifest import StoredArray, StoredFile, check_sections, read_manifest
+from .manifest import (
+    Manifest,
+    StoredArray,
+    StoredFile,
+    StoredSplit,
+    check_sections,
+    read_manifest,
+)
+from .parts import is_part, mine
 from .structure import decode
 from .tensor_file import header, in_file_order, read_numbers
 
 
-def read(folder: Folder, name: str) -> Checkpoint:
+def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
     """Read and validate a checkpoint.
 
     Args:
         folder: The folder with all checkpoints of a run, which may have been moved.
         name: The name of the checkpoint, as returned by `write`.
+        together: Whether all processes read it. Then each verifies some of the files with parts,
+            and arrays in parts are `StoredParts`: each process reads those that it needs later.
 
     Raises:
         CheckpointError: If the checkpoint is damaged, inconsistent or of another format. The
@@ -43,13 +55,15 @@ def read(folder: Folder, name: str) -> Checkpoint:
         (8, {'seen': {'count': 3}})
     """
     manifest = read_manifest(folder, name)
-    every = [*manifest.state.values(), *manifest.nested]
+    every = manifest.arrays
     found: dict[str, Array] = {}
     read_file = read_archive if manifest.format == 1 else _read_tensors
+    files_of_parts = {part for part in manifest.files if is_part(part)}
+    left = files_of_parts - mine(files_of_parts) if together else set[str]()
     for part, stored in manifest.files.items():
         arrays = [array for array in every if array.file == part]
         with (
-            folder.subfolder(name if part == "arrays" else FIXED) as place,
+            folder.subfolder(FIXED if part == "fixed" else name) as place,
             place.opened(stored.name) as (file, size),
         ):
             path = place.path / stored.name
@@ -58,7 +72,9 @@ def read(folder: Folder, name: str) -> Checkpoint:
                     f"{path} is damaged: it has {size:,} bytes, and its manifest says "
                     f"{stored.size:,}"
                 )
-            found |= read_file(path, file, stored, arrays)
+            if part not in left:
+                read = read_file(path, file, stored, arrays)
+                found |= {} if together and part in files_of_parts else read
     nested = [found[array.entry] for array in manifest.nested]
     try:
         sections = {name: decode(part, nested) for name, part in manifest.sections.items()}
@@ -66,13 +82,92 @@ def read(folder: Folder, name: str) -> Checkpoint:
     except ValueError as error:
         path = folder.path / name / MANIFEST
         raise CheckpointError(f"{path} is not a checkpoint's: {error}") from error
+    state: dict[str, Any] = {}
+    fixed: set[str] = set()
+    parts = _PartReader(folder.path, name, manifest)
+    for path, array in manifest.state.items():
+        if isinstance(array, StoredArray):
+            state[path] = found[array.entry]
+            fixed |= {path} if array.file == "fixed" else set()
+        elif together:
+            state[path] = parts.array(array)
+        else:
+            state[path] = _joined(array, found)
     return Checkpoint(
         manifest.progress,
-        {path: found[array.entry] for path, array in manifest.state.items()},
-        frozenset(path for path, array in manifest.state.items() if array.file == "fixed"),
+        state,
+        frozenset(fixed),
         **sections,
         path=folder.path / name,
     )
+
+
+def _joined(array: StoredSplit, found: dict[str, Array]) -> Array:
+    """Return the array of which these are the parts, which are released."""
+    whole = np.empty(array.grid.shape, array.dtype)
+    for part, place in zip(array.parts, array.grid.regions(), strict=True):
+        whole[place] = found.pop(part.entry)
+    return whole
+
+
+class _PartReader:
+    """Reads parts of arrays from files that were verified, without reading the rest of these.
+
+    Args:
+        folder: The path of the folder with all checkpoints.
+        name: The name of the checkpoint.
+        manifest: The manifest of the checkpoint.
+    """
+
+    def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
+        self._folder, self._name = folder, name
+        self._files = {part: file.name for part, file in manifest.files.items() if is_part(part)}
+        self._offsets: dict[str, int] = {}
+        for file in self._files:
+            arrays = _in_order(manifest, file)
+            offset = len(_header(arrays))
+            for array in arrays:
+                self._offsets[array.entry] = offset
+                offset += array.nbytes
+
+    def array(self, stored: StoredSplit) -> StoredParts:
+        """Return an array, of which parts are read when they are needed."""
+        return StoredParts(stored.grid, stored.dtype, lambda number: self._read(stored, number))
+
+    def _read(self, stored: StoredSplit, number: int) -> Array:
+        part, crc32 = stored.parts[number], 0
+
+        def update(piece: memoryview) -> None:
+            nonlocal crc32
+            crc32 = zlib.crc32(piece, crc32)
+
+        with (
+            Folder.open(self._folder, error=CheckpointError) as folder,
+            folder.subfolder(self._name) as place,
+            place.opened(self._files[part.file]) as (file, _),
+        ):
+            file.seek(self._offsets[part.entry])
+            try:
+                found = read_numbers(file, part.shape, part.dtype, update)
+            except EOFError:
+                found = None
+            if found is None or crc32 != part.crc32:
+                raise CheckpointError(
+                    f"{place.path / self._files[part.file]} has changed after it was verified: the "
+                    f"CRC-32 of {part.entry} is not the one in the manifest. Start again, and the "
+                    "run resumes from the checkpoint before"
+                )
+        return found
+
+
+def _in_order(manifest: Manifest, file: str) -> list[StoredArray]:
+    """Return the arrays of a file in its order."""
+    arrays = [array for array in manifest.arrays if array.file == file]
+    return in_file_order(arrays, lambda array: array.dtype)
+
+
+def _header(ordered: Sequence[StoredArray]) -> bytes:
+    return header((array.entry, array.shape, array.dtype) for array in ordered)
 
 
 def _read_tensors(
@@ -84,7 +179,7 @@ def _read_tensors(
     here also takes one pass, in which the file is hashed.
     """
     ordered = in_file_order(arrays, lambda array: array.dtype)
-    start = header((array.entry, array.shape, array.dtype) for array in ordered)
+    start = _header(ordered)
     contents = len(start) + sum(array.nbytes for array in arrays)
     if contents != stored.size:
         raise CheckpointError(

@@ -58,6 +58,23 @@ class ProcessGroup(Protocol):
         """
         ...
 
+    def report(self, value: Any, about: str) -> None:
+        """Send a value to process 0, which collects it with `reports`; from any thread.
+
+        Args:
+            value: A value of JSON types.
+            about: What the value is about; unique in the run.
+        """
+        ...
+
+    def reports(self, about: str) -> list[Any]:
+        """Wait in process 0 for the values that all others report, by rank; in any thread.
+
+        Raises:
+            ProcessError: Another process has failed, or does not report.
+        """
+        ...
+
     @property
     def failed(self) -> bool:
         """Whether this or another process has failed, so that all end."""
@@ -80,6 +97,13 @@ class SingleProcess:
     def exchange(self, value: Any, at: str) -> list[Any]:
         """Return the value in a list."""
         return [value]
+
+    def report(self, value: Any, about: str) -> None:
+        """Do nothing: process 0 itself does not report."""
+
+    def reports(self, about: str) -> list[Any]:
+        """Return an empty list: there are no other processes."""
+        return []
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: there are no other processes."""

@@ -74,6 +74,8 @@ class Channel:
         self._failure: str | None = None
         self.failed = False
         self._lock = threading.Lock()
+        self._reported: dict[str, dict[int, Any]] = {}
+        self._report_came = threading.Condition()
         for other in links:
             threading.Thread(target=self._listen, args=(other,), daemon=True).start()
         hosts = self.exchange(socket.gethostname(), "joining")
@@ -99,6 +101,32 @@ class Channel:
         for other in self._links:
             self._send(other, {**mine, "value": found})
         return found
+
+    def report(self, value: Any, about: str) -> None:
+        """Send a value to process 0, which collects it with `reports`; from any thread."""
+        self._send(0, {"kind": "report", "rank": self.rank, "about": about, "value": value})
+
+    def reports(self, about: str) -> list[Any]:
+        """Wait in process 0 for the values that all others report, by rank; in any thread.
+
+        Raises:
+            ProcessError: Another process has failed, or has not reported after `MOST_SECONDS`.
+        """
+        end = time.monotonic() + MOST_SECONDS
+        with self._report_came:
+            found = self._reported.setdefault(about, {})
+            while len(found) < self.size - 1:
+                self._report_came.wait(timeout=1.0)
+                missing = sorted(set(self._links) - set(found))
+                if missing and self._failure is not None:
+                    raise ProcessError(self._failure)
+                if missing and time.monotonic() > end:
+                    raise ProcessError(
+                        f"process 0 has waited {MOST_SECONDS:.0f} s for process {missing[0]}, "
+                        f"about {about}"
+                    )
+            del self._reported[about]
+        return [found[rank] for rank in sorted(found)]
 
     def fail(self, error: BaseException) -> None:
         """Say to the other processes that this one has failed, so that they end too.
@@ -184,6 +212,10 @@ class Channel:
             elif kind == "left":
                 left = True
                 break
+            elif kind == "report":
+                with self._report_came:
+                    self._reported.setdefault(message["about"], {})[other] = message["value"]
+                    self._report_came.notify_all()
             else:
                 self._received[other].put(message)
         if not left and not self._closing:

@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 from ..checkpoint import Checkpoint as Saved
 from ..checkpoint import Checkpoints, LeftoverError
+from ..checkpoint.format import temporary_name
 from ..core import schema
 from ..core.directory import CHECKPOINTS
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
 from ..core.processes import is_chief, process_group
 from ..core.progress import Progress
+from ..core.split_arrays import OwnParts
 from ..core.triggers import Span, When
 from ..errors import CheckpointError, ConfigurationError
 from .monitor import direction_of
@@ -155,27 +157,41 @@ class Checkpoint(Hook):
             self.waited += monotonic() - started
 
     def _save(self, loop: LoopView, wait: bool) -> bool:
+        together = _is_split(loop)
         if wait:
             self.saved.settle()
             self._log_failure(loop)
-        elif self.saved.busy and process_group().size == 1:
+        temporary = self._agree(loop) if together else None
+        if self.saved.busy if temporary is None else not temporary:
             return False
         if self._is_non_finite(loop):
             return True
-        if not is_chief() and not _is_split(loop):
+        if not is_chief() and not together:
             return True
         checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
         self._saved_step = loop.progress.step
-        # On JAX, they are the variables' own memory: kept, they would hold an old state there.
-        self._buffers = {path: x for path, x in checkpoint.state.items() if x.flags.writeable}
-        if not is_chief():  # it only took part in the capture
+        if temporary and not is_chief():
+            self.saved.save_parts(checkpoint, temporary)
+            self._late = False
             return True
-        self.saved.save(checkpoint)
+        # On JAX, they are the variables' own memory: kept, they would hold an old state there.
+        self._buffers = {
+            path: x
+            for path, x in checkpoint.state.items()
+            if not isinstance(x, OwnParts) and x.flags.writeable
+        }
+        self.saved.save(checkpoint, temporary)
         self._late = False
         if wait:
             self.saved.settle()
             self._check(loop)
         return True
+
+    def _agree(self, loop: LoopView) -> str:
+        """Return the name of the folder into which all processes write; "" if one still writes."""
+        mine = [self.saved.busy, temporary_name(loop.progress.step)]
+        found = process_group().exchange(mine, f"saving step {loop.progress.step}")
+        return "" if any(busy for busy, _ in found) else found[0][1]
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Wait until the current checkpoint is written."""
@@ -237,7 +253,8 @@ class Checkpoint(Hook):
             self._check(loop)
         except CheckpointError as failure:
             loop.log({"warning": f"no checkpoint of step {self._saved_step}: {failure}"})
-            self._late = True
+            # If all processes write, all must decide alike; only the chief knows of the failure.
+            self._late = not _is_split(loop)
 
 
 def _is_split(loop: LoopView) -> bool:

@@ -1,14 +1,19 @@
 """The `FinalModel` hook, which saves the models and all variables at the end of a run."""
 
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from ..checkpoint.arrays import read_arrays as read_arrays
 from ..checkpoint.arrays import write_arrays
+from ..checkpoint.dtypes import dtype_called
+from ..checkpoint.tensor_file import in_file_order
 from ..core.directory import OLD_STATE, STATE
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
-from ..core.processes import is_chief
+from ..core.processes import is_chief, process_group
 
 
 class FinalModel(Hook):
@@ -38,9 +43,14 @@ class FinalModel(Hook):
         from ..backends.base import active
 
         # Variables first: they are saved even if saving a model fails.
-        arrays = loop.state.arrays()  # in all processes, each of which may hold a part
+        state = loop.state
+        split = process_group().size > 1 and active().is_split(state.variables.values())
         if not is_chief():
+            unread = [_Unread(v) for v in state.variables.values()] if split else []
+            for variable in in_file_order(unread, lambda x: x.dtype):
+                np.asarray(variable)  # all processes take part in reading what they hold parts of
             return
+        arrays = {p: _Unread(v) for p, v in state.variables.items()} if split else state.arrays()
         write_arrays(loop.directory / STATE, arrays)
         with Folder.open(loop.directory) as folder:
             folder.remove_file(OLD_STATE)  # of an older version, and now outdated
@@ -51,6 +61,23 @@ class FinalModel(Hook):
                     if fault:
                         warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
                         loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
+
+
+class _Unread:
+    """A variable that is read when it is written: if it is split, no others are held meanwhile."""
+
+    def __init__(self, variable: Any) -> None:
+        import keras
+
+        self._variable = variable
+        self.shape = tuple(variable.shape)
+        self.dtype = dtype_called(keras.backend.standardize_dtype(variable.dtype))
+        self.nbytes = prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        from ..backends.base import active
+
+        return active().read(self._variable)
 
 
 _SPLIT = "Its weights are split among processes"

@@ -51,15 +51,18 @@ class Reinforce(treadle.Task):
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the policy with normalized returns as advantages."""
         mask, returns = batch["played"], batch["gains"]
-        steps = ops.sum(mask)
-        mean = ops.sum(mask * returns) / steps
-        deviation = ops.sqrt(ops.sum(mask * (returns - mean) ** 2) / steps)
+        # Of the episodes of all processes, if several train together.
+        played, gains = treadle.gathered(mask), treadle.gathered(returns)
+        steps = ops.sum(played)
+        mean = ops.sum(played * gains) / steps
+        deviation = ops.sqrt(ops.sum(played * (gains - mean) ** 2) / steps)
         advantages = mask * (returns - mean) / (deviation + 1e-6)
 
         def objective() -> Any:
             log_probabilities = ops.log_softmax(self.policy(batch["observations"], training=True))
             log_likelihoods = ops.one_hot(batch["actions"], 2) * log_probabilities
-            return -ops.sum(advantages[:, None] * log_likelihoods) / steps
+            total, own = -ops.sum(advantages[:, None] * log_likelihoods), ops.sum(mask)
+            return treadle.weighted(total / ops.maximum(own, 1.0), own)
 
         loss = treadle.minimize(objective, self.policy, self.optimizer)
         return {"loss": loss, "return": steps / self.environments.count}  # reward 1 per step

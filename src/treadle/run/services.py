@@ -92,7 +92,7 @@ class Services:
             return None
         saved = self.checkpointer.saved
         on_chief(saved.settle, "looking for the newest checkpoint")  # it may be writing one
-        found = saved.latest()
+        found = saved.latest(together=True)
         require_equal(
             f"newest checkpoint in {self.directory}, which must be the same directory,",
             None if found is None else found.progress.step,

@@ -8,6 +8,8 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.processes import is_chief
+from ..core.split_arrays import StoredParts
 from ..errors import StateError
 from .constants import Constant, fingerprint
 from .discovery import Discovery, path_in
@@ -86,10 +88,16 @@ class State:
     def stage(self, buffers: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         """Return every value as a NumPy array that later steps do not change.
 
+        Of values that are split among processes, return the parts that this process writes; in
+        processes that are not the chief, only these.
+
         Args:
             buffers: The result of an earlier call that is no longer needed; it is overwritten.
         """
-        return {p: self._backend.stage(v, buffers.get(p)) for p, v in self.variables.items()}
+        chosen = self.variables
+        if not is_chief():
+            chosen = {path: v for path, v in chosen.items() if self._backend.is_split([v])}
+        return {path: self._backend.stage(v, buffers.get(path)) for path, v in chosen.items()}
 
     def assign(self, arrays: Mapping[str, Any], among: Sequence[str] | None = None) -> None:
         """Set every variable, after checking that all values fit.
@@ -120,7 +128,10 @@ class State:
                 f"the values do not fit the task: {'; '.join(faults)}. Nothing was changed"
             )
         for path, variable in chosen.items():
-            self._backend.write(variable, arrays[path])
+            value = arrays[path]
+            if isinstance(value, StoredParts) and not self._backend.is_split([variable]):
+                value = np.asarray(value)
+            self._backend.write(variable, value)
 
     def keep(self, paths: Sequence[str] | None = None) -> dict[str, Any]:
         """Return copies of values, on the device if that is cheap, for `put_back`."""

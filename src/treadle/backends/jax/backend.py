@@ -17,7 +17,8 @@ from jax.core import Tracer
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
-from ...core.processes import ProcessGroup
+from ...core.processes import ProcessGroup, process_group
+from ...core.split_arrays import StoredParts
 from ...errors import ConfigurationError
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution
@@ -327,11 +328,15 @@ class JaxBackend:
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Return the value itself, as JAX arrays are immutable; on a CPU without a copy."""
-        return processes.whole(variable._value)
+        x = variable._value
+        return processes.own_parts(x) if processes.is_split(x) else np.asarray(x)
 
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable, which keeps its layout; on several devices, each is sent its part."""
-        if layout_of(variable) is not None and not isinstance(value, jax.Array):
+        layout = layout_of(variable)
+        if isinstance(value, StoredParts) and layout is not None:
+            value = processes.put_stored(value, layout, jnp.dtype(variable._dtype))
+        elif layout is not None and not isinstance(value, jax.Array):
             value = np.asarray(value, dtype=jnp.dtype(variable._dtype))
         else:
             value = jnp.asarray(value, dtype=variable._dtype)
@@ -349,7 +354,11 @@ class JaxBackend:
         """Check all variables in one program; on a CPU with NumPy, which needs no compilation."""
         values = [v._value for v in variables]
         if jax.default_backend() == "cpu":
-            return [bool(np.isfinite(processes.whole(x)).all()) for x in values]
+            found = [processes.is_finite(x) for x in values]
+            if not self.is_split(variables):
+                return found
+            all_found = process_group().exchange(found, "checking that values are finite")
+            return [all(flags) for flags in zip(*all_found, strict=True)]
         return np.asarray(_finite(values)).tolist()
 
     def to_numpy(self, tensor: Any) -> Any:

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from ...core.processes import ProcessGroup
+from ...core.split_arrays import Grid, OwnParts, Readable, region_of
 from ...errors import ConfigurationError
 
 
@@ -69,6 +70,45 @@ def put(x: Any, layout: Sharding) -> Any:
         return jax.device_put(x, layout)
     x = np.asarray(x)
     return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
+
+
+def put_stored(x: Readable, layout: Sharding, dtype: Any) -> jax.Array:
+    """Copy an array to the devices, of which each process reads what its devices hold."""
+    read: dict[str, np.ndarray] = {}  # devices may hold the same
+
+    def part(index: Any) -> np.ndarray:
+        if str(index) not in read:
+            read[str(index)] = np.asarray(x[index], dtype)
+        return read[str(index)]
+
+    return jax.make_array_from_callback(x.shape, layout, part)
+
+
+def own_parts(x: jax.Array) -> OwnParts:
+    """Return the parts of a split array that this process writes to checkpoints.
+
+    Processes that hold the same parts write them in turns.
+    """
+    everywhere = x.sharding.devices_indices_map(x.shape)
+    regions = {device: region_of(index, x.shape) for device, index in everywhere.items()}
+    grid = Grid.of(x.shape, list(regions.values()))
+    numbers = {str(region): number for number, region in enumerate(grid.regions())}
+    holders: list[set[int]] = [set() for _ in numbers]
+    for device, region in regions.items():
+        holders[numbers[str(region)]].add(device.process_index)
+    owners = [sorted(them)[number % len(them)] for number, them in enumerate(holders)]
+    own: dict[int, np.ndarray] = {}
+    for shard in x.addressable_shards:
+        number = numbers[str(region_of(shard.index, x.shape))]
+        if owners[number] == jax.process_index() and number not in own:
+            own[number] = np.array(shard.data)
+    return OwnParts(grid, np.dtype(x.dtype), tuple(owners), own)
+
+
+def is_finite(x: jax.Array) -> bool:
+    """Return whether all values of an array are finite, of those that this process holds."""
+    parts = [shard.data for shard in x.addressable_shards] if is_split(x) else [x]
+    return all(bool(np.isfinite(np.asarray(part)).all()) for part in parts)
 
 
 def is_split(x: Any) -> bool:

@@ -1,0 +1,110 @@
+"""The parts of arrays that several processes hold together, in a checkpoint of format 3.
+
+    step-000000000012/part-00001.safetensors  the parts that process 1 writes
+
+Every process writes its parts into the folder of the checkpoint, under its temporary name, and
+reports their checksums. Process 0 waits for all reports, writes the manifest, and renames the
+folder. No process holds a whole array. In a file, a part is called `part/<its number>/<its path>`.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.folder import Folder
+from ..core.processes import process_group
+from ..core.split_arrays import Array, OwnParts
+from ..errors import CheckpointError
+from .digest import Digest
+from .dtypes import name_of
+from .tensor_file import SUFFIX, pieces
+
+PARTS = "parts"  # in place of the file of an array
+PART_FILE = re.compile("part-[0-9]{5,8}")
+
+
+def part_file(rank: int) -> str:
+    """Return the name in the manifest of the file that a process writes."""
+    return f"part-{rank:05d}"
+
+
+def part_entry(path: str, number: int) -> str:
+    """Return the name of a part in its file."""
+    return f"part/{number}/{path}"
+
+
+def write_own_parts(files: Folder, split: Mapping[str, OwnParts]) -> dict[str, Any]:
+    """Write the parts of this process into the folder of a checkpoint, durably.
+
+    Returns:
+        The report to process 0: the size and hash of the file, if there is one, and the CRC-32 of
+        each part in the order of paths and numbers.
+    """
+    own = [
+        (part_entry(path, number), array.own[number])
+        for path, array in split.items()
+        for number in sorted(array.own)
+    ]
+    report: dict[str, Any] = {"file": None, "crc32": [_crc32(array) for _, array in own]}
+    if own:
+        digest = Digest()
+        size = sum(array.nbytes for _, array in own)
+        name = f"{part_file(process_group().rank)}{SUFFIX}"
+        files.create(name, digest.update_from(pieces(own)), size)
+        files.sync()
+        report["file"] = digest.result()
+    return report
+
+
+def about_of(temporary: str) -> str:
+    """Return what the reports about a checkpoint are called."""
+    return f"the parts of {temporary}"
+
+
+def described_parts(
+    split: Mapping[str, OwnParts], reports: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the records of arrays and files in the manifest, from the reports by rank.
+
+    Raises:
+        CheckpointError: A process has not written its parts.
+    """
+    for rank, report in enumerate(reports):
+        if "fault" in report:
+            raise CheckpointError(f"process {rank} did not write its parts: {report['fault']}")
+    sums = [iter(report["crc32"]) for report in reports]
+    state: dict[str, Any] = {}
+    for path, array in split.items():
+        dtype = name_of(array.dtype)
+        if dtype is None:
+            raise CheckpointError(
+                f"{path} of dtype {array.dtype} cannot be in a checkpoint: only arrays of numbers "
+                "can"
+            )
+        state[path] = {
+            "file": PARTS,
+            "shape": list(array.grid.shape),
+            "dtype": dtype,
+            "starts": [list(starts) for starts in array.grid.starts],
+            "parts": [[owner, next(sums[owner])] for owner in array.owners],
+        }
+    files = {part_file(rank): r["file"] for rank, r in enumerate(reports) if r["file"]}
+    return state, files
+
+
+def _crc32(array: Array) -> int:
+    return zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+
+
+def is_part(name: str) -> bool:
+    """Return whether the name of a file in a manifest is that of parts."""
+    return PART_FILE.fullmatch(name) is not None
+
+
+def mine(names: Iterable[str]) -> set[str]:
+    """Return the files of parts that this process verifies, of all that a checkpoint has."""
+    group = process_group()
+    return set(sorted(names)[group.rank :: group.size])

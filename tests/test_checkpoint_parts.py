@@ -1,0 +1,283 @@
+"""Checkpoints to which several processes write their parts of arrays."""
+
+import errno
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.faults import Quick, Refuses, checkpoint, read, same
+from tests.part_writers import Members, save_in_parts
+from treadle.checkpoint import Checkpoint, Checkpoints, reading
+from treadle.checkpoint.format import digest_line
+from treadle.core import processes
+from treadle.core.progress import Progress
+from treadle.core.split_arrays import Grid, StoredParts
+from treadle.errors import CheckpointError
+
+NEWEST = "step-000000000012"
+ROWS = (((0, 1, 3), (0,)), (0, 1, 1))
+BLOCKS = (((0, 2), (0, 4)), (1, 0, 1, 0))
+CUTS = {"model/kernel": ROWS, "optimizer/momentums/model/kernel": BLOCKS}
+
+
+def state_at(step: int) -> Checkpoint:
+    kernel = np.arange(24, dtype=np.float32).reshape(4, 6) + step
+    state = {
+        "model/kernel": kernel,
+        "model/bias": np.full(6, step, np.float32),
+        "optimizer/momentums/model/kernel": (kernel / 7).astype("float16"),
+        "frozen": np.ones(3),
+    }
+    hooks = {"stopping": {"seen": np.arange(3)}}
+    return Checkpoint(Progress(step=step), state, frozenset(["frozen"]), hooks=hooks)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Checkpoints of steps 6 and 12, whose kernels two processes wrote."""
+    chief = save_in_parts(tmp_path / "checkpoints", state_at(6), CUTS, monkeypatch)
+    save_in_parts(tmp_path / "checkpoints", state_at(12), CUTS, monkeypatch, chief=chief)
+    chief.check()
+    return tmp_path / "checkpoints"
+
+
+def test_one_process_reads_whole_arrays(folder: Path) -> None:
+    assert sorted(p.name for p in (folder / NEWEST).iterdir()) == [
+        *("arrays.safetensors", "manifest.json", "manifest.sha256"),
+        *("part-00000.safetensors", "part-00001.safetensors"),
+    ]
+    record = json.loads((folder / NEWEST / "manifest.json").read_text())
+    assert record["format"] == 3
+    assert record["state"]["model/kernel"]["starts"] == [[0, 1, 3], [0]]
+    assert [owner for owner, _ in record["state"]["model/kernel"]["parts"]] == [0, 1, 1]
+    found = Checkpoints(folder).latest()
+    assert found is not None and same(found, state_at(12))
+    assert list(found.state) == list(state_at(12).state)
+
+
+def test_a_process_reads_the_parts_that_it_needs(folder: Path, monkeypatch: Any) -> None:
+    group, numbers = Members(2), list[int]()
+    monkeypatch.setattr(processes, "_group", group)
+    found = Checkpoints(folder).latest(together=True)
+    kernel = found.state["optimizer/momentums/model/kernel"]
+    whole = state_at(12).state["optimizer/momentums/model/kernel"]
+    assert (kernel.shape, kernel.dtype) == (whole.shape, whole.dtype)
+    counting = StoredParts(kernel.grid, kernel.dtype, lambda n: numbers.append(n) or kernel.read(n))
+    assert (counting[1:2, 5:6] == whole[1:2, 5:6]).all() and numbers == [1]
+    numbers.clear()
+    assert (counting[:, :4] == whole[:, :4]).all() and numbers == [0, 2]
+    assert (np.asarray(kernel) == whole).all()
+    assert np.asarray(kernel, "float32").dtype == np.float32
+
+
+def test_each_process_verifies_its_share_of_the_parts(folder: Path, monkeypatch: Any) -> None:
+    group, hashed = Members(2), list[str]()
+    monkeypatch.setattr(processes, "_group", group)
+    before = reading._read_tensors
+    monkeypatch.setattr(
+        reading, "_read_tensors", lambda path, *a: hashed.append(path.name) or before(path, *a)
+    )
+    for group.rank in range(2):
+        assert Checkpoints(folder).latest(together=True) is not None
+    parts = [name for name in hashed if name.startswith("part")]
+    assert parts == ["part-00000.safetensors", "part-00001.safetensors"]
+
+
+def test_what_another_process_finds_damaged_is_skipped_by_all(
+    folder: Path, monkeypatch: Any
+) -> None:
+    group = Members(2)
+    monkeypatch.setattr(processes, "_group", group)
+    answers = iter([["part-00001.safetensors is damaged"], [None]])
+    monkeypatch.setattr(group, "exchange", lambda value, at: [value, *next(answers)])
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.latest(together=True).progress.step == 6
+    assert checkpoints.rejected == [(NEWEST, "part-00001.safetensors is damaged")]
+
+
+def damaged(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "short":
+        path.write_bytes(data[:-1])
+    else:
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("missing", "cannot read {}: No such file or directory"),
+        ("short", "{} is damaged: it has "),
+        ("changed", "{} is damaged: its SHA-256 is not the one in its manifest"),
+    ],
+)
+def test_a_damaged_part_makes_a_checkpoint_invalid(folder: Path, how: str, why: str) -> None:
+    path = folder / NEWEST / "part-00001.safetensors"
+    damaged(path, how)
+    checkpoints = Checkpoints(folder)
+    found = checkpoints.latest()
+    assert found is not None and same(found, state_at(6))
+    [(name, reason)] = checkpoints.rejected
+    assert name == NEWEST and reason.startswith(why.format(path))
+
+
+@pytest.mark.parametrize("how", ["short", "changed"])
+def test_a_part_that_changes_after_it_was_verified_is_named(
+    folder: Path, how: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(processes, "_group", Members(2))
+    found = Checkpoints(folder).latest(together=True)
+    path = folder / NEWEST / "part-00001.safetensors"
+    damaged(path, how)  # the last array of the file is the momentum's last part
+    with pytest.raises(CheckpointError) as raised:
+        np.asarray(found.state["optimizer/momentums/model/kernel"])
+    assert str(raised.value) == (
+        f"{path} has changed after it was verified: the CRC-32 of part/2/optimizer/momentums/model/"
+        "kernel is not the one in the manifest. Start again, and the run resumes from the "
+        "checkpoint before"
+    )
+
+
+def test_a_process_that_cannot_write_its_parts_fails_the_save(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    full = {1: Refuses(errno.ENOSPC, "append", "part-00001")}
+    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=full)
+    with pytest.raises(
+        CheckpointError, match=r"^process 1 did not write its parts: cannot write ."
+    ):
+        chief.check()
+    assert list(tmp_path.glob("step*")) == [] and list(tmp_path.glob(".partial*")) == []
+    save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, chief=chief)
+    chief.check()
+    assert chief.latest().progress.step == 6
+
+
+def test_a_process_that_cannot_open_the_folder_fails_the_save(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    denied = {1: Refuses(errno.EACCES, "open_path")}
+    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=denied)
+    with pytest.raises(CheckpointError, match=r"^process 1 did not write its parts: cannot open t"):
+        chief.check()
+
+
+def test_an_equal_checkpoint_of_a_step_is_not_kept(folder: Path, monkeypatch: Any) -> None:
+    chief = Checkpoints(folder, system=Quick())
+    assert chief.latest() is not None  # it is known to be readable
+    before = sorted(folder.iterdir())
+    save_in_parts(folder, state_at(12), CUTS, monkeypatch, chief=chief)
+    chief.check()
+    assert sorted(folder.iterdir()) == before
+    other = replace(state_at(12), about={"score": 1.0})
+    save_in_parts(folder, other, CUTS, monkeypatch, chief=chief)
+    chief.check()
+    assert f"{NEWEST}-1" in {path.name for path in folder.iterdir()}
+    assert same(chief.latest(), other)
+
+
+def test_a_process_without_parts_writes_no_file(tmp_path: Path, monkeypatch: Any) -> None:
+    save_in_parts(tmp_path, state_at(3), {"model/kernel": ROWS}, monkeypatch, size=3).check()
+    parts = sorted(p.name for p in tmp_path.rglob("part*"))
+    assert parts == ["part-00000.safetensors", "part-00001.safetensors"]
+    assert same(Checkpoints(tmp_path).latest(), state_at(3))
+
+
+def test_whole_arrays_are_written_in_the_format_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, system=Quick())
+    checkpoints.save(checkpoint(3))
+    checkpoints.wait()
+    assert json.loads(next(tmp_path.rglob("manifest.json")).read_text())["format"] == 2
+
+
+FORGED: dict[str, Any] = {
+    "is cut at (0, 3, 1), (0,)": {"starts": [[0, 3, 1], [0]]},
+    "is cut at (1, 2, 3), (0,)": {"starts": [[1, 2, 3], [0]]},
+    "is cut at (0, 1, 4), (0,)": {"starts": [[0, 1, 4], [0]]},
+    "is cut at (0, 1, 3)": {"starts": [[0, 1, 3]]},
+    "is cut at (), (0,)": {"starts": [[], [0]]},
+    "the start of a part is -1": {"starts": [[0, -1, 3], [0]]},
+    "the start of a part is True": {"starts": [[0, True, 3], [0]]},
+    "starts is not a list": {"starts": 3},
+    "has 1 parts, but is cut into 3": {"parts": [[0, 1]]},
+    "the part 'part/0/model/kernel' is [0]": {"parts": [[0], [1, 1], [1, 1]]},
+    "the process of a part is -1": {"parts": [[-1, 1], [1, 1], [1, 1]]},
+    "the file of part/0/model/kernel is 'part-00007'": {"parts": [[7, 1], [1, 1], [1, 1]]},
+    "the dtype of part/0/model/kernel is 3": {"dtype": 3},
+    "does not fit into its file of": {"shape": [4, 1 << 40]},
+    "a CRC-32 is -1": {"parts": [[0, -1], [1, 1], [1, 1]]},
+}
+
+
+@pytest.mark.parametrize("why", FORGED)
+def test_a_forged_manifest_is_rejected(folder: Path, why: str) -> None:
+    path = folder / NEWEST / "manifest.json"
+    record = json.loads(path.read_bytes())
+    record["state"]["model/kernel"].update(FORGED[why])
+    data = json.dumps(record).encode()
+    path.write_bytes(data)
+    path.with_name("manifest.sha256").write_bytes(digest_line(data))
+    with pytest.raises(CheckpointError) as raised:
+        read(folder / NEWEST)
+    shown = str(raised.value).replace("((", "(").replace("),)", ")")
+    assert why in shown, raised.value
+
+
+def test_parts_in_another_order_are_rejected(folder: Path) -> None:
+    """A file of the right size and hash that holds other parts."""
+    path = folder / NEWEST / "part-00001.safetensors"
+    data = path.read_bytes().replace(b"part/1/model/kernel", b"part/2/model/kernel", 1)
+    path.write_bytes(data)
+    manifest = folder / NEWEST / "manifest.json"
+    record = json.loads(manifest.read_bytes())
+    record["files"]["part-00001"]["sha256"] = hashlib.sha256(data).hexdigest()
+    text = json.dumps(record).encode()
+    manifest.write_bytes(text)
+    manifest.with_name("manifest.sha256").write_bytes(digest_line(text))
+    with pytest.raises(CheckpointError, match=r"its header describes other arrays$"):
+        read(folder / NEWEST)
+
+
+def test_parts_are_only_of_the_newest_format(folder: Path) -> None:
+    manifest = folder / NEWEST / "manifest.json"
+    text = manifest.read_bytes().replace(b'"format": 3', b'"format": 2')
+    manifest.write_bytes(text)
+    manifest.with_name("manifest.sha256").write_bytes(digest_line(text))
+    with pytest.raises(CheckpointError, match=r"its files are 'fixed, arrays, part-00000, part-00"):
+        read(folder / NEWEST)
+
+
+def test_leftover_parts_of_a_killed_save_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".partial-step-000000000012-0123abcd"
+    left.mkdir()
+    (left / "part-00001.safetensors").write_bytes(b"half")
+    Checkpoints(tmp_path).clean()
+    assert not left.exists()
+
+
+def test_a_run_directory_may_be_moved(folder: Path) -> None:
+    shutil.move(folder, folder.with_name("moved"))
+    assert same(Checkpoints(folder.with_name("moved")).latest(), state_at(12))
+
+
+def test_a_grid_is_made_of_the_regions_of_devices() -> None:
+    whole = slice(0, 4)
+    grid = Grid.of((4, 6), [(whole, slice(3, 6)), (whole, slice(0, 3)), (whole, slice(0, 3))])
+    assert grid == Grid((4, 6), ((0,), (0, 3))) and grid.parts == 2
+
+
+def test_an_unknown_dtype_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    texts = Checkpoint(Progress(step=3), {"names": np.array([["a"], ["b"]])})
+    chief = save_in_parts(tmp_path, texts, {"names": (((0, 1), (0,)), (0, 0))}, monkeypatch)
+    with pytest.raises(
+        CheckpointError, match=r"^names of dtype <U1 cannot be in a checkpoint: onl"
+    ):
+        chief.check()
