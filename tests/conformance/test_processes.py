@@ -78,9 +78,11 @@ MORE = (
     *("recipe-maml", "recipe-wgan-gp", "recipe-mnist-gan", "recipe-distillation"),
     *("recipe-self-supervised", "recipe-char-lm"),
 )
+# Without wgan-gp: its gradient penalty is not continuous, and on some processors TensorFlow rounds
+# in another way for other batch sizes. A variable then differs by 6e-3 (docs/devices.md).
 MORE_ON_TENSORFLOW = (
     *("accumulating", "fewer-rows-than-processes", "short-batch-1", "streamed"),
-    *("recipe-maml", "recipe-wgan-gp", "recipe-self-supervised"),
+    *("recipe-maml", "recipe-self-supervised"),
 )
 FAILURES = {
     "sum-of-losses": (
