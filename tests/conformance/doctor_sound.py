@@ -25,6 +25,12 @@ def adam(rate: float = 1e-3) -> Any:
     return keras.optimizers.Adam(rate)
 
 
+def loaded(layer: Any) -> Any:
+    """Return a layer with other weights than its initializers give, as if it was trained before."""
+    layer.set_weights([1.5 * x for x in layer.get_weights()])
+    return layer
+
+
 def dense(inputs: int, *sizes: int, activation: Any = "relu", last: Any = None) -> Any:
     """Return a network of Dense layers."""
     hidden = [layers.Dense(size, activation=activation) for size in sizes[:-1]]
@@ -209,7 +215,7 @@ def frozen_backbone_with_a_regularizer() -> Any:
             layers.BatchNormalization(),
         ]
     )
-    body.trainable = False
+    loaded(body).trainable = False
     inputs = keras.Input((6,))
     x = layers.Dropout(0.2)(body(inputs, training=False))
     model = keras.Model(inputs, layers.Dense(3)(x))
@@ -322,13 +328,16 @@ def adapted(**options: Any) -> Any:
 
         def build(self, shape: Any) -> None:
             self.base.build(shape)
+            loaded(self.base)
             self.down.build(shape)
             self.up.build((None, 4))
 
         def call(self, x: Any) -> Any:
             return self.base(x) + self.up(self.down(x))
 
-    return keras.Sequential([keras.Input((6,)), Adapted(), layers.Dense(1, trainable=False)])
+    model = keras.Sequential([keras.Input((6,)), Adapted(), layers.Dense(1, trainable=False)])
+    loaded(model.layers[-1])
+    return model
 
 
 @sound

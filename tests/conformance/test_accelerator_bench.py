@@ -51,9 +51,7 @@ def test_the_command_measures_each_contestant_in_a_process(tmp_path: Path) -> No
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(found) == {"torch/mlp/fit", "torch/mlp/treadle, cuda-graph"}
     assert math.isfinite(found["torch/mlp/fit"]["loss"])
-    failed = found["torch/mlp/treadle, cuda-graph"].get(
-        "failed", ""
-    )
+    failed = found["torch/mlp/treadle, cuda-graph"].get("failed", "")
     assert not failed or "not replayed as a CUDA graph" in failed
 
 
