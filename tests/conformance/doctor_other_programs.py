@@ -413,3 +413,76 @@ def a_metric_of_a_task_without_evaluation(wrong: bool) -> Any:
             return {"loss": loss}
 
     return Measuring(), source(*numbers())
+
+
+# Outputs and targets, in losses that are written by hand
+
+
+def of_outputs(objective: Any, model: Any) -> Any:
+    """Return a task that trains one model on a loss of its outputs and the second array."""
+    return of(Regression(model=model), loss_of=lambda self, y, outputs: objective(y, outputs))
+
+
+@finds("L-axis")
+def a_softmax_over_the_rows(wrong: bool) -> Any:
+    def loss(y: Any, outputs: Any) -> Any:
+        chances = ops.softmax(outputs, axis=0 if wrong else -1)
+        return -ops.mean(ops.sum(ops.one_hot(y, 3) * ops.log(chances + 1e-7), axis=-1))
+
+    return of_outputs(loss, network(3)), source(*classes())
+
+
+@finds("L-range")
+def negative_targets_of_a_relu_by_hand(wrong: bool) -> Any:
+    x, y = numbers()
+    model = network(1, "relu")
+    return of_outputs(lambda y, out: ops.mean((out - y) ** 2), model), source(
+        x, y if wrong else np.abs(y)
+    )
+
+
+@finds("L-range")
+def labels_of_minus_one_for_a_sigmoid(wrong: bool) -> Any:
+    def loss(y: Any, outputs: Any) -> Any:
+        p = ops.clip(outputs, 1e-6, 1 - 1e-6)
+        return -ops.mean(y * ops.log(p) + (1 - y) * ops.log(1 - p))
+
+    x, y = numbers()
+    positive = (y > 0).astype("float32")
+    return of_outputs(loss, network(1, "sigmoid")), source(
+        x, 2 * positive - 1 if wrong else positive
+    )
+
+
+class NextToken(treadle.Task):
+    """Predicts each next token of a text in one array."""
+
+    def __init__(self, mixing: Any) -> None:
+        tokens = keras.Input((8,), dtype="int32")
+        x = mixing(layers.Embedding(12, 8)(tokens))
+        self.model = keras.Model(tokens, layers.Dense(12)(x))
+        self.optimizer = keras.optimizers.Adam(0.01)
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def train_step(self, tokens: Any) -> Any:
+        def objective() -> Any:
+            return self.loss(tokens[:, 1:], self.model(tokens[:, :-1], training=True))
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+
+def texts() -> Any:
+    """Return texts of 9 tokens."""
+    return source(rng(5).integers(0, 12, (96, 9)).astype("int32"))
+
+
+@finds("D-label-in-inputs")
+def attention_without_a_causal_mask(wrong: bool) -> Any:
+    attention = layers.MultiHeadAttention(2, 4)
+    return NextToken(lambda x: x + attention(x, x, use_causal_mask=not wrong)), texts()
+
+
+@finds("D-label-in-inputs")
+def a_recurrent_network_in_both_directions(wrong: bool) -> Any:
+    recurrent = layers.GRU(8, return_sequences=True)
+    return NextToken(layers.Bidirectional(recurrent) if wrong else recurrent), texts()

@@ -9,7 +9,7 @@ from keras.metrics import MeanMetricWrapper
 
 from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
-from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC
+from .recording import BRANCH, LAYER, LOSS, METRIC
 from .report import Finding
 from .spying import other_branches
 from .trials import Leaf, Trial, Trials, leaves_of, rows_of
@@ -35,7 +35,6 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Check the batches of the first steps."""
     yield from _without_influence(trials)
     yield from _label_among_inputs(trials.last)
-    yield from _not_shifted(trials.last)
     yield from _large_inputs(trials.last)
     yield from _other_scale(trials)
     yield from _imbalance(trials)
@@ -109,28 +108,6 @@ def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
                     "the model reads the answer, and fails on data without it",
                     "remove the column",
                 )
-
-
-def _not_shifted(trial: Trial) -> Iterator[Finding]:
-    """Find a model of sequences whose targets are its own inputs, not shifted by one position."""
-    inputs = [e.get("inputs[0]") for e in trial.of(LAYER) if e.info.kind == "Embedding"]
-    sequences = [x for x in inputs if x is not None and x.ndim > 1 and x.shape[1] > 2]
-    for event in trial.of(ENTROPY):
-        true, pred = event.get("true"), event.get("pred")
-        if true is None or pred is None or pred.ndim != 3 or len(np.unique(true)) < 3:
-            continue
-        # Other inputs, as those of a decoder of its own, may be shifted.
-        if sequences and all(x.shape == true.shape and same(x, true) for x in sequences):
-            yield Finding(
-                "D-label-in-inputs",
-                "warning",
-                event.info.path,
-                f"the targets, of shape {true.shape}, equal the input of the embedding at every "
-                "position",
-                "the model copies its input; it does not learn to predict the next token",
-                "shift them: inputs tokens[:, :-1], targets tokens[:, 1:]",
-                event.info.line,
-            )
 
 
 def _is_true(trial: Trial, leaf: Leaf) -> bool:

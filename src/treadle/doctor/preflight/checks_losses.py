@@ -1,4 +1,4 @@
-"""Checks of losses and metrics: arguments, logits and probabilities, labels, what is trained."""
+"""Checks of losses: arguments, reduction, pairs of rows, what is trained and logged."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -7,96 +7,23 @@ import keras
 import numpy as np
 
 from ..numbers import Array, as_floats
-from .recording import ACTIVATION, BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
+from .recording import ACTIVATION, BRANCH, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
 from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of, window_of
 
-THRESHOLD_METRICS: Final = (
-    "BinaryAccuracy",
-    "Precision",
-    "Recall",
-    "AUC",
-    "F1Score",
-    "TruePositives",
-    "FalsePositives",
-    "TrueNegatives",
-    "FalseNegatives",
-    "PrecisionAtRecall",
-    "RecallAtPrecision",
-    "SensitivityAtSpecificity",
-    "SpecificityAtSensitivity",
-    "BinaryCrossentropy",
-)
 ASYMMETRIC: Final = ("crossentropy", "divergence", "hinge", "poisson", "dice", "tversky")
-MANY: Final = 16
-"""The least number of outputs that may be judged by their range alone."""
 
 
 def check(trials: Trials) -> Iterator[Finding]:
-    """Check the calls of losses and metrics in a training and an evaluation step."""
+    """Check the calls of losses in a training and an evaluation step."""
     for trial in (trials.last, trials.evaluation):
         if trial is not None:
-            for event in trial.of(ENTROPY):
-                yield from _logits(event, trial)
             for event in (*trial.of(LOSS), *trial.of(METRIC)):
                 yield from _swapped(event, trial)
-                yield from _targets(event, trial)
-            for event in trial.of(METRIC):
-                yield from _metric_arguments(event)
-    yield from _softmax_twice(trials.last)
     yield from _reduction(trials)
     yield from _constant_divisor(trials.last)
     yield from _unpaired(trials)
     yield from _logged(trials.last)
-    yield from _unused_metrics(trials)
-
-
-def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
-    """Find logits taken as probabilities, and probabilities taken as logits."""
-    outputs, binary = as_floats(event["pred"]), event.info.kind.startswith("binary")
-    if not np.isfinite(outputs).all() or not outputs.size:
-        return
-    least, most = float(outputs.min()), float(outputs.max())
-    within = least >= 0 and most <= 1
-    sums = outputs.sum(-1) if not binary else np.ones(1)
-    # Sums in half precision are off by a percent, and rows of padding may be zero.
-    normed = float((np.abs(sums - 1) < 0.02).mean()) > 0.5
-    spread = f"the outputs range from {least:.3g} to {most:.3g}"
-    if not event.info.more["from_logits"] and not (within and normed):
-        sentence = spread if not within else f"{spread}, and rows sum to {sums.flat[0]:.3g}"
-        yield Finding(
-            "L-logits-not-told",
-            "error",
-            event.info.path,
-            f"from_logits=False, but {sentence}: these are logits",
-            "the loss clips or divides them, and its gradients are wrong or zero",
-            "pass from_logits=True, or end the model with softmax (sigmoid for binary labels)",
-            event.info.line,
-        )
-    elif event.info.more["from_logits"] and within and outputs.size >= MANY:
-        certain = _activation(outputs, trial) in ("softmax", "sigmoid")
-        if certain or (normed and not binary and outputs.shape[-1] > 1):
-            yield Finding(
-                "L-probabilities-as-logits",
-                "error" if certain else "warning",
-                event.info.path,
-                f"from_logits=True, but {spread}: these are probabilities",
-                "softmax is applied twice: gradients are small, and the loss cannot fall far",
-                "pass from_logits=False, or end the model without softmax or sigmoid",
-                event.info.line,
-            )
-
-
-def _activation(outputs: Array, trial: Trial) -> str:
-    """Return the activation that computed these outputs, or an empty string."""
-    for event in reversed((*trial.of(ACTIVATION), *trial.of(LAYER))):
-        if any(same(outputs, x) for name, x in event.arrays.items() if name.startswith("out")):
-            if event.what == ACTIVATION or event.info.kind in ("Softmax", "ReLU"):
-                return event.info.kind.lower()
-            name = str(getattr(getattr(event.info.of, "activation", None), "__name__", ""))
-            if name and name != "linear":
-                return name
-    return ""
 
 
 def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -123,118 +50,6 @@ def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
             "call it as loss(y_true, y_pred), metric.update_state(y_true, y_pred)",
             event.info.line,
         )
-
-
-RANGES: Final = {
-    "sigmoid": (0.0, 1.0),
-    "softmax": (0.0, 1.0),
-    "tanh": (-1.0, 1.0),
-    "relu": (0.0, np.inf),
-}
-
-
-def _targets(event: Event, trial: Trial) -> Iterator[Finding]:
-    """Find targets that the activation of the last layer cannot reach."""
-    true, pred = event.get("true"), event.get("pred")
-    if event.what != LOSS or true is None or pred is None or true.size != pred.size:
-        return
-    activation = _activation(as_floats(pred), trial)
-    if activation not in RANGES:
-        return
-    least, most = RANGES[activation]
-    targets, room = as_floats(true), 1e-3
-    weight = event.get("weight")
-    if weight is not None and len(weight) == len(targets):
-        targets = targets[as_floats(weight).reshape(len(targets), -1).any(-1)]
-    if not targets.size:
-        return
-    outside = float(((targets < least - room) | (targets > most + room)).mean())
-    if outside > 0.001:
-        yield Finding(
-            "L-range",
-            "warning",
-            event.info.path,
-            f"{outside:.0%} of the targets lie outside of what {activation} can return: they range "
-            f"from {targets.min():.3g} to {targets.max():.3g}",
-            "the model cannot reach these targets",
-            "scale the targets, or remove the activation of the last layer",
-            event.info.line,
-        )
-
-
-def _metric_arguments(event: Event) -> Iterator[Finding]:
-    """Find metrics that are of the wrong kind for the labels or the outputs."""
-    kind, true, pred = event.info.kind, event.get("true"), event.get("pred")
-    if true is None or pred is None or not pred.size:
-        return
-    outputs, labels = as_floats(pred), as_floats(true)
-    if kind in THRESHOLD_METRICS and not getattr(event.info.of, "from_logits", False):
-        if getattr(event.info.of, "_from_logits", False):
-            return
-        least, most = float(outputs.min()), float(outputs.max())
-        if (least < 0 or most > 1) and not _takes_logits(event.info.of):
-            yield Finding(
-                "M-logits",
-                "warning",
-                event.info.path,
-                f"{kind} takes probabilities, and got values from {least:.3g} to {most:.3g}",
-                "its thresholds, such as 0.5, mean something else for logits",
-                "apply ops.sigmoid to the outputs, or set the threshold to 0",
-                event.info.line,
-            )
-    classes = pred.shape[-1] if pred.ndim > 1 else 1
-    sparse = true.ndim == pred.ndim - 1 or (true.ndim == pred.ndim and true.shape[-1] == 1)
-    wrong = ""
-    if kind in ("CategoricalAccuracy", "TopKCategoricalAccuracy") and classes > 1 and sparse:
-        wrong = f"{kind} takes one-hot labels, and got labels of shape {true.shape}"
-    elif kind.startswith("Sparse") and classes > 1 and true.shape == pred.shape:
-        wrong = f"{kind} takes class numbers, and got labels of shape {true.shape}"
-    elif kind == "BinaryAccuracy" and classes > 1 and sparse and labels.max(initial=0) > 1:
-        wrong = f"BinaryAccuracy takes labels 0 and 1, and got classes up to {labels.max():.0f}"
-    elif kind == "Accuracy" and not (outputs == np.round(outputs)).all():
-        wrong = "Accuracy counts outputs that equal the labels, and the outputs are no classes"
-    if wrong:
-        yield Finding(
-            "M-labels",
-            "error",
-            event.info.path,
-            wrong,
-            "its value means nothing",
-            "use SparseCategoricalAccuracy for class numbers, CategoricalAccuracy for one-hot "
-            "labels, BinaryAccuracy for 0 and 1",
-            event.info.line,
-        )
-
-
-def _takes_logits(metric: Any) -> bool:
-    """Return whether a metric's threshold is 0, that of logits."""
-    own = [getattr(metric, "threshold", None), *(getattr(metric, "thresholds", None) or ())]
-    own += [(getattr(metric, "_fn_kwargs", None) or {}).get("threshold")]
-    given = [x for x in own if x is not None]
-    return bool(given) and all(x <= 0 for x in given)
-
-
-def _softmax_twice(trial: Trial) -> Iterator[Finding]:
-    """Find softmax layers whose inputs are probabilities already."""
-    for event in trial.of(LAYER):
-        activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
-        own_weights = bool(getattr(event.info.of, "_trainable_variables", ()))
-        if event.info.kind != "Softmax" and (activation != "softmax" or own_weights):
-            continue
-        inputs = event.get("inputs[0]")
-        if inputs is None or inputs.shape[-1] < 2:
-            continue
-        x = as_floats(inputs)
-        if x.min() >= 0 and np.abs(x.sum(-1) - 1).max() < 1e-4:
-            yield Finding(
-                "T-softmax-twice",
-                "error",
-                event.info.path,
-                "its inputs are probabilities already: rows sum to 1",
-                "softmax of probabilities is nearly uniform, so the model cannot be certain",
-                "apply softmax once",
-                event.info.line,
-            )
 
 
 def _reduction(trials: Trials) -> Iterator[Finding]:
@@ -411,22 +226,6 @@ def _logged(trial: Trial) -> Iterator[Finding]:
         "return the loss that treadle.gradients or treadle.minimize returned",
         trained[0].info.line,
     )
-
-
-def _unused_metrics(trials: Trials) -> Iterator[Finding]:
-    """Find metrics that neither step updates."""
-    if trials.evaluation is None and trials.evaluates:
-        return  # eval_step may update them
-    for name in trials.state.metrics:
-        if name not in trials.updated_metrics:
-            yield Finding(
-                "M-unused",
-                "warning",
-                name,
-                "neither train_step nor eval_step updates it",
-                "it is never logged",
-                "call its update_state, or remove it",
-            )
 
 
 def _equal_gradients(a: Trial, b: Trial, paths: Sequence[str]) -> set[str]:

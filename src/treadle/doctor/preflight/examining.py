@@ -16,7 +16,10 @@ from . import (
     checks_gradients,
     checks_layers,
     checks_losses,
+    checks_metrics,
     checks_optimizers,
+    checks_outputs,
+    checks_sequences,
     checks_sources,
     checks_state,
 )
@@ -94,8 +97,11 @@ def examine(
 def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) -> Iterator[Finding]:
     yield from checks_gradients.check(trials)
     yield from checks_losses.check(trials)
+    yield from checks_outputs.check(trials)
+    yield from checks_metrics.check(trials)
     yield from checks_layers.check(trials)
     yield from checks_batches.check(trials)
+    yield from checks_sequences.check(trials)
     yield from checks_sources.check(trials, train, validation)
     yield from checks_optimizers.check(trials, steps)
     yield from checks_state.check(trials, steps)

@@ -193,8 +193,9 @@ def _activations(original: Callable[..., Any]) -> Callable[..., Any]:
         outputs = original(x, *args, **kwargs)
         recorder = _recorder()
         if recorder is not None:
-            name = original.__name__
-            recorder.add(ACTIVATION, Info(name, name, user_line()), outputs=outputs)
+            name, axis = original.__name__, kwargs.get("axis", args[0] if args else -1)
+            info = Info(name, name, user_line(), more={"axis": axis})
+            recorder.add(ACTIVATION, info, outputs=outputs)
         return outputs
 
     return called

@@ -1,0 +1,198 @@
+"""Checks of outputs: logits and probabilities, targets that an activation reaches, softmax."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ..numbers import Array, as_floats, norm_of
+from .checks_losses import enters_a_layer, same
+from .recording import ACTIVATION, ENTROPY, LAYER, LOSS, Event, Info
+from .report import Finding
+from .trials import Trial, Trials, leaves_of, rows_of
+
+MANY: Final = 16
+"""The least number of outputs that may be judged by their range alone."""
+
+
+def check(trials: Trials) -> Iterator[Finding]:
+    """Check the outputs of models, as losses get them in a training and an evaluation step."""
+    for trial in (trials.last, trials.evaluation):
+        if trial is not None:
+            for event in trial.of(ENTROPY):
+                yield from _logits(event, trial)
+            for event in trial.of(LOSS):
+                yield from _targets(event, trial)
+    yield from _targets_by_hand(trials)
+    yield from _softmax_twice(trials.last)
+    yield from _softmax_over_rows(trials.last)
+
+
+def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find logits taken as probabilities, and probabilities taken as logits."""
+    outputs, binary = as_floats(event["pred"]), event.info.kind.startswith("binary")
+    if not np.isfinite(outputs).all() or not outputs.size:
+        return
+    least, most = float(outputs.min()), float(outputs.max())
+    within = least >= 0 and most <= 1
+    sums = outputs.sum(-1) if not binary else np.ones(1)
+    # Sums in half precision are off by a percent, and rows of padding may be zero.
+    normed = float((np.abs(sums - 1) < 0.02).mean()) > 0.5
+    spread = f"the outputs range from {least:.3g} to {most:.3g}"
+    if not event.info.more["from_logits"] and not (within and normed):
+        sentence = spread if not within else f"{spread}, and rows sum to {sums.flat[0]:.3g}"
+        yield Finding(
+            "L-logits-not-told",
+            "error",
+            event.info.path,
+            f"from_logits=False, but {sentence}: these are logits",
+            "the loss clips or divides them, and its gradients are wrong or zero",
+            "pass from_logits=True, or end the model with softmax (sigmoid for binary labels)",
+            event.info.line,
+        )
+    elif event.info.more["from_logits"] and within and outputs.size >= MANY:
+        certain = _activation(outputs, trial) in ("softmax", "sigmoid")
+        if certain or (normed and not binary and outputs.shape[-1] > 1):
+            yield Finding(
+                "L-probabilities-as-logits",
+                "error" if certain else "warning",
+                event.info.path,
+                f"from_logits=True, but {spread}: these are probabilities",
+                "softmax is applied twice: gradients are small, and the loss cannot fall far",
+                "pass from_logits=False, or end the model without softmax or sigmoid",
+                event.info.line,
+            )
+
+
+def _activation(outputs: Array, trial: Trial, layers_only: bool = False) -> str:
+    """Return the activation that computed these outputs, or an empty string."""
+    functions = [] if layers_only else trial.of(ACTIVATION)
+    for event in reversed((*functions, *trial.of(LAYER))):
+        if any(same(outputs, x) for name, x in event.arrays.items() if name.startswith("out")):
+            if event.what == ACTIVATION or event.info.kind in ("Softmax", "ReLU"):
+                return event.info.kind.lower()
+            name = str(getattr(getattr(event.info.of, "activation", None), "__name__", ""))
+            if name and name != "linear":
+                return name
+    return ""
+
+
+RANGES: Final = {
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "relu": (0.0, np.inf),
+}
+
+
+def _targets(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find targets that the activation of the last layer cannot reach."""
+    true, pred = event.get("true"), event.get("pred")
+    if true is None or pred is None or true.size != pred.size:
+        return
+    targets, weight = as_floats(true), event.get("weight")
+    if weight is not None and len(weight) == len(targets):
+        targets = targets[as_floats(weight).reshape(len(targets), -1).any(-1)]
+    activation = _activation(as_floats(pred), trial)
+    yield from _outside(activation, targets, event.info)
+
+
+def _targets_by_hand(trials: Trials) -> Iterator[Finding]:
+    """Find targets beyond the last activation, if no `keras.losses` object compares the two.
+
+    Only if the loss compares targets with the outputs as they are: with the outputs as targets its
+    gradients vanish, which they do not if the step scales the outputs first.
+    """
+    trial = trials.last
+    leaves, calls = leaves_of(trial.batch), trial.of(LAYER)
+    targets = [leaf for leaf in leaves if not enters_a_layer(trial, leaf)]
+    if len(leaves) != 2 or len(targets) != 1 or trial.of(LOSS) or not calls:
+        return
+    outputs, target = calls[-1].get("outputs"), targets[0].array
+    if outputs is None or outputs.size != target.size or not trial.gradients:
+        return
+    activation = _activation(as_floats(outputs), trial, layers_only=True)
+    found = list(_outside(activation, as_floats(target), calls[-1].info))
+    if not found:
+        return
+    reached = outputs.reshape(target.shape).astype("float32")
+    ideal = trials.attempt("L-range", targets[0].with_(reached))
+    if ideal is None or ideal.gradients.keys() != trial.gradients.keys():
+        return
+    sizes = [
+        (norm_of(as_floats(ideal.gradients[p])), norm_of(as_floats(g)))
+        for p, g in trial.gradients.items()
+    ]
+    if all(size <= 1e-3 * before for size, before in sizes):
+        yield from found
+
+
+def _outside(activation: str, targets: Array, info: Info) -> Iterator[Finding]:
+    """Compare the range of targets with that of an activation."""
+    if activation not in RANGES or not targets.size:
+        return
+    least, most = RANGES[activation]
+    room = 1e-3
+    outside = float(((targets < least - room) | (targets > most + room)).mean())
+    if outside > 0.001:
+        yield Finding(
+            "L-range",
+            "warning",
+            info.path,
+            f"{outside:.0%} of the targets lie outside of what {activation} can return: they range "
+            f"from {targets.min():.3g} to {targets.max():.3g}",
+            "the model cannot reach these targets",
+            "scale the targets, or remove the activation of the last layer",
+            info.line,
+        )
+
+
+def _softmax_twice(trial: Trial) -> Iterator[Finding]:
+    """Find softmax layers whose inputs are probabilities already."""
+    for event in trial.of(LAYER):
+        activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
+        own_weights = bool(getattr(event.info.of, "_trainable_variables", ()))
+        if event.info.kind != "Softmax" and (activation != "softmax" or own_weights):
+            continue
+        inputs = event.get("inputs[0]")
+        if inputs is None or inputs.shape[-1] < 2:
+            continue
+        x = as_floats(inputs)
+        if x.min() >= 0 and np.abs(x.sum(-1) - 1).max() < 1e-4:
+            yield Finding(
+                "T-softmax-twice",
+                "error",
+                event.info.path,
+                "its inputs are probabilities already: rows sum to 1",
+                "softmax of probabilities is nearly uniform, so the model cannot be certain",
+                "apply softmax once",
+                event.info.line,
+            )
+
+
+def _softmax_over_rows(trial: Trial) -> Iterator[Finding]:
+    """Find a softmax of the outputs over the rows of a batch, where each row has a label.
+
+    Only after the last layer: inside a model, as in slot attention, it is intended.
+    """
+    rows = rows_of(trial.batch)
+    labels = [x for x in leaves_of(trial.batch) if not enters_a_layer(trial, x)]
+    last = max((i for i, event in enumerate(trial.events) if event.what == LAYER), default=-1)
+    for event in trial.events[last + 1 :]:
+        outputs = event.get("outputs") if event.what == ACTIVATION else None
+        if event.info.kind != "softmax" or outputs is None or outputs.ndim != 2:
+            continue
+        classes = outputs.shape[1]  # a square matrix compares rows with each other
+        over_rows = event.info.more.get("axis") in (0, -2)
+        if not over_rows or len(outputs) != rows or classes in (1, rows):
+            continue
+        if any(leaf.array.size in (rows, rows * classes) for leaf in labels):
+            yield Finding(
+                "L-axis",
+                "warning",
+                "softmax",
+                f"it normalizes outputs of shape {outputs.shape} over the {rows} rows of the batch",
+                "the classes of a row do not sum to 1, and each row depends on the others",
+                "pass axis=-1",
+                event.info.line,
+            )
