@@ -35,6 +35,9 @@ INTER_OP_THREADS: Final = 8
 """By default, there are as many as cores: on a machine with two, operations that wait for another
 process may leave none to what they wait for."""
 
+TIMEOUT: Final = 600.0
+"""The seconds to wait for another process in an operation; by default, TensorFlow waits forever."""
+
 tf.no_gradient("CollectiveReduceV2")  # `differentiable` gives the gradient
 
 
@@ -68,6 +71,7 @@ class TensorFlowEngine:
             ordering_token=[self._order.handle],
             merge_op="Add",
             final_op="Id",
+            timeout_seconds=TIMEOUT,
         )
 
     def from_first(self, x: Tensor) -> Tensor:
