@@ -249,6 +249,30 @@ def test_processes_of_tensorflow_do_not_wait_forever() -> None:
     assert sums.get_attr("timeout_seconds") == TIMEOUT > 0
 
 
+@on_tensorflow
+def test_sums_in_a_loop_of_tensorflow_are_differentiated() -> None:
+    import tensorflow as tf
+
+    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+
+    engine = TensorFlowEngine(Echo())
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, h: (i + 1, tf.tanh(engine.differentiable(engine.sum, False, h))),
+                (0, x),
+            )[1]
+        return tape.gradient(found, x)
+
+    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([3]))
+    bodies = traced.graph.as_graph_def().library.function
+    sums = [sum(n.op == "CollectiveReduceV2" for n in f.node_def) for f in bodies]
+    assert sorted(sums)[-2:] == [1, 1]  # forward and backward
+
+
 class Unlike(Echo):
     """A group whose other member has traced nothing."""
 
