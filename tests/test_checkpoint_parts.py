@@ -4,21 +4,26 @@ import errno
 import hashlib
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from tests.faults import Quick, Refuses, checkpoint, read, same
-from tests.part_writers import Members, save_in_parts
+from tests.part_writers import Members, cut, save_in_parts
 from treadle.checkpoint import Checkpoint, Checkpoints, reading
-from treadle.checkpoint.format import digest_line
+from treadle.checkpoint.format import digest_line, temporary_name
 from treadle.core import processes
+from treadle.core.logs import Record
 from treadle.core.progress import Progress
 from treadle.core.split_arrays import Grid, StoredParts
 from treadle.errors import CheckpointError
+from treadle.hooks import Checkpoint as SavingHook
 
 NEWEST = "step-000000000012"
 ROWS = (((0, 1, 3), (0,)), (0, 1, 1))
@@ -170,6 +175,86 @@ def test_a_process_that_cannot_open_the_folder_fails_the_save(
         chief.check()
 
 
+class Slow(Members):
+    """Two processes, of which the other one is still writing when process 0 has failed."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.is_waited_for, self.has_written = threading.Event(), threading.Event()
+
+    def reports(self, about: str) -> list[Any]:
+        self.is_waited_for.set()
+        assert self.has_written.wait(timeout=60)
+        return super().reports(about)
+
+
+@pytest.mark.parametrize(
+    ("state", "system", "why"),
+    [
+        ({}, Refuses(errno.ENOSPC, "append", "arrays"), "cannot write .*: the disk is full"),
+        ({}, Refuses(errno.EACCES, "list_names", "checkpoints"), "cannot list the folder"),
+        ({"seen": object()}, Quick(), "hooks.*is a object, which a checkpoint cannot hold"),
+    ],
+)
+def test_a_save_that_fails_in_process_0_leaves_no_parts(
+    tmp_path: Path, monkeypatch: Any, state: Any, system: Any, why: str
+) -> None:
+    group, temporary = Slow(), temporary_name(6)
+    monkeypatch.setattr(processes, "_group", group)
+    chief = Checkpoints(tmp_path / "checkpoints", system=system)
+    saved, name = replace(state_at(6), hooks={"other": state}), "model/kernel"
+    kernel = saved.state[name]
+    chief.save(replace(saved, state={**saved.state, name: cut(kernel, *ROWS, rank=0)}), temporary)
+    while chief.busy and not group.is_waited_for.is_set():
+        time.sleep(0.01)
+    group.rank, other = 1, Checkpoints(tmp_path / "checkpoints", system=Quick())
+    other.save_parts(replace(saved, state={name: cut(kernel, *ROWS, rank=1)}), temporary)
+    other.wait()
+    group.has_written.set()
+    with pytest.raises(CheckpointError, match=why):
+        chief.wait()
+    assert list((tmp_path / "checkpoints").glob(".partial-step*")) == [] and group.told == {}
+
+
+def test_parts_in_another_directory_fail_the_save(tmp_path: Path, monkeypatch: Any) -> None:
+    """As on machines with a disk each."""
+    group, temporary = Members(2), temporary_name(6)
+    monkeypatch.setattr(processes, "_group", group)
+    saved, name = state_at(6), "model/kernel"
+    for group.rank in (1, 0):
+        parts = cut(saved.state[name], *ROWS, group.rank)
+        writer = Checkpoints(tmp_path / str(group.rank), system=Quick())
+        mine = replace(saved, state={**saved.state, name: parts})
+        if group.rank:
+            writer.save_parts(mine, temporary)
+            writer.wait()
+        else:
+            writer.save(mine, temporary)
+            with pytest.raises(CheckpointError) as raised:
+                writer.wait()
+    assert str(raised.value) == (
+        "process 1 wrote part-00001.safetensors, but process 0 does not find it in "
+        f"{tmp_path / '0' / temporary}: all processes need the same run directory, on a disk that "
+        "they share"
+    )
+    assert list((tmp_path / "0").glob("*step*")) == []
+
+
+def test_a_failed_save_does_not_change_when_the_chief_saves_next(monkeypatch: Any) -> None:
+    """The other processes know nothing of the failure, and save the best state now."""
+    hook = SavingHook(keep_best=1, monitor="val_loss")
+    failed = MagicMock(busy=False, check=MagicMock(side_effect=CheckpointError("disk full")))
+    monkeypatch.setattr(hook, "_saved", failed)
+    monkeypatch.setattr("treadle.hooks.checkpoint._is_split", lambda loop: True)
+    saves = MagicMock(return_value=True)
+    monkeypatch.setattr(hook, "save", saves)
+    hook.when, now, loop = MagicMock(), Progress(step=3), MagicMock()
+    hook.when.due.return_value = False
+    hook.record(loop, Record("validation", now, {"val_loss": 0.5}))
+    hook.save_if_due(loop, Progress(step=2), now)
+    assert saves.called and "disk full" in loop.log.call_args[0][0]["warning"]
+
+
 def test_an_equal_checkpoint_of_a_step_is_not_kept(folder: Path, monkeypatch: Any) -> None:
     chief = Checkpoints(folder, system=Quick())
     assert chief.latest() is not None  # it is known to be readable
@@ -213,6 +298,10 @@ FORGED: dict[str, Any] = {
     "the file of part/0/model/kernel is 'part-00007'": {"parts": [[7, 1], [1, 1], [1, 1]]},
     "the dtype of part/0/model/kernel is 3": {"dtype": 3},
     "does not fit into its file of": {"shape": [4, 1 << 40]},
+    "has the shape (0, 4294967296, 1073741824)": {
+        "shape": [0, 1 << 32, 1 << 30],
+        "starts": [[0], [0, 1 << 30, 1 << 31], [0]],
+    },
     "a CRC-32 is -1": {"parts": [[0, -1], [1, 1], [1, 1]]},
 }
 

@@ -76,6 +76,8 @@ def test_launchers_say_which_process_this_is(variables: dict[str, str], place: P
     [
         {},
         tf_config("worker", 0, worker=["10.0.0.1:2222"]),
+        {"TF_CONFIG": '{"environment": "cloud"}'},
+        tf_config("worker", 0),
         {"RANK": "0", "WORLD_SIZE": "8"},  # of another program
         {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
         {**SLURM, "SLURM_JOB_NAME": "bash"},  # an interactive job
@@ -104,7 +106,10 @@ def test_a_launched_script_without_setup_is_refused(monkeypatch: pytest.MonkeyPa
     [
         {"TF_CONFIG": "{"},
         {"TF_CONFIG": "[]"},
-        {"TF_CONFIG": '{"cluster": {}}'},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'},
+        tf_config("worker", 1e999, **WORKERS),  # type: ignore[arg-type]
+        tf_config("worker", 0.9, **WORKERS),  # type: ignore[arg-type]
+        tf_config("worker", True, **WORKERS),
         tf_config("ps", 0, ps=["a:1"], **WORKERS),
         tf_config("evaluator", 0, **WORKERS),
         tf_config("worker", 2, **WORKERS),

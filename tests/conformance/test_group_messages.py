@@ -13,9 +13,10 @@ import pytest
 import treadle
 from treadle.backends.base import active
 from treadle.core import processes
+from treadle.core.identity import versions
 from treadle.distribute import Place, join_processes
-from treadle.distribute.channel import connect, free_port, receive
-from treadle.errors import ConfigurationError, StepError
+from treadle.distribute.channel import Channel, connect, free_port, receive
+from treadle.errors import ConfigurationError, ProcessError, StepError
 
 BACKEND = keras.config.backend()
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
@@ -69,6 +70,34 @@ def test_a_process_with_other_versions_is_refused() -> None:
     assert text.endswith("Start all processes with equal settings, in equal environments")
     assert answers == [text]
     assert processes.process_group().size == 1
+
+
+def test_a_process_whose_framework_cannot_join_is_no_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_group", processes.process_group())
+    monkeypatch.setenv("TREADLE_JOINED", "")
+    port, failures = free_port(), list[str]()
+
+    def other() -> None:
+        first = {"rank": 1, "size": 2, "backend": BACKEND, "versions": versions()}
+        link = connect("127.0.0.1", port, first)
+        receive(link)
+        member = Channel(1, 2, {0: link}, leave=lambda why: None)
+        with pytest.raises(ProcessError) as raised:
+            member.exchange(0.0, "reading the clock")
+        failures.append(str(raised.value))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    late = MagicMock(join_processes=MagicMock(side_effect=ConfigurationError("it has started")))
+    late.name = BACKEND
+    with pytest.raises(ConfigurationError, match=r"^it has started$"):
+        join_processes(Place(0, 2, "127.0.0.1", port, "a test"), late)
+    thread.join()
+    assert processes.process_group().size == 1
+    [failure] = failures
+    assert failure.startswith("process 0 failed: ConfigurationError: it has started. This process")
 
 
 @pytest.mark.usefixtures("together")
@@ -207,6 +236,41 @@ class Connecting(Echo):
 
     def exchange(self, value: Any, at: str) -> list[Any]:
         return [value, f"127.0.0.1:{free_port()}"]
+
+
+@on_tensorflow
+def test_processes_of_tensorflow_do_not_wait_forever() -> None:
+    import tensorflow as tf
+
+    from treadle.backends.tensorflow.processes.engine import TIMEOUT, TensorFlowEngine
+
+    traced = tf.function(TensorFlowEngine(Echo()).sum).get_concrete_function(tf.TensorSpec([3]))
+    [sums] = [x for x in traced.graph.get_operations() if x.type == "CollectiveReduceV2"]
+    assert sums.get_attr("timeout_seconds") == TIMEOUT > 0
+
+
+@on_tensorflow
+def test_sums_in_a_loop_of_tensorflow_are_differentiated() -> None:
+    import tensorflow as tf
+
+    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+
+    engine = TensorFlowEngine(Echo())
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, h: (i + 1, tf.tanh(engine.differentiable(engine.sum, False, h))),
+                (0, x),
+            )[1]
+        return tape.gradient(found, x)
+
+    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([3]))
+    bodies = traced.graph.as_graph_def().library.function
+    sums = [sum(n.op == "CollectiveReduceV2" for n in f.node_def) for f in bodies]
+    assert sorted(sums)[-2:] == [1, 1]  # forward and backward
 
 
 class Unlike(Echo):

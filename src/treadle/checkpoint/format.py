@@ -30,7 +30,7 @@ from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
 from .digest import Digest
 from .dtypes import Array, name_of
-from .parts import about_of, described_parts, write_own_parts
+from .parts import about_of, check_parts, described_parts, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
 from .tensor_file import PIECE, SUFFIX, pieces
 
@@ -142,6 +142,7 @@ class Draft:
         temporary: The name of the folder into which all processes write, until it is renamed; None
             if this process writes alone.
         files: The size and hash of each written file, for the manifest.
+        reported: Whether all other processes have reported that they wrote their parts or failed.
 
     Args:
         checkpoint: The checkpoint. The arrays of its state must not change until it is written.
@@ -159,6 +160,7 @@ class Draft:
     def __init__(self, checkpoint: Checkpoint, temporary: str | None = None) -> None:
         nested: list[Array] = []
         self.step, self.temporary = checkpoint.progress.step, temporary
+        self.reported = False
         self.split = split_arrays(checkpoint)
         self._record: dict[str, Any] = {
             "format": FORMAT if self.split else WITHOUT_PARTS,
@@ -187,14 +189,20 @@ class Draft:
         self._record["state"] = self._state = state
         self._record["nested"] = [_described("", array, "arrays") for array in nested]
 
-    def describe_parts(self, own: Mapping[str, Any]) -> None:
+    def describe_parts(self, own: Mapping[str, Any], place: Folder) -> None:
         """Wait until all other processes have written their parts, and add them to the manifest.
 
+        Args:
+            own: The report of this process.
+            place: The folder of the checkpoint.
+
         Raises:
-            CheckpointError: A process has not written its parts.
+            CheckpointError: A process has not written its parts, or into another folder.
         """
         reports = [own, *process_group().reports(about_of(self.temporary or ""))]
+        self.reported = True
         state, files = described_parts(self.split, reports)
+        check_parts(files, place)
         self._state |= state
         self.files |= files
 
@@ -260,7 +268,7 @@ def write(
             files.create(f"arrays{SUFFIX}", numbers, draft.size)
             draft.files["arrays"] = digest.result()
             if draft.split:
-                draft.describe_parts(write_own_parts(files, draft.split))
+                draft.describe_parts(write_own_parts(files, draft.split), files)
                 if saved is not None and is_written(folder, draft, saved):
                     folder.remove_folder(new)
                     return str(saved)

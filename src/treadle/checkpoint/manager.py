@@ -5,9 +5,9 @@ import sys
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ..core.folder import PARTIAL, FileSystem, Folder, partial
 from ..core.processes import process_group
@@ -120,6 +120,9 @@ class Checkpoints:
         try:
             draft = Draft(checkpoint, temporary)
         except CheckpointError as error:  # `check` reports it like an error of the thread
+            if temporary is not None:
+                self._pending.append(self._writer.submit(self._discard, temporary, error))
+                return True
             failed: Future[None] = Future()
             failed.set_exception(error)
             self._pending.append(failed)
@@ -293,6 +296,25 @@ class Checkpoints:
         process_group().report(report, about_of(temporary))
 
     def _write(self, draft: Draft) -> None:
+        try:
+            self._write_draft(draft)
+        except CheckpointError as error:
+            if draft.temporary is None or draft.reported:
+                raise
+            self._discard(draft.temporary, error)
+
+    def _discard(self, temporary: str, error: CheckpointError) -> NoReturn:
+        """Remove the parts that other processes write of a checkpoint that this one cannot save.
+
+        Raises:
+            CheckpointError: The error.
+        """
+        process_group().reports(about_of(temporary))  # until then, they may be writing
+        with suppress(CheckpointError), self._opened_to_write() as folder:
+            folder.remove_folder(temporary)
+        raise error
+
+    def _write_draft(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:
             of_step = [name for name in _names(folder) if name.step == draft.step]
             name = of_step[-1] if of_step else None

@@ -209,7 +209,11 @@ def _variable(
         }
         crc32 = _count(numbers[1], "a CRC-32")
         found.append(replace(_array(described, stored, version, entry), crc32=crc32))
-    return StoredSplit(grid, found[0].dtype, found)
+    dtype = found[0].dtype
+    # Parts without elements fit into any file; no array can have such a shape.
+    if prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 63:
+        raise ValueError(f"{shown(path)} has the shape {shown(shape)}")
+    return StoredSplit(grid, dtype, found)
 
 
 def _are_starts(starts: tuple[Any, ...], size: int) -> bool:

@@ -95,6 +95,21 @@ def described_parts(
     return state, files
 
 
+def check_parts(files: Mapping[str, Any], place: Folder) -> None:
+    """Check that the folder of a checkpoint has the files that processes report.
+
+    Raises:
+        CheckpointError: A file is missing, or has another size.
+    """
+    for part, file in files.items():
+        if place.size(f"{part}{SUFFIX}") != file["size"]:
+            raise CheckpointError(
+                f"process {int(part.removeprefix('part-'))} wrote {part}{SUFFIX}, but process 0 "
+                f"does not find it in {place.path}: all processes need the same run directory, on "
+                "a disk that they share"
+            )
+
+
 def _crc32(array: Array) -> int:
     return zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
 

@@ -123,6 +123,8 @@ class _Variables:
 def _tf_config(env: _Variables) -> Place | None:
     """Return the place that `TF_CONFIG` gives: the chief is process 0, if there is one.
 
+    Without a cluster, as services set it for a single process, it gives none.
+
     Raises:
         ConfigurationError: It is not valid, or this task does not train.
     """
@@ -131,9 +133,12 @@ def _tf_config(env: _Variables) -> Place | None:
     text = env.text("TF_CONFIG", "TensorFlow")
     try:
         given: Any = json.loads(text)
-        cluster, task = given["cluster"], given["task"]
+        cluster = given.get("cluster")
+        if not cluster:
+            return None
+        task = given["task"]
         addresses = [str(x) for kind in ("chief", "worker") for x in cluster.get(kind, [])]
-        kind, index = task["type"], int(task["index"])
+        kind, index = task["type"], int(str(task["index"]))  # no float, which may be infinite
         rank = index + (len(cluster.get("chief", [])) if kind == "worker" else 0)
         host, _, port = addresses[0].rpartition(":")
         if not (kind in ("chief", "worker") and 0 <= index < len(cluster[kind])):

@@ -47,9 +47,16 @@ def join_processes(place: Place, backend: "Backend") -> None:
         raise ConfigurationError(fault)
     channel = Channel(place.rank, place.size, links)
     atexit.register(_leave, channel)
-    join(channel)
     os.environ[JOINED_VARIABLE] = str(os.getpid())
-    backend.join_processes(channel, address)
+    try:
+        backend.join_processes(channel, address)
+    except BaseException as error:
+        # A script that goes on must not train alone as a member, nor may the others wait for it.
+        with suppress(ProcessError):
+            channel.fail(error)
+        channel.close()
+        raise
+    join(channel)
     if place.rank == 0:
         print(f"treadle: {place.size} processes, by {place.launcher}", file=sys.stderr)
 

@@ -254,7 +254,7 @@ class Checkpoint(Hook):
         except CheckpointError as failure:
             loop.log({"warning": f"no checkpoint of step {self._saved_step}: {failure}"})
             # If all processes write, all must decide alike; only the chief knows of the failure.
-            self._late = not _is_split(loop)
+            self._late = self._late or not _is_split(loop)
 
 
 def _is_split(loop: LoopView) -> bool:

@@ -63,9 +63,10 @@ INTERNALS: dict[str, Internal] = {
     ),
     "FuncGraph": Internal(
         "tensorflow:__internal__.FuncGraph",
-        "a graph that is traced for shapes, assignments or captured tensors, and then dropped",
+        "a graph that is traced for shapes, assignments or captured tensors, and then dropped; and "
+        "the graph of a step, in which all sums over processes take the same resource",
         f"{_TENSORFLOW}/python/framework/func_graph.py",
-        members=("as_default", "external_captures"),
+        members=("as_default", "external_captures", "capture", "outer_graph"),
     ),
     "is_op_determinism_enabled": Internal(
         "tensorflow.python.framework.config:is_op_determinism_enabled",

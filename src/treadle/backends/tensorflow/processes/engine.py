@@ -25,7 +25,7 @@ from ...processes.moments import masked_moments
 from ...processes.rows import applied
 from ...program import Program
 from ...types import Tensor, Variable
-from ..patches import INTERNALS, eager_context, server_protocol
+from ..patches import INTERNALS, FuncGraph, eager_context, server_protocol
 from .draws import REPLACEMENTS
 from .moments import moments
 
@@ -34,6 +34,9 @@ GROUP: Final = 1_000_000
 INTER_OP_THREADS: Final = 8
 """By default, there are as many as cores: on a machine with two, operations that wait for another
 process may leave none to what they wait for."""
+
+TIMEOUT: Final = 600.0
+"""The seconds to wait for another process in an operation; by default, TensorFlow waits forever."""
 
 tf.no_gradient("CollectiveReduceV2")  # `differentiable` gives the gradient
 
@@ -65,9 +68,10 @@ class TensorFlowEngine:
             group_size=self._group.size,
             group_key=GROUP,
             instance_key=key,
-            ordering_token=[self._order.handle],
+            ordering_token=[self._token()],
             merge_op="Add",
             final_op="Id",
+            timeout_seconds=TIMEOUT,
         )
 
     def from_first(self, x: Tensor) -> Tensor:
@@ -159,6 +163,18 @@ class TensorFlowEngine:
 
     def set_generator(self, state: Tensor) -> None:
         """Do nothing: there is none."""
+
+    def _token(self) -> Tensor:
+        """Return the resource that orders operations, as a tensor of the step's own graph.
+
+        The gradient of a loop cannot use a resource that no graph around it has.
+        """
+        if tf.executing_eagerly():
+            return self._order.handle
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph.outer_graph, FuncGraph):
+            graph = graph.outer_graph
+        return graph.capture(self._order.handle)
 
     def _assign(self, original: Callable[..., Any], variable: Variable, value: Any) -> Any:
         self._assigned.add(id(variable))
