@@ -166,7 +166,8 @@ def single_calls(_: Path) -> Any:
 
 @check
 def eager(_: Path) -> Any:
-    return apart(execution="eager", train=(19, 8))
+    # The last batch has 5 rows: statistics of 3 would multiply rounding errors by a hundred.
+    return apart(execution="eager", train=(21, 8))
 
 
 @check
