@@ -3,13 +3,13 @@
 Treadle in windows, one step at a time, with deterministic algorithms, and on PyTorch compiled by
 Inductor and in a CUDA graph; next to Keras' `fit` and loops written by hand. Each has a process of
 its own. Results are kept in a file, and those that are in it are not measured again: if the time of
-a call is over, the next call measures the rest.
+a call is over, the next call measures the rest. Remove the file to measure again.
 
     scripts/bench accelerator --write
     python -m benchmarks accelerator --backend jax --workload mlp --seconds 500
 
 The second form runs in the environment of a machine that has the frameworks for its GPU already.
-Without a GPU, `--small` shows that everything runs.
+Without a GPU, `--small` shows that everything runs; its results have a file of their own.
 """
 
 import argparse
@@ -45,6 +45,7 @@ OTHERS = {
     "tensorflow": (),
 }
 LONGEST = 240  # seconds for one contestant, most of which PyTorch's compiler takes
+RESULTS, SMALL = Path("build/accelerator.json"), Path("build/accelerator-small.json")
 PAGE = Path(__file__).parent.parent / "docs" / "accelerators.md"
 BEGIN, END = "<!-- scripts/bench accelerator --write -->\n", "<!-- end -->\n"
 
@@ -60,13 +61,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--contestant", action="append", help="only this one")
     parser.add_argument("--rounds", type=int, default=5, help="epochs that are timed (5)")
     parser.add_argument("--seconds", type=float, default=570, help="time of this call (570)")
-    parser.add_argument("--results", type=Path, default=Path("build/accelerator.json"))
+    parser.add_argument(
+        "--results", type=Path, help=f"file of the results ({RESULTS}, with --small {SMALL})"
+    )
     parser.add_argument("--small", action="store_true", help="tiny networks, for a trial on a CPU")
     parser.add_argument(
         "--write", action="store_true", help=f"write the tables in docs/{PAGE.name}"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
+    if chosen.small and chosen.write:
+        parser.error(f"--small measures tiny networks, which docs/{PAGE.name} does not show")
+    chosen.results = chosen.results or (SMALL if chosen.small else RESULTS)
     if chosen.child:
         found = measured(chosen.workload[0], chosen.contestant[0], chosen.rounds, chosen.small)
         print(json.dumps(found))

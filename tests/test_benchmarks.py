@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import against, contestants_tensorflow, evaluation, musts, page, reliability
+from benchmarks import (
+    accelerator,
+    against,
+    contestants_tensorflow,
+    evaluation,
+    musts,
+    page,
+    reliability,
+)
 from benchmarks.timing import (
     HOPELESS,
     LONGEST,
@@ -278,3 +286,26 @@ def test_all_contestants_of_evaluation_find_the_same(call: str) -> None:
     assert len(values) == 4 and expected
     for name, found in values.items():
         assert found == pytest.approx({key: expected.get(key, found[key]) for key in found}), name
+
+
+def test_tiny_networks_are_not_taken_for_measured_ones(
+    tmp_path: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    """`bench accelerator` measures what its file lacks, which a trial with `--small` leaves so."""
+    found = {"per_step": [1.0], "first": 1.0, "peak": None, "loss": 1.0, "device": "cpu"}
+    measured: list[bool] = []
+
+    def in_process(key: str, rounds: int, small: bool, seconds: float) -> dict[str, Any]:
+        measured.append(small)
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(accelerator, "_in_process", in_process)
+    one = ["--backend", "jax", "--workload", "mlp", "--contestant", "fit"]
+    for _ in range(2):
+        accelerator.main([*one, "--small"])
+        accelerator.main(one)
+    assert measured == [True, False]
+    with pytest.raises(SystemExit):
+        accelerator.main([*one, "--small", "--write"])
+    assert "--small measures tiny networks" in capsys.readouterr().err

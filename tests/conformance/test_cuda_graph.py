@@ -1,6 +1,7 @@
 """PyTorch: compiled parts replayed as CUDA graphs, with a stand-in for compiler and graph."""
 
 from collections.abc import Callable, Generator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ import torch
 
 from treadle.backends.torch.capture import cuda_graph
 from treadle.backends.torch.capture.cuda_graph import GraphReplay
+from treadle.backends.torch.capture.proof import _proven
 from treadle.backends.torch.patches import INTERNALS
 
 BATCHES = list(zip(*batches(12), strict=True))
@@ -131,6 +133,17 @@ def test_a_graph_that_computes_something_else_is_not_used(captures: Captures) ->
     compare(found, trace(adam, "inductor"), "fallen back", "compiled", tolerance=None)
 
 
+def test_a_graph_that_the_proof_did_not_call_is_not_used() -> None:
+    graph = GraphReplay(added, [False, True], [False, True])
+    compiled: Any = SimpleNamespace(is_graph=False, refusal="")
+    trials: Any = SimpleNamespace(difference=lambda *_: "")
+    batches: Any = None
+    assert _proven(compiled, [graph], trials, batches) == ""
+    assert not compiled.is_graph
+    assert compiled.refusal == "not replayed as a CUDA graph: it was not captured"
+    assert graph.refusal
+
+
 def test_on_a_cpu_there_is_no_graph(captures: Captures, monkeypatch: Any) -> None:
     monkeypatch.setattr(cuda_graph, "KIND", "cuda")
     why = "not replayed as a CUDA graph: it computes with a tensor on the cpu"
@@ -144,6 +157,40 @@ def test_a_step_that_is_not_compiled_gives_that_reason(captures: Captures) -> No
     with INTERNALS["standalone_compile"].replaced(fails):
         plan = trace(adam).plan
     assert plan == f"{CAPTURED} (not compiled by Inductor: OSError: disk full)"
+
+
+@pytest.mark.parametrize("fails", ["capture_begin", "capture_end"])
+def test_a_capture_that_fails_leaves_the_stream_of_the_thread(fails: str, monkeypatch: Any) -> None:
+    class Stream:
+        device = torch.device("cuda:0")
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any, **named: Any) -> None:
+                assert streams[-1] is not own
+                if name == fails:
+                    raise RuntimeError("CUDA error: operation failed due to a previous error")
+
+            return call
+
+    own = Stream()
+    streams = [own]
+    replaced = {
+        "CUDAGraph": Failing,
+        "Stream": Stream,
+        "current_stream": lambda device=None: streams[-1],
+        "set_stream": streams.append,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "_get_device_index": lambda *_: 0,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
+    with pytest.raises(RuntimeError, match="previous error"):
+        cuda_graph.captured_on_device(lambda x: (x,), [torch.zeros(1)])
+    assert len(streams) > 1 and streams[-1] is own
 
 
 def added(x: Any, total: Any) -> tuple[Any]:

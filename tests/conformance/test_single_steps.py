@@ -1,8 +1,11 @@
 """Single steps give the bits of windows, and notice every change of a Python value."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures.thread import _WorkItem
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from loops import loop_of, make, same, source
 
 import treadle
 from treadle import data
+from treadle.backends.background import _worker
 from treadle.steps.snapshot import Snapshot
 from treadle.steps.state import State
 
@@ -42,34 +46,42 @@ MOST_CALLS = {
 }
 """Calls of Python functions for a step, by how often the loop yields, for any number of variables.
 
-On JAX, steps run ahead. On PyTorch, those of the captured step's code are included."""
+On JAX, steps run ahead, and the calls of the background thread are counted for each of its windows.
+On PyTorch, those of the captured step's code are included."""
 
 
 @pytest.mark.parametrize("every", MOST_CALLS)
 def test_the_calls_of_python_do_not_depend_on_the_number_of_variables(every: str) -> None:
-    def calls(layers: int) -> float:
+    def calls(layers: int) -> tuple[float, float]:
         task = Classifier([keras.Input((FEATURES,)), *(dense() for _ in range(layers)), head()])
         rows = np.zeros((4000, FEATURES), "float32"), np.zeros(4000, "int32")
-        found, loop = 0, treadle.Loop(task, console=False)
+        main, background = Counter[Any](), Counter[Any]()
+        loop = treadle.Loop(task, console=False)
 
-        def count(frame: Any, event: str, argument: Any) -> None:
-            nonlocal found
-            found += event == "call"
+        def count(found: Counter[Any], frame: Any, event: str, argument: Any) -> None:
+            if event == "call":
+                found[frame.f_code] += 1
+
+        def profile(on: bool) -> None:
+            there, here = (partial(count, x) if on else None for x in (background, main))
+            _worker.submit(sys.setprofile, there).result()
+            sys.setprofile(here)
 
         try:
             for logs in loop.steps(data.from_arrays(*rows, batch_size=8), every=every):
                 assert logs["loss"] > 0
                 if logs.step == 240:  # steps on JAX run ahead by now
-                    sys.setprofile(count)
+                    profile(True)
                 if logs.step == 440:
-                    sys.setprofile(None)
+                    profile(False)
         finally:
-            sys.setprofile(None)
-        return found / 200
+            profile(False)
+        return main.total() / 200, background.total() / background[_WorkItem.run.__code__]
 
-    few, many = calls(2), calls(12)
+    (few, few_background), (many, many_background) = calls(2), calls(12)
     assert many <= few * 1.02 + 1
     assert few <= MOST_CALLS[every][keras.config.backend()]
+    assert many_background <= few_background * 1.02 + 1
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Streamed windows are copied to an accelerator while the one before runs; here a CPU stands in."""
 
 import importlib
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from loops import loop_of, make, same, source
+from classifier import FEATURES, Classifier, dense, head
+from loops import WithEverything, loop_of, make, same, source
 
 import treadle
 from treadle.backends.window import Window
@@ -60,10 +62,17 @@ def accelerator(monkeypatch: Any) -> StandIn:
     return found
 
 
-def trained(steps: int = 11) -> tuple[dict[str, Any], list[float], list[Any]]:
+def seeded() -> Any:
+    """Return a task that does not draw from PyTorch's global generator: it runs in a thread."""
+    return Classifier([keras.Input((FEATURES,)), dense(), head()])
+
+
+def trained(
+    task: Any = WithEverything, steps: int = 11
+) -> tuple[dict[str, Any], list[float], list[Any]]:
     """Return the state, the losses and where a checkpoint of each step would resume."""
     places: list[Any] = []
-    loop = loop_of(make(), options=STREAMED)
+    loop = loop_of(make(task), options=STREAMED)
     with loop:
         for _ in loop.epochs():
             for _ in loop.steps(source(), every="2 steps"):
@@ -188,3 +197,83 @@ def test_other_types_are_converted_as_without_a_stream_of_copies(accelerator: St
         assert held[name].dtype == expected[name].dtype
         assert torch.equal(held[name], expected[name])
     assert accelerator.log.count("copy") == 2
+
+
+class Stream:
+    """A stream of CUDA, which notes in which thread it is made to wait, and for which tensors."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self.device, self.waits, self.tensors = torch.device(device), list[Any](), list[Any]()
+
+    def wait_event(self, event: Any) -> None:
+        self.waits.append(threading.current_thread())
+
+
+class Cuda(threading.local):
+    """Two devices; each thread has a current one, which is the first at its start, and streams."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams = [Stream("cuda:0"), Stream("cuda:1")]
+
+    def current_device(self) -> int:
+        return self.device
+
+    def current_stream(self, device: Any = None) -> Stream:
+        import torch
+
+        index = None if device is None else torch.device(device).index
+        return self.streams[self.device if index is None else index]
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Generator[None]:
+        index = stream.device.index
+        before, self.device = (self.device, self.streams[index]), index
+        self.streams[index] = stream
+        yield
+        self.device, self.streams[index] = before
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="streams of PyTorch")
+@pytest.mark.parametrize("where", ["cuda", "cuda:1"])
+def test_steps_in_the_background_use_the_device_and_the_stream_of_the_loop(
+    where: str, monkeypatch: Any
+) -> None:
+    import torch
+
+    from treadle.backends.torch.capture import transfers
+
+    expected = trained(seeded)
+    cuda = Cuda()
+    if where == "cuda":  # the loop's device is the current one of its thread
+        cuda.device = 1
+    own = cuda.streams[1]
+    copies: list[Any] = []
+
+    def copied(self: Any, array: Any) -> Any:
+        copies.append((self._device, cuda.current_stream()))
+        return torch.from_numpy(np.array(array))
+
+    for name in ("current_device", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(transfers.CopyStream, "copied", copied)
+    monkeypatch.setattr(transfers.CopyStream, "event", lambda self: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, on: on.tensors.append(x))
+    monkeypatch.setattr(transfers, "get_device", lambda: where)
+    for module in (WHERE, transfers.__name__):
+        monkeypatch.setattr(f"{module}.on_accelerator", lambda: True)
+    transfers._streams.cache_clear()
+    try:
+        state, *found = trained(seeded)
+    finally:
+        transfers._streams.cache_clear()
+    same(state, expected[0])
+    assert found == list(expected[1:])
+    assert len(own.waits) >= 3
+    assert threading.current_thread() not in own.waits
+    assert len(own.tensors) == 2 * len(own.waits)
+    assert {device for device, _ in copies} == {torch.device("cuda:1")}
+    assert len({stream for _, stream in copies}) == 1 and copies[0][1] is not own

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from ...plans import RefusedError
+from ..patches import get_device
 from .trials import in_one_line
 
 CUDA_GRAPH: Final = "cuda-graph"
@@ -34,8 +35,12 @@ def captured_on_device(function: Callable[..., Any], inputs: Sequence[Any]) -> t
         The graph, and the outputs that its `replay` overwrites.
     """
     graph = torch.cuda.CUDAGraph()
-    # Other threads may copy batches meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # If it fails, `torch.cuda.graph` would leave its own stream as the current one, in which later
+    # operations would not wait for those of other threads.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream(get_device())),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),  # other threads copy batches
+    ):
         outputs = function(*inputs)
     return graph, outputs
 

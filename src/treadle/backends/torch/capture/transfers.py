@@ -9,19 +9,26 @@ safe:
 - The device's memory belongs to the stream of the copies. So each tensor is recorded on the stream
   of the steps too, or the next copies could overwrite it while a step still reads it.
 
+Each thread has a current device, and on each device a current stream. A thread starts with device 0
+and its default streams, so the stream of the steps is that of the thread that calls the executor,
+also if they run in the background.
+
 This was tested with a stand-in for the device, and not on a GPU.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 import torch
 
+from ..patches import get_device
 from .trials import device
+
+Made = TypeVar("Made")
 
 SAME_TYPE = frozenset(
     np.dtype(name)
@@ -31,10 +38,15 @@ SAME_TYPE = frozenset(
 
 
 class CopyStream:
-    """The stream of copies of a process, and the operations of PyTorch that they need."""
+    """The stream of copies to a device, and the operations of PyTorch that they need.
 
-    def __init__(self) -> None:
-        self._stream: Any = torch.cuda.Stream()
+    Args:
+        index: The number of the CUDA device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._device = torch.device("cuda", index)
+        self._stream: Any = torch.cuda.Stream(self._device)
 
     def active(self) -> AbstractContextManager[Any]:
         """Return a context whose operations are in the stream of the copies."""
@@ -43,7 +55,7 @@ class CopyStream:
     def copied(self, array: Any) -> Any:
         """Start to copy an array to the device."""
         pinned = torch.from_numpy(np.require(array, requirements=["C", "W"])).pin_memory()
-        return pinned.to(device(), non_blocking=True)
+        return pinned.to(self._device, non_blocking=True)
 
     def event(self) -> Any:
         """Return an event behind the copies that were started."""
@@ -52,17 +64,33 @@ class CopyStream:
         return event
 
     def wait(self, event: Any, tensors: list[Any]) -> None:
-        """Let the calling thread's stream wait for an event, and use the tensors after it."""
-        current = torch.cuda.current_stream()
+        """Let the calling thread's stream on the device wait, and use the tensors after it."""
+        current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(current)
 
 
-@cache
+_streams = cache(CopyStream)
+
+
 def copy_stream() -> CopyStream:
-    """Return the stream of copies of this process."""
-    return CopyStream()
+    """Return the stream of copies to the device of Keras' tensors."""
+    index: Any = torch.device(get_device()).index
+    return _streams(torch.cuda.current_device() if index is None else index)
+
+
+def in_this_stream(function: Callable[[], Made]) -> Callable[[], Made]:
+    """Return a function to call in another thread, which uses the stream of this thread there."""
+    if not on_accelerator():
+        return function
+    stream: Any = torch.cuda.current_stream(get_device())
+
+    def run() -> Made:
+        with torch.cuda.stream(stream):  # its device becomes the current one too
+            return function()
+
+    return run
 
 
 def on_accelerator() -> bool:

@@ -23,10 +23,11 @@ from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
 from ...window import Following, Rows, Window, row
+from ..patches import get_device
 from .cuda_graph import CUDA_GRAPH
 from .inductor import INDUCTOR
 from .proof import Captured, Prover
-from .transfers import SAME_TYPE, on_accelerator, start_copies
+from .transfers import SAME_TYPE, in_this_stream, on_accelerator, start_copies
 from .trials import device, step_number, tensors_of
 
 CAPTURED = "captured"
@@ -74,7 +75,7 @@ class Batches:
     def _indices(self) -> Sequence[Any]:
         """The rows of each batch."""
         assert self._rows is not None
-        return torch.as_tensor(self._rows.indices, device=device()).unbind()
+        return torch.as_tensor(self._rows.indices, device=get_device()).unbind()
 
     def batch(self, index: int) -> Any:
         """Return a batch in its original structure."""
@@ -182,7 +183,9 @@ class CaptureExecutor:
         captured = self._captured
         if isinstance(captured, Captured) and self.plan.compiler:
             if background and window.rows is None and not captured.draws:
-                return Running(lambda: _fetched(self._play(captured, batches, first_step)))
+                return Running(
+                    in_this_stream(lambda: _fetched(self._play(captured, batches, first_step)))
+                )
             results = self._play(captured, batches, first_step)
         else:
             batches.arrive()
