@@ -191,7 +191,7 @@ def same(ours: Any, theirs: Any, where: str) -> None:
 def printed(text: str, folder: Path) -> list[str]:
     """Return what was printed, without the folder and without numbers that are rounded."""
     text = text.replace(str(folder), "").replace("\r", "\n").replace("\x08", "")
-    text = re.sub(r"\x1b\[[0-9;]*m|\d+m?s(/step|/epoch)?", "", text)
+    text = re.sub(r"\x1b\[[0-9;]*m|\d+[mu]?s(/step|/epoch)?", "", text)
     return [line for line in re.sub(r"\d+\.\d+(e-?\d+)?", "x", text).splitlines() if line.strip()]
 
 
