@@ -87,6 +87,7 @@ def test_a_process_whose_framework_cannot_join_is_no_member(
         with pytest.raises(ProcessError) as raised:
             member.exchange(0.0, "reading the clock")
         failures.append(str(raised.value))
+        link.close()
 
     thread = threading.Thread(target=other)
     thread.start()
