@@ -176,7 +176,7 @@ def test_the_compiler_is_recorded_and_belongs_to_the_run():
     assert recorded["options"]["compiler"] == "captured" and recorded["progress"]["epoch"] == 3
     found = run_tiny("--compiler", "gcc", code=2).output
     text = " ".join(found.replace("│", " ").split())
-    assert "'gcc' is not one of 'auto', 'inductor', 'captured'" in text
+    assert "'gcc' is not one of 'auto', 'inductor', 'cuda-graph', 'captured'" in text
 
 
 def test_deterministic_algorithms_belong_to_the_run(monkeypatch):

@@ -112,9 +112,9 @@ def _patched(files: Recording) -> Generator[None]:
     """Record all operations, save each checkpoint that is due, and draw no curves."""
     perform, save, draw = FileSystem.perform, Checkpoints.save, curves.draw
 
-    def saved(checkpoints: Checkpoints, checkpoint: Any) -> bool:
+    def saved(checkpoints: Checkpoints, *args: Any) -> bool:
         checkpoints.settle()  # else one is omitted while the one before is written
-        return save(checkpoints, checkpoint)
+        return save(checkpoints, *args)
 
     def drawn(history: Any, path: Path) -> None:
         with Folder.open(path.parent) as folder:
