@@ -22,9 +22,10 @@ class Server:
     """A tracker in memory, which may be unreachable or slow."""
 
     keeps_last_step = False
+    arrived = None
 
     def __init__(self, fails=0, seconds=0.0):
-        self.fails, self.seconds = fails, seconds
+        self.fails, self.seconds, self.says = fails, seconds, None
         self.values, self.runs, self.files, self.statuses, self.settings = [], [], [], [], {}
 
     def open(self, run, settings):
@@ -33,7 +34,10 @@ class Server:
             raise ConnectionError("refused")
         self.settings = settings
         self.runs.append(run or "first")
-        return self.runs[-1], Sent()
+        return self.runs[-1], self.says
+
+    def received(self, run, sent):
+        return self.arrived or sent
 
     def send(self, values):
         time.sleep(self.seconds)
@@ -96,6 +100,16 @@ def test_steps_records_images_texts_and_files_are_sent_in_order(begun, tmp_path)
     assert server.statuses == ["finished"] and loop.warnings == []
 
 
+def test_means_of_an_unfinished_epoch_do_not_repeat_the_last_step(begun):
+    server = Server()
+    hook, loop = begun(server)
+    loop.window(hook, loss=[3, 2])
+    loop.record(hook, "validation", step=2, loss=2.5, val_loss=5.0)  # as `steps=2` ends
+    finish(hook, loop)
+    assert server.steps() == [1, 2]
+    assert server.steps("epoch/loss") == server.steps("val_loss") == [2]
+
+
 def test_a_killed_and_resumed_run_sends_each_step_once(begun, tmp_path):
     server = Server()
     hook, loop = begun(server, tmp_path)
@@ -126,6 +140,26 @@ def test_the_last_step_is_sent_again_if_a_killed_process_lost_it(begun, tmp_path
     finish(again, loop)
     assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
     assert json.loads((tmp_path / "json.json").read_text())["step"] == 10
+
+
+@pytest.mark.parametrize("server_says", [False, True])
+def test_what_a_tracker_lost_is_sent_again_from_the_history(begun, tmp_path, server_says):
+    server = Server()
+    hook, loop = begun(server, tmp_path)
+    loop.window(hook, loss=np.arange(10))
+    loop.history.add_steps(StepLogs(1, {"loss": np.arange(10.0)}, {}, 8, loop.progress))
+    loop.record(hook, "log", step=8, mine=1.0)
+    loop.record(hook, "epoch", step=10, loss=1.0)
+    hook.end(loop, None)  # and then the process is killed
+    server.values = [value for value in server.values if value.step < 7]
+    server.arrived = Sent(4 if server_says else 6, 1)
+    server.says = Sent(6, 1) if server_says else None
+    again = Tracked(server)
+    again.start(loop)
+    finish(again, loop)
+    assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
+    # In order, because some trackers refuse a step below the last one.
+    assert [value.step for value in server.values] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 10]
 
 
 def test_what_a_killed_process_did_not_send_is_sent_from_the_history(begun, tmp_path):

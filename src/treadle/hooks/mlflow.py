@@ -80,6 +80,10 @@ class MLflowClient:
         self._client: Any = None
         self._run, self._sent = "", Sent()
 
+    def received(self, run: str, sent: Sent) -> Sent:
+        """Return what was sent: the server has confirmed it."""
+        return sent
+
     def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
         """Create a run with its parameters, or continue one and read which steps it has."""
         entities = importlib.import_module("mlflow.entities")

@@ -66,7 +66,7 @@ class Tracker(DetailedHook):
                 self._store = Store(None, self._file)
             store = self._store
             self._sender = Sender(self.client(loop.directory), store, _settings(loop))
-            self._send_missing(loop, store.read()[1])
+            self._send_missing(loop, self._sender.received)
 
     def _send_missing(self, loop: LoopView, sent: Sent) -> None:
         """Put what a killed process logged and did not send into the queue, from the history."""
@@ -76,12 +76,20 @@ class Tracker(DetailedHook):
         names = history.step_names if first is not None else []
         begin = max(first or 1, sent.step + 1)
         columns = [history.steps(name)[begin - (first or 1) :].tolist() for name in names]
+        records = [
+            (number, record)
+            for number, record in enumerate(history.records, 1)
+            if number > sent.records or record.progress.step > sent.step
+        ]
+        # In the order of the steps: some trackers refuse a step below the last one.
         for step, row in enumerate(zip(*columns, strict=True), begin):
+            while records and records[0][1].progress.step < step:
+                number, record = records.pop(0)
+                self._put_record(record, number)
             values = dict(zip(names, row, strict=True))
             self._sender.put([Values(step, now, values, Sent(step, 0), {}, {})])
-        for number, record in enumerate(history.records, 1):
-            if number > sent.records:
-                self._put_record(record, number)
+        for number, record in records:
+            self._put_record(record, number)
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Put the values of every step into the queue."""
@@ -112,7 +120,7 @@ class Tracker(DetailedHook):
                 parts[2][name] = number
             elif number is not None:
                 # Steps have values of the same names, of which a record holds the means.
-                mean = record.kind == "epoch" and not name.startswith("val_")
+                mean = record.kind != "log" and not name.startswith("val_")
                 parts[0][f"epoch/{name}" if mean else name] = float(number)
         numbers, images, texts = parts
         if not (numbers or images or texts):

@@ -3,9 +3,10 @@
 It sends what a hook puts into a bounded queue. If the server cannot be reached, the thread tries
 again, with longer and longer pauses; training goes on.
 
-A run directory holds a small file with the tracked run's id, and the tracker or this file holds the
-last step that was sent. A resumed run repeats the steps after its checkpoint with the same values:
-those that were sent already are not sent again, so that each step appears once.
+A run directory holds a small file with the tracked run's id and the last step that was sent. What
+the tracker itself says that it received counts more: it may have lost what a killed process sent. A
+resumed run repeats the steps after its checkpoint with the same values: those that were received
+are not sent again, so that each step appears once.
 """
 
 import json
@@ -74,12 +75,24 @@ class Client(Protocol):
 
     keeps_last_step: bool
 
-    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
-        """Create a tracked run, or continue one; return its id, and what it has received.
+    def received(self, run: str, sent: Sent) -> Sent:
+        """Return what has at least arrived of what was sent, without connecting.
+
+        Args:
+            run: The id of the tracked run.
+            sent: What was sent.
+        """
+        ...
+
+    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent | None]:
+        """Create a tracked run, or continue one.
 
         Args:
             run: The id of the run to continue, or None.
             settings: The settings of the run, by dotted names.
+
+        Returns:
+            The id, and what the tracker says that it has received, or None if it does not say.
         """
         ...
 
@@ -131,6 +144,9 @@ class Sender:
         client: The client.
         store: The file with the id of the tracked run.
         settings: The settings of the run.
+
+    Attributes:
+        received: What has at least arrived when training starts.
     """
 
     def __init__(self, client: Client, store: Store, settings: Mapping[str, Any]) -> None:
@@ -138,8 +154,9 @@ class Sender:
         self._changed = threading.Condition()
         self._queue: deque[tuple[Values, bool]] = deque()
         self._size, self._busy, self._closing = 0, False, False
-        self._run, self._sent = store.read()
-        self._stored = self._sent
+        self._run, sent = store.read()
+        self.received = sent if self._run is None else client.received(self._run, sent)
+        self._sent = self._stored = self.received
         self._held: list[Values] = []  # of the last step, if the client keeps it
         self._is_open, self._fault = False, ""
         self._lost: list[int] = []  # the first and the last step that did not fit, and their number
@@ -227,7 +244,7 @@ class Sender:
         if not self._is_open:
             run, known = self._client.open(self._run, self._settings)
             self._run = run
-            self._sent = self._stored = newest([self._sent, known])
+            self._sent = self._stored = self._sent if known is None else known
             self._store.write(run, self._sent)
             self._is_open = True
 
@@ -266,9 +283,9 @@ class Sender:
                 self._changed.notify_all()
 
     def _is_new(self, value: Values, is_record: bool) -> bool:
-        if is_record:
-            return value.sent.records > self._sent.records
-        return value.step > self._sent.step
+        # A record comes after its step, so it has not arrived where the step has not.
+        late = is_record and value.sent.records > self._sent.records
+        return late or value.step > self._sent.step
 
     def _finish(self, directory: Path | None, files: Sequence[str], status: str) -> None:
         if directory is not None and files:

@@ -5,10 +5,13 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from .tracking import Tracker
 from .tracking_sender import Sent, Values
+from .wandb_files import last_step
+
+UNSURE: Final = 10_000  # steps that the package may hold in memory when its process is killed
 
 
 class Wandb(Tracker):
@@ -74,9 +77,16 @@ class WandbClient:
         self._project, self._name, self._mode = project, name, mode
         self._directory = directory
         self._run: Any = None
+        self._records = 0  # that were sent before this process
 
-    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
-        """Start a run, or continue one; the server knows the last step, and offline the file."""
+    def received(self, run: str, sent: Sent) -> Sent:
+        """Return what the files hold, and online what has surely left the killed process."""
+        self._records = sent.records
+        step = None if self._directory is None else last_step(self._directory, run)
+        return Sent(max(0, sent.step - UNSURE) if step is None else step, sent.records)
+
+    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent | None]:
+        """Start a run, or continue one; only the server knows what it has received."""
         wandb = importlib.import_module("wandb")
         self._run = wandb.init(
             project=self._project,
@@ -88,8 +98,10 @@ class WandbClient:
             dir=None if self._directory is None else str(self._directory),
             reinit="create_new",
         )
-        # After a resume from the server, `step` is the next one; a new run has 0.
-        return str(self._run.id), Sent(max(0, int(self._run.step) - 1))
+        if self._run.offline:
+            return str(self._run.id), None
+        # After a resume, `step` is the next one; a new run has 0.
+        return str(self._run.id), Sent(max(0, int(self._run.step) - 1), self._records)
 
     def send(self, values: Sequence[Values]) -> None:
         """Log values by step; what is logged at the same step joins one row."""

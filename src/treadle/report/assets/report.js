@@ -131,7 +131,11 @@ const page = {
     if (!cards.length) for (const [name, value] of Object.entries(run.last).slice(0, 4)) card(name, format.number(value), "last");
     card("duration", format.seconds(run.seconds), format.date(run.started) && `started ${format.date(run.started)}`);
     card("steps", format.number(run.steps), run.epochs ? `${format.number(run.epochs)} epoch${run.epochs === 1 ? "" : "s"}` : "");
-    if (run.seconds > 0) card("steps per second", format.number(+(run.steps / run.seconds).toPrecision(3)), run.examples ? `${format.number(Math.round(run.examples / run.seconds))} examples per second` : "");
+    const seconds = run.seconds - (run.costs?.compiling ?? 0);
+    if (seconds > 0) {
+      const examples = run.examples ? `${format.number(Math.round(run.examples / seconds))} examples per second, ` : "";
+      card("steps per second", format.number(+(run.steps / seconds).toPrecision(3)), `${examples}without compiling`);
+    }
     if (run.plan) card("plan", run.plan, Object.entries(run.versions).filter(([name]) => ["treadle", "keras", run.backend].includes(name)).map(([name, version]) => `${name} ${version}`).join(", "), "wide");
     const why = run.why ? el("p", { className: "why" }, run.why) : "";
     parent.replaceChildren(el("div", { className: "cards" }, ...cards), why);
