@@ -7,7 +7,7 @@ complete before the checkpoint do nothing, and the call during which it was save
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from ..backends.base import active
 from ..checkpoint import Checkpoint
@@ -19,6 +19,9 @@ from ..core.randomness import set_random_states
 from ..errors import ConfigurationError, StateError
 from ..steps.state import State
 from .saved_state import LoopState
+
+SHARDED: Final = "sharded over {} processes (inexact on another number of processes)"
+"""What a plan says about a source of which each process reads its own share."""
 
 
 class Resuming:
@@ -203,6 +206,11 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
         return ""
     moved = known.get("devices") not in (None, now["devices"])
     same = ", and the batches are the same" if moved else ""
+    if known["plan"] != now["plan"] and any("sharded over" in x["plan"] for x in (known, now)):
+        same = (
+            ", but the batches differ from here on, since treadle.data.sharded divides the data "
+            "among another number of processes"
+        )
     return (
         f"this run resumes, but may not be bit-for-bit exact: {'; '.join(found)}. All values were "
         f"restored exactly from the checkpoint{same}; later steps may round differently"
