@@ -9,6 +9,7 @@ import pytest
 from treadle.core.identity import source_facts
 from treadle.data import groups, limited, sharded, zipped
 from treadle.errors import DataError
+from treadle.run import resume
 
 
 def share(shard_index: int, shard_count: int) -> Any:
@@ -64,3 +65,29 @@ def test_shares_are_combined_inside_only(combine: Any) -> None:
             f"{name} cannot combine a source of sharded: combine the sources inside, as in "
             f"sharded(lambda shard_index, shard_count: {name}(…))"
         )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (2, 4, False),
+        (1, 2, False),
+        (2, 1, False),
+        (1, 1, True),  # processes that read all batches
+    ],
+)
+def test_a_resumed_run_warns_if_the_batches_differ(
+    before: int, now: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on TensorFlow, whose plan has a reason in parentheses before."""
+
+    def plan(shards: int) -> str:
+        text = "windows of up to 8, graph (XLA has no collectives), data streamed"
+        return text if shards == 1 else f"{text}, {resume.SHARDED.format(shards)}"
+
+    monkeypatch.setattr(resume, "circumstances", lambda: {"devices": "cpu (4 processes)"})
+    warning = resume.lost_guarantee(
+        {"devices": "cpu (2 processes)", "plan": plan(before)}, plan(now)
+    )
+    assert ("and the batches are the same" in warning) is same
+    assert ("the batches differ from here on" in warning) is not same

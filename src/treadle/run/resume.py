@@ -191,6 +191,12 @@ def without_reason(plan: str) -> str:
     return re.sub(r",? (to|on) \d+ devices", "", plan)
 
 
+def _shards(plan: str) -> str:
+    """Return among how many processes a plan divides the data, or ""."""
+    found = re.search(r"sharded over (\d+) processes", plan)
+    return "" if found is None else found[1]
+
+
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
     """Return a warning if a resumed run may not be bit-for-bit exact, or "".
 
@@ -206,7 +212,7 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
         return ""
     moved = known.get("devices") not in (None, now["devices"])
     same = ", and the batches are the same" if moved else ""
-    if known["plan"] != now["plan"] and any("sharded over" in x["plan"] for x in (known, now)):
+    if moved and _shards(before.get("plan") or "") != _shards(plan):
         same = (
             ", but the batches differ from here on, since treadle.data.sharded divides the data "
             "among another number of processes"
