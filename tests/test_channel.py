@@ -8,9 +8,11 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from treadle.core import processes
+from treadle.core import exchanged_arrays, processes
 from treadle.core.directory import LostRecordError
 from treadle.core.progress import Progress
 from treadle.distribute import channel as channels
@@ -91,6 +93,31 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Generator[Group]:
 def test_all_processes_get_the_values_of_all_in_order(group: Group) -> None:
     for _ in range(3):
         assert group.each(lambda m: m.exchange([m.rank], "a test")) == [[[0], [1], [2]]] * 3
+
+
+def test_arrays_of_any_size_are_exchanged_in_short_messages(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None, or more than one message holds; of any dtype; in any order of bytes."""
+    of_thread = threading.local()
+    monkeypatch.setattr(exchanged_arrays, "process_group", lambda: of_thread.member)
+    monkeypatch.setattr(exchanged_arrays, "MOST_TOGETHER", 1 << 10)
+    sent = [
+        [],
+        [np.arange(3000, dtype=">i4").reshape(2, -1), np.zeros((0, 3)), np.array(True)],
+        [np.ones(5, ml_dtypes.bfloat16), np.arange(6.0).reshape(2, 3).T],
+    ]
+
+    def exchanged(member: Channel) -> Any:
+        of_thread.member = member
+        return exchanged_arrays.exchange_arrays(sent[member.rank], "a test")
+
+    for found in group.each(exchanged):
+        for theirs, expected in zip(found, sent, strict=True):
+            assert [(x.shape, x.dtype.name) for x in theirs] == [
+                (x.shape, x.dtype.name) for x in expected
+            ]
+            assert all((a == b).all() for a, b in zip(theirs, expected, strict=True))
 
 
 def test_processes_of_one_machine_are_numbered(group: Group) -> None:

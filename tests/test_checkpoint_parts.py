@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults import Quick, Refuses, checkpoint, read, same
 from tests.part_writers import Members, cut, save_in_parts
-from treadle.checkpoint import Checkpoint, Checkpoints, reading
+from treadle.checkpoint import Checkpoint, Checkpoints, parts, reading
 from treadle.checkpoint.format import digest_line, temporary_name
 from treadle.core import processes
 from treadle.core.logs import Record
@@ -370,3 +370,27 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
         CheckpointError, match=r"^names of dtype <U1 cannot be in a checkpoint: onl"
     ):
         chief.check()
+
+
+def test_more_parts_than_a_manifest_can_list_are_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, many = parts.MOST_PARTS - 2, tuple(range(parts.MOST_PARTS - 2))
+    state = {"large": np.zeros(whole, np.int8), "small": np.zeros(3, np.int8)}
+    saved = Checkpoint(Progress(step=6), state)
+
+    def save(small: tuple[int, ...]) -> Checkpoints:
+        cuts = {"large": ((many,), (0,) * whole), "small": ((small,), (0,) * len(small))}
+        return save_in_parts(tmp_path / "checkpoints", saved, cuts, monkeypatch)
+
+    with pytest.raises(CheckpointError) as caught:
+        save((0, 1, 2)).check()
+    assert str(caught.value) == (
+        "2 variables are cut into 90,001 parts, large alone into 89,998; a checkpoint holds at "
+        "most 90,000. In the LayoutMap, leave small variables whole, and split others along one "
+        "axis of the mesh"
+    )
+    assert Checkpoints(tmp_path / "checkpoints").latest() is None
+    save((0, 1)).check()
+    found = Checkpoints(tmp_path / "checkpoints").latest()
+    assert found is not None and same(found, saved)

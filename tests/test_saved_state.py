@@ -9,6 +9,7 @@ import pytest
 
 import treadle
 from treadle.checkpoint import Checkpoint, Checkpoints
+from treadle.checkpoint.batch_forms import described
 from treadle.core.folder import Folder
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
@@ -16,7 +17,6 @@ from treadle.hooks.images import LONGEST, remove
 from treadle.run.dispatch import HookDispatcher
 from treadle.run.resume import Resuming
 from treadle.run.saved_state import LoopState
-from treadle.steps.batch_forms import described
 
 STATE = LoopState(
     call=0,

@@ -49,12 +49,12 @@ from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError
 from .run.arguments import checked_count, checked_hooks, checked_options, checked_task
-from .run.evaluation import Validation
 from .run.explanations import explaining
 from .run.next_windows import NextWindows
 from .run.services import Services, open_services
 from .run.session import Session
 from .run.training import stacked
+from .run.validation import Validation
 from .steps.layer_statistics import StepStatistics
 from .steps.planning import check_end
 from .steps.state import State
@@ -545,6 +545,11 @@ class Loop:
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
         return self._session.plan
+
+    @property
+    def reads_shares(self) -> bool:
+        """Whether each of several processes reads its own share of the data that is trained on."""
+        return (self._session.feed.shards or 1) > 1
 
     @property
     def reason(self) -> str | None:

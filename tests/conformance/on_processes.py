@@ -7,6 +7,7 @@ of one process, and where; for checks of errors, it prints the messages:
 """
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
@@ -165,6 +166,96 @@ CHECKS |= {f"recipe-{name}": of_recipe(name) for name in benchmark.SMALL}
 def rank() -> int:
     """The number of this process; 0 also while one process computes what is expected."""
     return processes.process_group().rank
+
+
+SHARES = [4, 4, 4, 4, 4, 2], [4, 4, 4, 1]
+"""The rows of the batches that two processes read from their own shares of a stream."""
+
+
+def shares() -> Any:
+    """Two shares of a stream, or in one process the batches that two read together."""
+
+    def batches(shard: int) -> list[Any]:
+        starts = np.cumsum([0, *SHARES[shard]])
+        x, y = rows(int(starts[-1]), seed=shard + 1)
+        return [(x[a:b], y[a:b]) for a, b in itertools.pairwise(starts)]
+
+    if processes.process_group().size == 1:
+        pairs = itertools.zip_longest(batches(0), batches(1))
+        return [
+            tuple(np.concatenate(parts) for parts in zip(*filter(None, pair), strict=True))
+            for pair in pairs
+        ]
+    return data.sharded(lambda shard_index, shard_count: batches(shard_index))
+
+
+def sharded() -> Results:
+    """Train for two epochs, and validate, on shares of a stream."""
+    treadle.setup(seed=0)
+    with treadle.Loop(Reference(), console=False, options=treadle.Options(window=4)) as loop:
+        history = loop.fit(shares(), shares(), epochs=2)
+        size = processes.process_group().size
+        assert size == 1 or f"sharded over {size} processes (inexact on" in loop.plan, loop.plan
+        logged = {name: np.array(history[name]) for name in ("loss", "val_loss", "val_accuracy")}
+        return {**logged, "step losses": history.steps("loss"), **loop.state.arrays()}
+
+
+CHECKS["sharded"] = sharded
+
+
+predicted_rows: list[int] = []
+
+
+class Predicting(Reference):
+    """Predicts in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def predict_step(self, batch: Any) -> Any:
+        x = batch[0]
+        predicted_rows.append(x.shape[0])
+        if self.how == "some-rows" and x.shape[0] == 4:
+            raise ValueError("not for four rows")
+        found = self.model(x, training=False)
+        if self.how == "coupled":
+            return ops.softmax(found, axis=0)
+        if self.how == "drawn":
+            seeds = self.model.layers[2].seed_generator
+            return found + keras.random.normal(ops.shape(found), seed=seeds)
+        if self.how == "one-number":
+            return {"all": ops.mean(found, axis=0)}
+        kinds = ops.argmax(found, axis=1), ops.cast(found[:, :1], "float16"), found > 0
+        return {"found": found, "kinds": kinds}
+
+
+def predicted() -> Results:
+    """Predict on batches of 8 rows and a last one of 3 or 1, in memory, streamed, and sharded."""
+    found: Results = {}
+    size = processes.process_group().size
+    hows = ("rows", "coupled", *(("drawn", "one-number", "some-rows") if TORCH else ()))
+    for how in hows:
+        for execution in ("eager", "auto") if TORCH else ("auto",):  # others compile, for long
+            keras.utils.set_random_seed(0)
+            task, options = Predicting(how), treadle.Options(execution=execution)
+            with treadle.Loop(task, console=False, options=options) as loop:
+                sources = source(19, 8), [rows(8), rows(8, 1), rows(1, 2)], shares()
+                if how == "some-rows":  # of which the whole batches are no such ones
+                    sources = sources[:2]
+                for i, each in enumerate(sources):
+                    predicted_rows.clear()
+                    result = loop.predict(each)
+                    parts = keras.tree.flatten(result)
+                    found |= {f"{how} {execution} {i} {j}": x for j, x in enumerate(parts)}
+                    if (execution, how, i) == ("eager", "rows", 1) and size > 1:
+                        # The form of a batch is known: no process computes all of its rows.
+                        assert predicted_rows[:2] == [4, 4]
+                        assert 8 not in predicted_rows, predicted_rows
+    return found
+
+
+CHECKS["predicted"] = predicted
 
 
 class Apart(Reference):

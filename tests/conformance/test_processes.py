@@ -72,6 +72,8 @@ RESULTS = (
     "masked",
     "counted",
     "on-values",
+    "sharded",
+    "predicted",
 )
 MORE = (
     *("accumulating", "fewer-rows-than-processes", "short-batch-1", "short-batch-41", "streamed"),
@@ -134,7 +136,7 @@ FAILURES = {
     "other-data": (
         r"train_step: process 1 has another batch than process 0\. All processes must read the "
         r"same data in the same order, and take their rows of each batch: give all the same "
-        r"seed and data, without a part of the data for each"
+        r"seed and data, or use treadle\.data\.sharded"
     ),
     "other-seed": (
         r"the configuration of process 1 and of process 0 differ: seed is 1 in process 1, and 0 "
@@ -155,10 +157,13 @@ FAILURES = {
     ),
 }
 # Not "eager", whose losses differ by 2.9e-5 if XLA optimizes less, as in the short suite.
-ON_JAX = ("reference", "fewer-rows-than-processes", "short-batch-1", "streamed")
+ON_JAX = (
+    *("reference", "fewer-rows-than-processes", "short-batch-1", "streamed", "sharded"),
+    "predicted",
+)
 TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
-ON_TENSORFLOW = ("reference", "sum-of-losses", "shuffled-rows", "own-random-state")
+ON_TENSORFLOW = ("reference", "sharded", "sum-of-losses", "shuffled-rows", "own-random-state")
 """On TensorFlow, others are `long`: each compiles a program for one process, to compare with."""
 
 

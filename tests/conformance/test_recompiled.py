@@ -9,9 +9,9 @@ import pytest
 from keras import ops
 
 import treadle
+from treadle.checkpoint.batch_forms import described
 from treadle.hooks import Checkpoint
 from treadle.run.explanations import form_changes
-from treadle.steps.batch_forms import described
 
 
 class Mean(treadle.Task):

@@ -391,6 +391,21 @@ class Devices(Protocol):
         """
         ...
 
+    def summation(self) -> Callable[[Any], Any] | None:
+        """Return a function that sums an array of int32 over all processes, or None.
+
+        None if programs run on the devices of all processes together, or there is one process.
+        """
+        ...
+
+    def computes_own_rows(self, examples: int) -> bool:
+        """Return whether each of several processes needs its rows of a batch only.
+
+        Args:
+            examples: The number of rows of the whole batch.
+        """
+        ...
+
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:

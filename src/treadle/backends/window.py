@@ -39,6 +39,20 @@ class Rows:
         return self.indices[:, 0].tolist() if bool((np.diff(rows) == 1).all()) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What each process has read of the batches of a window, if each reads its own share.
+
+    Attributes:
+        counts: The number of rows of a batch that each process has read, by rank.
+        whole: Whether the arrays hold the rows of all processes. Otherwise they hold those of this
+            process in their places; the others are zeros or repeat them.
+    """
+
+    counts: tuple[int, ...]
+    whole: bool
+
+
 class Window:
     """Consecutive batches of equal structure, shapes and dtypes.
 
@@ -50,12 +64,21 @@ class Window:
             scalars.
         rows: The batches as rows of a data set, if `batches` is None; they are gathered on first
             access.
+        shares: What each process has read of them; None if each has read all.
     """
 
-    __slots__ = ("_batches", "_form", "count", "examples", "rows")
+    __slots__ = ("_batches", "_form", "count", "examples", "rows", "shares")
 
-    def __init__(self, batches: Any, count: int, examples: int, rows: Rows | None = None) -> None:
+    def __init__(
+        self,
+        batches: Any,
+        count: int,
+        examples: int,
+        rows: Rows | None = None,
+        shares: Shares | None = None,
+    ) -> None:
         self._batches, self.count, self.examples, self.rows = batches, count, examples, rows
+        self.shares = shares
         self._form: Hashable = None
 
     @classmethod
@@ -130,7 +153,7 @@ class Window:
             chosen = np.concatenate([rows.indices] * times)
             return Window.of_rows(Rows(rows.owner, rows.arrays, chosen))
         stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
-        return Window(stacked, self.count * times, self.examples)
+        return Window(stacked, self.count * times, self.examples, shares=self.shares)
 
     def followed_by(self, other: "Window") -> "Window":
         """Return this window and another one of the same data set as one window of rows."""
@@ -147,18 +170,23 @@ class Window:
             lambda *parts: None if parts[0] is None else np.concatenate(parts),
             *[window.batches for window in windows],
         )
-        return Window(stacked, sum(window.count for window in windows), self.examples)
+        count = sum(window.count for window in windows)
+        return Window(stacked, count, self.examples, shares=self.shares)
 
     def is_like(self, other: "Window") -> bool:
-        """Return whether the batches of another window have equal structure, shapes and dtypes."""
-        return self.form == other.form
+        """Return whether another window may follow in one with this: its batches have equal forms.
+
+        If each process reads its own share of them, the shares are equal too.
+        """
+        return self.form == other.form and self.shares == other.shares
 
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
             rows = self.rows
             window = Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
         else:
-            window = Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
+            stacked = _mapped(lambda x: x[part], self._batches)
+            window = Window(stacked, count, self.examples, shares=self.shares)
         window._form = self.form
         return window
 

@@ -9,18 +9,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from ..core.folder import PARTIAL, FileSystem, Folder, partial
+from ..core.folder import FileSystem, Folder, partial
 from ..core.processes import process_group
-from ..errors import CheckpointError, ConfigurationError, whole_number
+from ..errors import CheckpointError
 from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
-from .manifest import Manifest, UnknownFormatError, read_manifest
+from .manifest import UnknownFormatError, read_manifest
 from .parts import about_of, write_own_parts
 from .reading import read
-from .removal import SHARED
-
-
-class LeftoverError(CheckpointError):
-    """A checkpoint was saved, but old checkpoints could not be removed."""
+from .retention import Retention, names_in, newest_of_each_step, remove_partial
 
 
 class Checkpoints:
@@ -71,22 +67,11 @@ class Checkpoints:
         direction: Literal["min", "max"] = "min",
         system: FileSystem | None = None,
     ) -> None:
-        if direction not in ("min", "max"):
-            raise ConfigurationError(f"direction must be 'min' or 'max', not {direction!r}")
         self._path = folder
-        self._last = whole_number("keep_last", keep_last, ConfigurationError)
-        self._every = keep_every
-        if keep_every is not None:
-            self._every = whole_number("keep_every", keep_every, ConfigurationError)
-        self._best = keep_best and whole_number("keep_best", keep_best, ConfigurationError)
-        self._sign = 1 if direction == "min" else -1
+        self._kept = Retention(keep_last, keep_every, keep_best, direction)
         self._system = system or FileSystem()
         self.committed: int | None = None
         self.rejected: list[tuple[str, str]] = []
-        # Caches of the state of the files on disk, so that saving does not read them each time.
-        self._readable: set[Name] = set()
-        self._damaged: set[Name] = set()
-        self._manifests: dict[Name, Manifest] = {}
         self._whole: set[str] = set()  # names of validated shared files
         self._folder_made = False
         # The interpreter waits for this thread at exit; an idle thread does not delay it.
@@ -177,23 +162,23 @@ class Checkpoints:
         with self._opened_to_write() as folder:
             # A trial write detects a folder that is not writable before the first step.
             folder.create(partial("trial"), [])
-            _remove_partial(folder)
+            remove_partial(folder)
             if folder.is_folder(FIXED):
                 with folder.subfolder(FIXED) as fixed:
-                    _remove_partial(fixed)
-            self._remove_unshared(folder)
+                    remove_partial(fixed)
+            self._kept.remove_unshared(folder)
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, including damaged ones."""
         self.settle()
         with self._opened() as folder:
-            return sorted({name.step for name in _names(folder)})
+            return sorted({name.step for name in names_in(folder)})
 
     def hook_states(self) -> dict[int, Mapping[str, Any]]:
         """Return the states of hooks, without arrays, of each step whose manifest can be read."""
         self.settle()
         with self._opened() as folder:
-            known = {} if folder is None else self._known(folder, _names(folder))
+            known = {} if folder is None else self._kept.known(folder, names_in(folder))
         return {name.step: manifest.sections["hooks"] for name, manifest in known.items()}
 
     def latest(self, together: bool = False) -> Checkpoint | None:
@@ -209,7 +194,7 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            names, together = _names(folder)[::-1], together and process_group().size > 1
+            names, together = names_in(folder)[::-1], together and process_group().size > 1
             return self._first_valid(folder, names, "any checkpoint", together)
 
     def before(self, step: int) -> Checkpoint | None:
@@ -220,7 +205,7 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            names = [name for name in _names(folder)[::-1] if name.step <= step]
+            names = [name for name in names_in(folder)[::-1] if name.step <= step]
             return self._first_valid(folder, names, f"any checkpoint at or before step {step}")
 
     def best(self) -> Checkpoint | None:
@@ -231,7 +216,7 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            ranked = self._ranked(folder, _newest_of_each_step(_names(folder)))
+            ranked = self._kept.ranked(folder, newest_of_each_step(names_in(folder)))
             return self._first_valid(folder, ranked, "any checkpoint with a score")
 
     @contextmanager
@@ -271,9 +256,9 @@ class Checkpoints:
                 raise  # resuming from an older checkpoint would discard work of a newer Treadle
             except CheckpointError as error:
                 self.rejected.append((str(name), str(error)))
-                self._damaged.add(name)
+                self._kept.damaged.add(name)
             else:
-                self._readable.add(name)
+                self._kept.readable.add(name)
                 return found
         if self.rejected:
             reasons = "; ".join(reason for _, reason in self.rejected)
@@ -316,122 +301,37 @@ class Checkpoints:
 
     def _write_draft(self, draft: Draft) -> None:
         with self._opened_to_write() as folder:
-            of_step = [name for name in _names(folder) if name.step == draft.step]
+            of_step = [name for name in names_in(folder) if name.step == draft.step]
             name = of_step[-1] if of_step else None
             if draft.split:  # the others write at the same time: compared when all have written
-                saved = name if name in self._readable else None
+                saved = name if name in self._kept.readable else None
                 if saved is None:
-                    self._make_room(folder, draft.step)
+                    self._kept.make_room(folder, draft.step)
                 name = Name.parse(write(folder, draft, self._whole, saved))
             elif name is not None and self._is_saved(folder, draft, name):
                 folder.sync()  # a killed run may have renamed it without syncing the folder
             else:
-                self._make_room(folder, draft.step)
+                self._kept.make_room(folder, draft.step)
                 name = Name.parse(write(folder, draft, self._whole))
             assert name
             # Reading it back ensures that it can be read before it counts as saved; the retention
             # rules use the cached manifest.
-            self._manifests[name] = read_manifest(folder, str(name))
-            self._damaged.discard(name)
-            self._readable.add(name)
-            self._remove_old(folder, draft.step)
+            self._kept.found(name, read_manifest(folder, str(name)))
+            self._kept.remove_old(folder, draft.step, self._commit)
+
+    def _commit(self, step: int) -> None:
+        self.committed = step
 
     def _is_saved(self, folder: Folder, draft: Draft, name: Name) -> bool:
         """Return whether a readable checkpoint equals a draft."""
         try:
             if not is_written(folder, draft, name):
                 return False
-            if name not in self._readable:
+            if name not in self._kept.readable:
                 read(folder, str(name))
         except (CheckpointError, ValueError, LookupError, TypeError, AttributeError):
             return False  # it is damaged
         return True
-
-    def _remove_old(self, folder: Folder, step: int) -> None:
-        try:
-            # Later steps are removed first, since they would be read as the newest checkpoint.
-            self._remove(folder, [other for other in _names(folder) if other.step > step])
-            self.committed = step
-            self._remove_all_but(folder, self._kept_at(folder, step, self._last))
-            self._remove_unshared(folder)
-        except CheckpointError as error:
-            raise LeftoverError(
-                f"step {step} is saved, but old checkpoints were not removed: {error}"
-            ) from error
-
-    def _make_room(self, folder: Folder, step: int) -> None:
-        """Remove checkpoints that a new one replaces, if a readable one remains."""
-        safe = [name for name in _names(folder) if name in self._readable]
-        if safe:
-            # If the run rolled back to its start, this is the newest of the later checkpoints.
-            fallback = max([name for name in safe if 0 < name.step <= step] or safe)
-            kept = self._kept_at(folder, step, max(self._last - 1, 1))
-            self._remove_all_but(folder, {*kept, fallback})
-
-    def _kept_at(self, folder: Folder, step: int, last: int) -> set[Name]:
-        """Return the checkpoints to keep when a run is at `step`, with the `last` newest ones."""
-        names = [n for n in _names(folder) if n.step <= step and n not in self._damaged]
-        newest = _newest_of_each_step(names)
-        kept = {name for name in newest if name.step == 0}
-        kept |= set([name for name in newest if name.step][-last:])
-        if self._every:
-            kept |= {name for name in newest if name.step % self._every == 0}
-        if self._best:
-            kept |= set(self._ranked(folder, newest)[: self._best])
-        return kept
-
-    def _ranked(self, folder: Folder | None, names: Iterable[Name]) -> list[Name]:
-        """Return the checkpoints with a score, best first; with equal scores, the earlier first."""
-        known = {} if folder is None else self._known(folder, names)
-        scores = [(manifest.score, name) for name, manifest in known.items()]
-        return [name for _, name in sorted((self._sign * s, n) for s, n in scores if s is not None)]
-
-    def _known(self, folder: Folder, names: Iterable[Name]) -> Mapping[Name, Manifest]:
-        """Return the manifests of the checkpoints that can be read."""
-        found: dict[Name, Manifest] = {}
-        for name in names:
-            try:
-                if name not in self._manifests:
-                    self._manifests[name] = read_manifest(folder, str(name))
-                found[name] = self._manifests[name]
-            except CheckpointError:
-                continue
-        return found
-
-    def _remove_all_but(self, folder: Folder, kept: set[Name]) -> None:
-        self._remove(folder, [name for name in _names(folder) if name not in kept])
-
-    def _remove(self, folder: Folder, gone: Iterable[Name]) -> None:
-        away: list[str] = []
-        for name in gone:
-            away.append(partial(f"removed-{name}"))
-            folder.rename(str(name), away[-1])
-            self._manifests.pop(name, None)
-            self._readable.discard(name)
-            self._damaged.discard(name)
-        if away:
-            # Sync the renaming before removing contents, so that a partially removed checkpoint
-            # never has a valid name.
-            folder.sync()
-        for name in away:
-            folder.remove_folder(name)
-
-    def _remove_unshared(self, folder: Folder) -> None:
-        """Remove shared files of constant arrays that no checkpoint references."""
-        if not folder.is_folder(FIXED):
-            return
-        with folder.subfolder(FIXED) as place:
-            files = [name for name in place.names() if SHARED.fullmatch(name)]
-            if not files:
-                return
-            names = _names(folder)
-            known = self._known(folder, names)
-            if len(known) < len(names):  # the references of a damaged checkpoint are unknown
-                return
-            needed = {manifest.fixed for manifest in known.values()}
-            for name in files:
-                if name not in needed:
-                    place.remove_file(name)
 
 
 def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:
@@ -456,23 +356,6 @@ def _read_together(folder: Folder, name: Name) -> Checkpoint:
             raise CheckpointError(theirs)
     assert found is not None
     return found
-
-
-def _names(folder: Folder | None) -> list[Name]:
-    """Return the names of all checkpoints in a folder, in order."""
-    names = (Name.parse(name) for name in (folder.names() if folder is not None else ()))
-    return sorted(name for name in names if name)
-
-
-def _remove_partial(folder: Folder) -> None:
-    """Remove the files and folders of incomplete saves."""
-    for name in folder.names():
-        if name.startswith(PARTIAL):
-            folder.remove_folder(name)
-
-
-def _newest_of_each_step(names: Iterable[Name]) -> list[Name]:
-    return list({name.step: name for name in sorted(names)}.values())
 
 
 def _print_unraised(pending: list[Future[None]]) -> None:

@@ -23,7 +23,26 @@ from .dtypes import name_of
 from .tensor_file import SUFFIX, pieces
 
 PARTS = "parts"  # in place of the file of an array
+MOST_PARTS = 90_000
+"""The most parts of a checkpoint. Each takes up to four of the values of a manifest, whose number
+is limited, since reading them takes memory."""
 PART_FILE = re.compile("part-[0-9]{5,8}")
+
+
+def check_count(split: Mapping[str, OwnParts]) -> None:
+    """Check that a manifest can list the parts of all arrays.
+
+    Raises:
+        CheckpointError: There are too many.
+    """
+    parts = {path: array.grid.parts for path, array in split.items()}
+    if sum(parts.values()) > MOST_PARTS:
+        most = max(parts, key=lambda path: parts[path])
+        raise CheckpointError(
+            f"{len(parts):,} variables are cut into {sum(parts.values()):,} parts, {most} alone "
+            f"into {parts[most]:,}; a checkpoint holds at most {MOST_PARTS:,}. In the LayoutMap, "
+            "leave small variables whole, and split others along one axis of the mesh"
+        )
 
 
 def part_file(rank: int) -> str:

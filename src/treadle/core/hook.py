@@ -107,6 +107,11 @@ class LoopView(Protocol):
         ...
 
     @property
+    def reads_shares(self) -> bool:
+        """Whether each process reads its own share of the data: then all capture the state."""
+        ...
+
+    @property
     def reason(self) -> str | None:
         """The reason given for stopping the run, or None."""
         ...

@@ -134,6 +134,25 @@ def is_chief() -> bool:
     return _group.rank == 0
 
 
+def own_rows(examples: int, rank: int | None = None, size: int | None = None) -> tuple[int, int]:
+    """Return the first row of a batch that a process computes, and their number.
+
+    Each process computes consecutive rows: the first ones may have one more than others.
+
+    Args:
+        examples: The number of rows of the whole batch.
+        rank: The process; by default this one.
+        size: The number of processes.
+
+    Example:
+        >>> [own_rows(5, rank, 3) for rank in range(3)]
+        [(0, 2), (2, 2), (4, 1)]
+    """
+    rank, size = _group.rank if rank is None else rank, size or _group.size
+    each, more = divmod(examples, size)
+    return rank * each + min(rank, more), each + (rank < more)
+
+
 def on_chief(function: Callable[[], T], at: str) -> T:
     """Return what a function returns in the chief; all processes must call this at the same point.
 

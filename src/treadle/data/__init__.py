@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .foreign.sources import as_source as as_source
     from .functions import closed_loop as closed_loop
     from .functions import from_function as from_function
+    from .shards import sharded as sharded
 
 _MODULE_OF = {
     "Environments": "environments",
@@ -30,6 +31,7 @@ _MODULE_OF = {
     "from_function": "functions",
     "groups": "combine",
     "limited": "epochs",
+    "sharded": "shards",
     "zipped": "combine",
 }
 

@@ -17,6 +17,7 @@ from .source import (
     is_closed_loop,
     position_of,
     read_from,
+    shards_of,
 )
 
 
@@ -31,7 +32,8 @@ def groups(source: Any, n: int) -> "GroupSource":
         n: The number of batches in a group.
 
     Raises:
-        DataError: If `n` is not a positive integer, or the source has fewer than `n` batches.
+        DataError: If `n` is not a positive integer, the source has fewer than `n` batches, or each
+            process reads its own share of it.
 
     Example:
         >>> import numpy as np
@@ -41,6 +43,7 @@ def groups(source: Any, n: int) -> "GroupSource":
     """
     n = whole_number("n", n, DataError)
     source = as_source(source)
+    refuse_shards(source, "groups")
     if source.length is not None and source.length < n:
         raise DataError(f"the source has {source.length} batches: too few for one group of {n}")
     return GroupSource(source, n)
@@ -58,7 +61,8 @@ def zipped(*sources: Any, **named: Any) -> "ZippedSource":
         **named: The same, as keyword arguments; batches are dicts.
 
     Raises:
-        DataError: If there are no sources, or both positional and named ones.
+        DataError: If there are no sources, or both positional and named ones, or each process reads
+            its own share of one.
 
     Example:
         >>> import numpy as np
@@ -71,9 +75,23 @@ def zipped(*sources: Any, **named: Any) -> "ZippedSource":
             "zipped takes sources either by position (batches are tuples) or by name (dicts): "
             + ("got both" if sources else "got none")
         )
-    if named:
-        return ZippedSource({name: as_source(source) for name, source in named.items()})
-    return ZippedSource(tuple(as_source(source) for source in sources))
+    parts = [as_source(source) for source in (*sources, *named.values())]
+    for part in parts:
+        refuse_shards(part, "zipped")
+    return ZippedSource(dict(zip(named, parts, strict=True)) if named else tuple(parts))
+
+
+def refuse_shards(source: Source, function: str) -> None:
+    """Reject a source of `sharded`, whose readers agree with those of other processes.
+
+    Raises:
+        DataError: It is one.
+    """
+    if shards_of(source) is not None:
+        raise DataError(
+            f"{function} cannot combine a source of sharded: combine the sources inside, as in "
+            f"sharded(lambda shard_index, shard_count: {function}(…))"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from .source import (
     is_closed_loop,
     position_of,
     read_from,
+    shards_of,
 )
 
 DISCARDED_AT_ONCE: Final = 16
@@ -77,6 +78,11 @@ class LimitedSource(BaseSource):
     def fingerprint(self) -> str | None:
         """The fingerprint of the source's data, or None if it has none."""
         return getattr(self.source, "fingerprint", None)
+
+    @property
+    def shards(self) -> int | None:
+        """Into how many shares the source is divided, of which each process reads one, or None."""
+        return shards_of(self.source)
 
     @property
     def inexact(self) -> str | None:

@@ -180,6 +180,11 @@ def is_closed_loop(source: Any) -> bool:
     return bool(source.closed if found is None else found)
 
 
+def shards_of(source: Any) -> int | None:
+    """Return into how many shares a source is divided, of which each process reads one, or None."""
+    return getattr(source, "shards", None)
+
+
 def is_source_with_old_name(data: Any) -> bool:
     """Return whether an object is a source that defines `closed` instead of `closed_loop`."""
     names = ("length", "endless", "batch_examples", "inexact", "closed", "read")

@@ -157,7 +157,7 @@ class Checkpoint(Hook):
             self.waited += monotonic() - started
 
     def _save(self, loop: LoopView, wait: bool) -> bool:
-        together = _is_split(loop)
+        together = _is_split(loop) or loop.reads_shares
         if wait:
             self.saved.settle()
             self._log_failure(loop)
@@ -170,8 +170,11 @@ class Checkpoint(Hook):
             return True
         checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
         self._saved_step = loop.progress.step
-        if temporary and not is_chief():
-            self.saved.save_parts(checkpoint, temporary)
+        if temporary and not _is_split(loop):
+            temporary = None  # all know their positions in the data, which the chief writes
+        if not is_chief():
+            if temporary:
+                self.saved.save_parts(checkpoint, temporary)
             self._late = False
             return True
         # On JAX, they are the variables' own memory: kept, they would hold an old state there.
@@ -254,7 +257,7 @@ class Checkpoint(Hook):
         except CheckpointError as failure:
             loop.log({"warning": f"no checkpoint of step {self._saved_step}: {failure}"})
             # If all processes write, all must decide alike; only the chief knows of the failure.
-            self._late = self._late or not _is_split(loop)
+            self._late = self._late or not (_is_split(loop) or loop.reads_shares)
 
 
 def _is_split(loop: LoopView) -> bool:

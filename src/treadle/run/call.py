@@ -7,7 +7,7 @@ from typing import Literal
 from ..core.processes import clock, process_group
 from ..core.progress import Progress
 from ..core.signals import ShutdownRequest
-from .evaluation import Validation
+from .validation import Validation
 
 Kind = Literal["fit", "epochs", "steps", "step"]
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
@@ -12,17 +12,15 @@ import numpy as np
 
 from ..backends.base import Caller, active, start_each
 from ..backends.window import Window, form_of
+from ..checkpoint.batch_forms import zeros
 from ..core.hook import LoopView
-from ..core.identity import source_facts
 from ..core.logs import Means
 from ..core.options import Options, run_seed
 from ..core.processes import slowest
 from ..core.progress import Progress
-from ..core.triggers import Span, When
 from ..data import as_source, random_states
-from ..data.source import ReadRequest, Source, read_from
+from ..data.source import ReadRequest, read_from
 from ..errors import ConfigurationError, DataError
-from ..steps.batch_forms import zeros
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
 from ..steps.planning import Pace, places
@@ -31,6 +29,13 @@ from ..steps.results import joined
 from ..steps.snapshot import Snapshot
 from ..steps.state import State
 from ..steps.task import has_eval_step
+from .divided_predictions import (
+    DividedPredictions,
+    agree_on_dividing,
+    completed,
+    own_part,
+    summation,
+)
 from .predictions import Predictions
 from .prefetch import Feed
 
@@ -64,6 +69,8 @@ class Evaluation:
         self._task, self._options = task, options
         self._prepared: CompiledStep | None = None
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
+        # For each form of batch, how rows are predicted, and whether that equals the whole batch.
+        self._divides: dict[Hashable, tuple[_Caller, bool]] = {}
         self.calls, self._pace = 0, Pace(options.window)
         self.seconds = 0.0
         self.position: tuple[int, int | None] | None = None
@@ -188,13 +195,17 @@ class Evaluation:
         """Return the outputs of `predict_step` for all batches, joined on the first axis."""
         source = as_source(source)
         reader = read_from(source, ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
-        predictions = Predictions(source.length)
+        total = summation()
+        divided = None if total is None else DividedPredictions(total)
+        predictions = Predictions(source.length) if divided is None else divided
         running: deque[Callable[[], list[Any]]] = deque()
         most, most_running = 1, 0  # until the outputs of the first batch are known
         try:
             while (window := reader.take(most)) is not None:
+                if divided is not None:
+                    window = self._divided(window, divided)
                 batch = next(window.views())
-                caller = self._caller(self._task.predict_step, [batch], (None,), True).call
+                caller = self._predicting(batch).call
                 running.append(self._started(caller, window))
                 if len(running) * window.count > most_running:
                     half = [running.popleft() for _ in range(len(running) // 2 or 1)]
@@ -209,6 +220,25 @@ class Evaluation:
         if not predictions:
             raise DataError("the source to predict on gave no batch")
         return predictions.joined()
+
+    def _predicting(self, batch: Any) -> "_Caller":
+        return self._caller(self._task.predict_step, [batch], (None,), True)
+
+    def _divided(self, window: Window, predictions: DividedPredictions) -> Window:
+        """Return the rows of a window for this process to predict on, or the window."""
+        own, caller = own_part(window), self._predicting(next(window.views()))
+        known = self._divides.get(window.form)
+        # If a Python value of the task has changed, the caller is a new one.
+        if known is None or known[0] is not caller:
+            whole = caller.call.start([completed(window.split(1)[0]).batch(0)], 0)()
+            try:
+                part = self._predicting(own.batch(0)).call.start([own.batch(0)], 0)()
+            except Exception:  # for so many rows
+                part = None
+            known = caller, agree_on_dividing(whole, part, window.examples)
+            self._divides[window.form] = known
+        predictions.expect(window.count, window.examples, known[1])
+        return own if known[1] else completed(window)
 
     def _started(self, caller: Caller, window: Window) -> Callable[[], list[Any]]:
         """Start `predict_step` for each batch of a window."""
@@ -295,62 +325,6 @@ class _Caller:
     def is_current(self) -> bool:
         """Return whether the constants have the values that the function was compiled with."""
         return self.snapshot.is_current() or self.state.constants() == self.constants
-
-
-class Validation:
-    """The validation sets and their schedule.
-
-    Attributes:
-        when: The schedule.
-    """
-
-    def __init__(self, when: When, sets: Mapping[str, Source]) -> None:
-        self.when = when
-        self._sets = sets
-        self._last: tuple[int, dict[str, float]] = (-1, {})
-
-    @classmethod
-    def of(cls, validation: Any, every: str) -> "Validation | None":
-        """Return the validation for the arguments of `fit`, or None without a validation set.
-
-        Args:
-            validation: A source, a dict of named sources, or None.
-            every: The interval, such as `"1 epoch"`.
-        """
-        named = validation if isinstance(validation, dict) else {"": validation}
-        sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
-        return cls(When(Span.parse(every)), sets) if sets else None
-
-    def facts(self) -> dict[str, Any]:
-        """Return the facts about the sets that need no reading, and the schedule."""
-        sets = {name or "validation": source_facts(part) for name, part in self._sets.items()}
-        return {"validation": sets, "validate_every": asdict(self.when.span)}
-
-    def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
-        """Return whether a validation became due between two progress values."""
-        return self.when.due(before, after, epoch_ended)
-
-    def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
-        """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`."""
-        results: dict[str, float] = {}
-        for name, source in self._sets.items():
-            prefix = f"val_{name}_" if name else "val_"
-            results |= {f"{prefix}{key}": value for key, value in evaluate(source).items()}
-        self._last = at.step, results
-        return results
-
-    @property
-    def last(self) -> tuple[int, dict[str, float]]:
-        """The step of the last results, and these results."""
-        return self._last
-
-    def restore(self, last: Sequence[Any]) -> None:
-        """Restore the value of `last` from a checkpoint."""
-        self._last = last[0], dict(last[1])
-
-    def results_of(self, step: int) -> dict[str, float]:
-        """Return the results of a step, or an empty dict if there are none."""
-        return self._last[1] if self._last[0] == step else {}
 
 
 def metric_results(state: State, names: list[str]) -> dict[str, float]:

@@ -6,11 +6,11 @@ from typing import Any, Final
 from ..backends import hints
 from ..backends.base import active
 from ..backends.window import Window
+from ..checkpoint.batch_forms import described, structure
 from ..checkpoint.dtypes import dtype_named
 from ..core.history import History
 from ..data.leaves import flattened, named
 from ..errors import TreadleError
-from ..steps.batch_forms import described, structure
 
 MOST_FORMS: Final = 8  # that are logged
 RECOMPILED: Final = "recompiled because of another form of batch: "
@@ -96,7 +96,7 @@ def form_changes(old: Any, new: Any) -> list[str]:
     """Describe how two forms of batch differ: arrays with other shapes or dtypes, or the structure.
 
     Args:
-        old: The description of a form by `steps.batch_forms.described`, or None.
+        old: The description of a form by `checkpoint.batch_forms.described`, or None.
         new: That of the other form, or None.
 
     Example:

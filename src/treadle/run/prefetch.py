@@ -18,6 +18,7 @@ from ..data.source import (
     is_closed_loop,
     position_of,
     read_from,
+    shards_of,
 )
 
 # The number of batches read together if each batch takes time. If they take less, as many are read
@@ -101,6 +102,11 @@ class Feed:
         return position_of(
             self._last_reader[1], 0 if self._prefetched is None else self._prefetched.count
         )
+
+    @property
+    def shards(self) -> int | None:
+        """Into how many shares the source is divided, of which each process reads one, or None."""
+        return None if self._last_reader is None else shards_of(self._last_reader[0])
 
     def take(self, most: int, progress: Progress) -> Window | None:
         """Return a window of up to `most` batches, or close and return None at the epoch's end."""

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from ..checkpoint import Checkpoint
+from ..checkpoint.batch_forms import zeros
 from ..core import schema
 from ..core.progress import Progress
 from ..core.run_file import PROGRESS
-from ..steps.batch_forms import zeros
 
 # Keys in checkpoints that differ from the names of the fields. They do not change, so that
 # existing checkpoints can be read.

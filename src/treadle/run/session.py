@@ -36,15 +36,16 @@ from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .agreement import Agreement
 from .call import Call, Kind
-from .evaluation import Evaluation, Validation
+from .evaluation import Evaluation
 from .explanations import explaining, new_form_note
 from .recorded_history import recorded_history
 from .restoring import Restoring
-from .resume import Resuming, circumstances, lost_guarantee
+from .resume import SHARDED, Resuming, circumstances, lost_guarantee
 from .saved_state import LoopState
 from .services import Services
 from .training import Training
 from .unchanged_weights import WeightCheck
+from .validation import Validation
 
 
 class Session:
@@ -121,7 +122,9 @@ class Session:
     @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
-        return self.training.prepared.plan_text() if self.training.prepared else ""
+        text = self.training.prepared.plan_text() if self.training.prepared else ""
+        shards = self.feed.shards or 1
+        return f"{text}, {SHARDED.format(shards)}" if text and shards > 1 else text
 
     # Resuming
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.window import Following, Window
+from ..checkpoint.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..core.logs import Means, StepLogs
 from ..core.options import COMPILERS, Options
 from ..core.processes import process_group
@@ -15,7 +16,6 @@ from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
 from ..errors import DataError
-from ..steps.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
 from ..steps.compiled_step import CompiledStep
 from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
 from ..steps.planning import Pace, window_size

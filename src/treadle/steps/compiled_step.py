@@ -8,10 +8,10 @@ from ..backends.base import Outputs, active, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.ranges import raise_stored
 from ..backends.window import Following, Window, form_of
+from ..checkpoint.batch_forms import text_of
 from ..core.options import COMPILERS, Options, device_count
 from ..core.randomness import random_states, set_random_states
 from ..errors import StepError
-from .batch_forms import text_of
 from .constants import change_text, refuse_moving
 from .helpers import raise_violations
 from .layer_statistics import MeasuredOutputs, StepStatistics

@@ -12,10 +12,10 @@ from ..backends.ranges import storage
 from ..backends.step_context import Limit, Ranges, StepContext
 from ..backends.types import Variable
 from ..backends.window import Window
+from ..checkpoint.batch_forms import text_of
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
-from .batch_forms import text_of
 from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest

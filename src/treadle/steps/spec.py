@@ -6,8 +6,8 @@ from typing import Any
 
 from ..backends.base import active
 from ..backends.step_context import Build, Limit
+from ..checkpoint.batch_forms import described
 from ..errors import ConfigurationError
-from .batch_forms import described
 from .building import build
 from .results import step_outputs
 from .state import State

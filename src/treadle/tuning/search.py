@@ -315,7 +315,7 @@ def _facts(train: Any, validation: Any) -> dict[str, Any]:
         return {}
     from ..core.identity import in_json_types, source_facts
     from ..data import as_source
-    from ..run.evaluation import Validation
+    from ..run.validation import Validation
 
     found = {"train": source_facts(as_source(train))} if train is not None else {}
     validating = Validation.of(validation, "1 epoch")

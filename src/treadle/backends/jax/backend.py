@@ -295,6 +295,13 @@ class JaxBackend:
         """Let JAX see the devices of all processes; it must not have started yet."""
         processes.join(group, address)
 
+    def summation(self) -> None:
+        """Return None: programs run on the devices of all processes."""
+
+    def computes_own_rows(self, examples: int) -> bool:
+        """Return whether the layout of a batch gives the devices of each process its rows."""
+        return layouts.gives_own_rows(examples)
+
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:

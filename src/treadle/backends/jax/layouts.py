@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...core.processes import process_group
+from ...core.processes import own_rows, process_group
 from ...errors import ConfigurationError
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
@@ -203,6 +203,23 @@ def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution |
 def _is_split(variable: Variable) -> bool:
     layout = layout_of(variable)
     return layout is not None and any(axis is not None for axis in layout.spec)
+
+
+def gives_own_rows(examples: int) -> bool:
+    """Return whether each device needs rows of a batch that its own process computes.
+
+    It does not if the mesh splits the batch in another way, or not at all.
+    """
+    layouts = active_layouts()
+    if layouts is None:
+        return process_group().size == 1
+    shape = (examples,)
+    for device, index in layouts.of_batch(np.empty(shape)).devices_indices_map(shape).items():
+        first, count = own_rows(examples, device.process_index)
+        start, stop, _ = index[0].indices(examples)
+        if start < first or stop > first + count:
+            return False
+    return True
 
 
 def adopt(variables: Iterable[Variable]) -> None:

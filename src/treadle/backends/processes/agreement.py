@@ -9,6 +9,8 @@ import numpy as np
 from keras import ops
 from keras.backend import standardize_dtype
 
+from ...core.exchanged_arrays import exchange_arrays
+from ...core.processes import own_rows
 from ...errors import ConfigurationError, DataError, StepError
 from ..program import Program
 from ..types import Tensor, Variable
@@ -33,8 +35,17 @@ def check_batch(batch: Any, name: str, processes: Processes) -> None:
             raise DataError(
                 f"{name}: process {rank} has another batch than process {processes.rank}. All "
                 "processes must read the same data in the same order, and take their rows of each "
-                "batch: give all the same seed and data, without a part of the data for each"
+                "batch: give all the same seed and data, or use treadle.data.sharded"
             )
+
+
+def whole_batch(batch: Any, examples: int) -> Any:
+    """Return a batch with the rows of all processes, of which each has its own in their places."""
+    first, count = own_rows(examples)
+    leaves = [x for x in keras.tree.flatten(batch) if x is not None]
+    received = exchange_arrays([np.asarray(x)[first : first + count] for x in leaves], AT)
+    whole = iter([np.concatenate(parts) for parts in zip(*received, strict=True)])
+    return keras.tree.map_structure(lambda x: None if x is None else next(whole), batch)
 
 
 def share_state(program: Program, processes: Processes) -> None:

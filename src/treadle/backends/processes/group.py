@@ -133,6 +133,12 @@ class Total:
         return x * self._stand_in if is_float(x) else ops.copy(x)
 
 
+def sum_of(processes: Processes, x: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes, outside of steps."""
+    processes.engine.begin_step()
+    return processes.engine.sum(x)
+
+
 def is_float(x: Tensor) -> bool:
     """Return whether a tensor's type is one of floats."""
     return keras.backend.is_float_dtype(x.dtype)

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 from keras.backend import standardize_dtype
 
+from ...core.processes import own_rows
 from ...errors import StepError
 from ..types import Weighted
 from .group import Processes, Total, is_float
@@ -64,13 +65,11 @@ class Rows:
     """
 
     def __init__(self, processes: Processes, examples: int, seen: Seen) -> None:
-        each, more = divmod(examples, processes.size)
-        rank = processes.rank
-        count = each + (rank < more)
+        first, count = own_rows(examples, processes.rank, processes.size)
         self.examples, self.seen = examples, seen
         self._processes = processes
         self.is_idle = count == 0
-        self.first = 0 if self.is_idle else rank * each + min(rank, more)
+        self.first = 0 if self.is_idle else first
         self.count, self.share = max(count, 1), count / examples
         self._total = Total(processes, 1 / self.share if count else 1.0)
         self.averaged: frozenset[str] = frozenset()

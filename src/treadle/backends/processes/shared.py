@@ -17,7 +17,15 @@ from ..eager import StepResult, run_step
 from ..plans import Facts
 from ..program import Program
 from ..window import Following, Window
-from .agreement import AT, check_batch, digests_of, share_state, value_of, variables_of
+from .agreement import (
+    AT,
+    check_batch,
+    digests_of,
+    share_state,
+    value_of,
+    variables_of,
+    whole_batch,
+)
 from .group import Processes, is_float
 from .rows import Rows, Seen, computing
 
@@ -132,11 +140,12 @@ class SharedExecutor:
                 f"{self._processes.size} processes would train apart: use these, or train with one "
                 "process"
             )
-        check_batch(window.batch(0), name, self._processes)
+        first = window.batch(0)
+        if window.shares is not None and not window.shares.whole:
+            first = whole_batch(first, window.examples)
+        check_batch(first, name, self._processes)
         share_state(program, self._processes)
-        batch = keras.tree.map_structure(
-            lambda x: None if x is None else self._to_device(x), window.batch(0)
-        )
+        batch = keras.tree.map_structure(lambda x: None if x is None else self._to_device(x), first)
         leaf = next((x for x in keras.tree.flatten(batch) if x is not None), None)
         if leaf is None or not len(leaf.shape):
             return  # no rows to divide: all processes compute the same
@@ -146,11 +155,11 @@ class SharedExecutor:
                 expected = _copied(run_step(program, batch, 0))
             counted = {path: _array(value_of(v)) for path, v in _summed(program).items()}
         self._rows = mine = Rows(self._processes, window.examples, noted)
-        first: dict[str, _Difference] = {}
+        reasons: dict[str, _Difference] = {}
         while why := self._difference(mine, batch, expected, counted):
-            first.setdefault(why.kind, why)
+            reasons.setdefault(why.kind, why)
             if not mine.adapt(why.kind, why.names):
-                text = first[why.kind].text
+                text = reasons[why.kind].text
                 raise StepError(f"{name} on {self._processes.size} processes: {text}. {_REMEDY}")
 
     def _difference(

@@ -17,7 +17,7 @@ from ...core.processes import ProcessGroup
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
-from ..processes.group import processes
+from ..processes.group import processes, sum_of
 from ..processes.rows import rows, seen, shared, unsplit
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
@@ -208,6 +208,17 @@ class TorchBackend:
     def join_processes(self, group: ProcessGroup, address: str) -> None:
         """Connect this process to the others with `torch.distributed`."""
         connect(group, address)
+
+    def summation(self) -> Callable[[Any], Any] | None:
+        """Return a function that sums an array over all processes; None if there is one."""
+        group = processes()
+        if group is None or group.size == 1:
+            return None
+        return lambda x: self.to_numpy(sum_of(group, self.to_device(x)))
+
+    def computes_own_rows(self, examples: int) -> bool:
+        """Return True: each process takes its rows of every batch."""
+        return True
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool

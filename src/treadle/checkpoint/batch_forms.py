@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.dtypes import dtype_named, name_of
 from ..core.schema import MOST, shown
 from ..errors import DataError
+from .dtypes import dtype_named, name_of
 
 READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
 """What a step usually raises when it reads a batch of another structure than it expects."""

@@ -1,0 +1,93 @@
+"""Sources of which each process reads its own share, in one process; what several do is tested with
+several of them, in `conformance/test_sharded.py`."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treadle.core.identity import source_facts
+from treadle.data import groups, limited, sharded, zipped
+from treadle.errors import DataError
+from treadle.run import resume
+
+
+def share(shard_index: int, shard_count: int) -> Any:
+    return [np.full(8 // shard_count, file) for file in range(6)[shard_index::shard_count]]
+
+
+def test_one_process_reads_the_whole() -> None:
+    source = sharded(share)
+    assert (source.length, source.shards, source.endless) == (6, 1, False)
+    reader = source.read(1, start=4)
+    assert reader.take(9).batches[:, 0].tolist() == [4, 5] and reader.take(9) is None
+    assert source_facts(source) == source_facts(limited(source, 2)) == {"sharded": True}
+
+
+@pytest.mark.parametrize("start", [2, 5, 7])
+def test_one_process_reads_on_where_several_ended(start: int) -> None:
+    """Their positions are in other data; as many batches as were trained on are left out."""
+    position = {"shards": 2, "epoch": 0, "batches": [start, 1], "parts": [{"epoch": 0}, None]}
+    of_list = sharded(share).read(0, start=start, position=position)
+    of_stream = sharded(lambda *shard: lambda: iter(share(*shard))).read(
+        0, start=start, position=position
+    )
+    for reader in (of_list, of_stream):
+        window = reader.take(9)
+        found = [] if window is None else window.batches[:, 0].tolist()
+        assert found == list(range(6))[start:]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (np.zeros(3), "a numpy.ndarray"),
+        (sharded(share), "a treadle.data.shards.ShardedSource"),
+        (lambda: iter([]), "<lambda>, which has too many positional arguments"),
+    ],
+)
+def test_what_is_no_function_of_two_arguments_is_refused(given: Any, what: str) -> None:
+    with pytest.raises(DataError) as caught:
+        sharded(given)
+    assert str(caught.value) == (
+        "sharded takes a function of shard_index and shard_count that returns the share of a "
+        f"process, such as sharded(lambda shard_index, shard_count: …), not {what}"
+    )
+
+
+@pytest.mark.parametrize("combine", [lambda x: groups(x, 2), lambda x: zipped(a=x), zipped])
+def test_shares_are_combined_inside_only(combine: Any) -> None:
+    name = "groups" if combine is not zipped and "groups" in combine.__code__.co_names else "zipped"
+    for source in (sharded(share), limited(sharded(share), 3)):
+        with pytest.raises(DataError) as caught:
+            combine(source)
+        assert str(caught.value) == (
+            f"{name} cannot combine a source of sharded: combine the sources inside, as in "
+            f"sharded(lambda shard_index, shard_count: {name}(…))"
+        )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (2, 4, False),
+        (1, 2, False),
+        (2, 1, False),
+        (1, 1, True),  # processes that read all batches
+    ],
+)
+def test_a_resumed_run_warns_if_the_batches_differ(
+    before: int, now: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on TensorFlow, whose plan has a reason in parentheses before."""
+
+    def plan(shards: int) -> str:
+        text = "windows of up to 8, graph (XLA has no collectives), data streamed"
+        return text if shards == 1 else f"{text}, {resume.SHARDED.format(shards)}"
+
+    monkeypatch.setattr(resume, "circumstances", lambda: {"devices": "cpu (4 processes)"})
+    warning = resume.lost_guarantee(
+        {"devices": "cpu (2 processes)", "plan": plan(before)}, plan(now)
+    )
+    assert ("and the batches are the same" in warning) is same
+    assert ("the batches differ from here on" in warning) is not same
