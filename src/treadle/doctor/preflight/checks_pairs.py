@@ -69,36 +69,49 @@ def _self_pairs(trials: Trials) -> Iterator[Finding]:
 
 @contextmanager
 def _without_self_pairs(rows: int, seen: list[int]) -> Generator[None]:
-    """Lower the diagonal of matrices of similarities that reach a softmax or a logarithm of sums.
+    """Lower the diagonal of matrices of similarities, as products and where they enter a softmax.
 
     Such a matrix is symmetric, and has one number on its diagonal that is the largest. Zero there
     would be a distance.
     """
 
-    def spied(place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def lowered(x: Any) -> Any:
+        shape: tuple[Any, ...] = tuple(getattr(x, "shape", ()))
+        square = len(shape) == 2 and shape[0] == shape[1] and shape[0] % rows == 0
+        if context().build is not None or not square or not ops.is_tensor(x):
+            return x
+        seen.append(shape[0])
+        return _lowered(x, shape[0])
+
+    def argument(place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def called(*args: Any, **kwargs: Any) -> Any:
-                given = args[place] if len(args) > place else None
-                shape: tuple[Any, ...] = tuple(getattr(given, "shape", ()))
-                square = len(shape) == 2 and shape[0] == shape[1] and shape[0] % rows == 0
-                if context().build is None and square and ops.is_tensor(given):
-                    seen.append(shape[0])
-                    args = (*args[:place], _lowered(given, shape[0]), *args[place + 1 :])
+                if len(args) > place:
+                    args = (*args[:place], lowered(args[place]), *args[place + 1 :])
                 return original(*args, **kwargs)
 
             return called
 
         return wrapper
 
+    def result(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return lowered(original(*args, **kwargs))
+
+        return called
+
     with ExitStack() as stack:
+        for name in ("matmul", "dot", "einsum"):
+            stack.enter_context(replaced(keras.ops, name, result))
         for holder in (keras.ops, keras.activations):
             for name in ("softmax", "log_softmax", "logsumexp", "exp"):
                 if hasattr(holder, name):
-                    stack.enter_context(replaced(holder, name, spied(0)))
+                    stack.enter_context(replaced(holder, name, argument(0)))
         for name in CROSS_ENTROPIES:
             for holder in (keras.ops, INTERNALS["ops"].resolve()):
-                stack.enter_context(replaced(holder, name, spied(1)))
+                stack.enter_context(replaced(holder, name, argument(1)))
         yield
 
 
@@ -110,7 +123,7 @@ def _lowered(x: Any, count: int) -> Any:
     symmetric = ops.max(ops.abs(x - ops.transpose(x))) < 1e-4 * largest
     is_largest = ops.all(ops.max(x, axis=1) <= diagonal + 1e-4 * largest)
     similar = equal & symmetric & is_largest & (ops.min(ops.abs(diagonal)) > 1e-3 * largest)
-    return x - ops.cast(similar, x.dtype) * 50.0 * eye
+    return x - ops.cast(similar, x.dtype) * 50.0 * ops.maximum(largest, 1.0) * eye
 
 
 # Pairs in another order
@@ -176,7 +189,7 @@ def _flipped_data(trials: Trials) -> Iterator[Finding]:
                 "warning",
                 shapes[j][0],
                 f"in {share:.0%} of {len(decided)} rows it fits to {shapes[i][0]} if one is "
-                "flipped, and not as it is",
+                "flipped or turned, and not as it is",
                 "the model learns masks of other pixels",
                 "flip or crop an image and its mask together, by the same random numbers",
             )
@@ -199,16 +212,22 @@ def _better_flipped(images: Array, masks: Array) -> list[bool]:
     """Return for each row that is clear whether one of both must be flipped for them to agree."""
     found: list[bool] = []
     for a, b in zip(images, masks, strict=False):
-        x, y = (as_floats(z).reshape(*z.shape[:2], -1).mean(-1) for z in (a, b))
-        x, y = x - x.mean(), y - y.mean()
-        size = float(np.sqrt((x * x).sum() * (y * y).sum()))
-        if size < 1e-9:
-            continue
-        straight = abs(float((x * y).sum())) / size
-        turned = max(abs(float((x * z).sum())) / size for z in (y[:, ::-1], y[::-1], y[::-1, ::-1]))
-        if max(straight, turned) > 0.4 and abs(straight - turned) > 0.25:
-            found.append(turned > straight)
+        x = as_floats(a).reshape(*a.shape[:2], -1)[..., :4]
+        y = as_floats(b).reshape(*b.shape[:2], -1).mean(-1)
+        square = y.shape[0] == y.shape[1]
+        turns = [y[:, ::-1], y[::-1], y[::-1, ::-1]]
+        turns += [y.T, np.rot90(y), np.rot90(y, 3), np.rot90(y, 2).T] if square else []
+        straight, *turned = (_likeness(x, z) for z in (y, *turns))
+        if max(straight, *turned) > 0.4 and abs(straight - max(turned)) > 0.25:
+            found.append(max(turned) > straight)
     return found
+
+
+def _likeness(image: Array, mask: Array) -> float:
+    """Return the largest correlation of a mask with a channel of an image."""
+    x, y = image - image.mean((0, 1)), (mask - mask.mean())[..., None]
+    sizes = np.sqrt((x * x).sum((0, 1)) * (y * y).sum())
+    return float((np.abs((x * y).sum((0, 1))) / np.maximum(sizes, 1e-9)).max())
 
 
 def _flipped_in_the_step(trials: Trials) -> Iterator[Finding]:

@@ -93,58 +93,57 @@ def _labels(trials: Trials) -> Iterator[Finding]:
     for leaf in leaves_of(last.batch):
         if leaf.array.ndim == 0 or enters_a_layer(last, leaf):
             continue
-        for event in reversed(calls):
-            pairs = [p for x in floats_of(event).values() if (p := _better_and_worse(leaf, x))]
-            if not pairs:
-                continue
-            with_others = _others_positive(last.batch, leaf)
-            reversed_in = _reversed(losses, leaf, with_others, *pairs[0])
-            if reversed_in is not None:
-                number, good, bad = reversed_in
+        batch = _others_positive(last.batch, leaf)
+        found: list[tuple[Array, Event, tuple[Array, ...]]] = []
+        for event in calls:
+            for outputs in floats_of(event).values():
+                labels = _better_and_worse(leaf, outputs)
+                if labels is not None:
+                    gaps = losses.of(batch(labels[0])) - losses.of(batch(labels[1]))
+                    found.append((np.nan_to_num(gaps), event, labels))
+        for number in range(len(losses.signs) if found else 0):
+            # Labels from the outputs that they are compared with make the largest difference.
+            gaps, event, labels = max(found, key=lambda entry: abs(entry[0][number]))
+            values = _reversed(losses, leaf, batch, number, *labels) if gaps[number] > 0 else None
+            if values is not None:
                 yield Finding(
                     CODE,
                     "warning",
                     leaf.name,
-                    f"the loss is {good:.4g} if it names what {event.info.path} returns, and "
-                    f"{bad:.4g} if it names something else",
+                    f"the loss is {values[0]:.4g} if it names what {event.info.path} returns, and "
+                    f"{values[1]:.4g} if it names something else",
                     WHY,
                     FIX,
                     _line(last, number),
                 )
                 return
-            break
 
 
 def _reversed(
     losses: _Losses,
     leaf: Leaf,
     batch: Callable[[Array], Any],
+    number: int,
     better: Array,
     worse: Array,
     mirrored: Array | None = None,
-) -> tuple[int, float, float] | None:
-    """Return the number of a loss that is larger with better labels, and both values.
+) -> tuple[float, float] | None:
+    """Return a loss with better and with worse labels if the first is larger, as a sum over rows.
 
     Floats may be weights or rewards: of them, the loss must also be negative, as the negative of a
     distance is, and it must fall on both sides, as a product does not.
     """
-    good, bad = losses.of(batch(better)), losses.of(batch(worse))
-    wrong = good > bad + 1e-4 * np.abs(bad)
-    if leaf.array.dtype.kind == "f":
-        wrong &= bad < 0
-    if wrong.any() and mirrored is not None:
-        wrong &= losses.of(batch(mirrored)) < np.minimum(good, 0)
-    for number in np.flatnonzero(wrong):
-        half = len(leaf.array) // 2
-        first, second = (
-            float(losses.of(batch(np.concatenate([a[:half], b[half:]])))[number])
-            for a, b in ((better, worse), (worse, better))
-        )
-        total, gap = float(good[number] + bad[number]), float(good[number] - bad[number])
-        between = float(bad[number]) < min(first, second) < float(good[number])
-        if between and abs(first + second - total) < 0.1 * gap:
-            return int(number), float(good[number]), float(bad[number])
-    return None
+    half = len(leaf.array) // 2
+    mixed = [np.concatenate([a[:half], b[half:]]) for a, b in ((better, worse), (worse, better))]
+    good, bad, first, second = (
+        float(losses.of(batch(labels))[number]) for labels in (better, worse, *mixed)
+    )
+    if not good > bad + 1e-4 * abs(bad) or (leaf.array.dtype.kind == "f" and not bad < 0):
+        return None
+    if mirrored is not None and not losses.of(batch(mirrored))[number] < min(good, 0):
+        return None
+    adds_up = abs(first + second - good - bad) < 0.1 * (good - bad)
+    return (good, bad) if adds_up and bad < min(first, second) < good else None
 
 
 def _better_and_worse(leaf: Leaf, outputs: Array) -> tuple[Array, ...] | None:
@@ -237,33 +236,31 @@ def _placed(target: Array, output: Array, share: float) -> Change:
 
 
 def _outputs_without_bound(trials: Trials) -> Iterator[Finding]:
-    """Scale what one call returns, and hold the other ones: the loss must not fall ever faster."""
+    """Scale one output of a call, and hold other calls: the loss must not fall ever faster.
+
+    Several outputs at once may be multiplied with each other, as likelihoods and values are.
+    """
     last, losses = trials.last, _Losses(trials, _signs(trials.last))
     calls = outer_calls(last)
     for number, event in list(calls.items())[-MOST_CALLS:]:
         others = {n: held(e) for n, e in calls.items() if n != number}
-        which = _falling(
-            lambda scale, n=number, e=event, o=others: losses.of(
-                changes={**o, n: _scaled(e, scale)}
+        for name in floats_of(event):
+            which = _falling(
+                lambda scale, n=number, e=event, o=others, name=name: losses.of(
+                    changes={**o, n: _scaled(e, scale, name)}
+                )
             )
-        )
-        if which is not None:
-            yield _without_bound(event.info.path, "its outputs", last, *which)
-            return
+            if which is not None:
+                yield _without_bound(event.info.path, "its outputs", last, *which)
+                return
 
 
-def _scaled(event: Event, scale: float, only: str = "") -> Change:
-    """Return a change to a multiple of the outputs, which noise keeps from being zero."""
-    values = {
-        name: as_floats(x) + 0.1 * noise_like(x)
-        for name, x in floats_of(event).items()
-        if not only or name == only
-    }
+def _scaled(event: Event, scale: float, name: str) -> Change:
+    """Return a change to a multiple of an output, which noise keeps from being zero."""
+    value = as_floats(event[name]) + 0.1 * noise_like(event[name])
 
-    def change(name: str, tensor: Any) -> Any:
-        if name not in values:
-            return tensor
-        return constant((scale * values[name]).astype("float32"), tensor)
+    def change(key: str, tensor: Any) -> Any:
+        return constant((scale * value).astype("float32"), tensor) if key == name else tensor
 
     return change
 
@@ -367,7 +364,7 @@ def _policy_alone(calls: dict[int, Event], number: int, name: str) -> Callable[[
     """Return changes to multiples of some logits, with zeros for values of a single column."""
 
     def changes(scale: float) -> dict[int, Change]:
-        own = _scaled(calls[number], scale, only=name)
+        own = _scaled(calls[number], scale, name)
         found: dict[int, Change] = {}
         for n, event in calls.items():
 

@@ -11,6 +11,7 @@ from .checks_state import PARALLEL, is_named_elsewhere
 from .intervening import changed_outputs, held, losses_of, outer_calls
 from .recording import BRANCH, LAYER, OBJECTIVE, Event
 from .report import Finding
+from .spying import without_updates
 from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of
 
 FAST: Final = 0.9
@@ -23,6 +24,40 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from _fast_averages(trials)
     yield from _momentum(trials)
     yield from _through_the_target(trials)
+    yield from _trained_targets(trials)
+
+
+def _trained_targets(trials: Trials) -> Iterator[Finding]:
+    """Find averages that an optimizer updates, too: they move although no optimizer is applied."""
+    last = trials.last
+    shapes = [tuple(last.after[path].shape) for path in last.applied if path in last.after]
+    if len(shapes) < 2 or all(shapes.count(shape) < 2 for shape in shapes):
+        return
+    with without_updates(trials.state.optimizers):
+        trial = trials.attempt("G-through-target", last.batch)
+    if trial is None:
+        return
+    for path in last.applied:
+        before, after = (as_floats(x.get(path, np.zeros(0))) for x in (trial.before, trial.after))
+        change = (after - before).ravel()
+        if not change.any() or change.size < 2:
+            continue
+        gaps = [
+            (as_floats(trial.after[other]) - before).ravel()
+            for other in last.applied
+            if other != path and other in trial.after and trial.after[other].shape == before.shape
+        ]
+        if any(float(change @ g) > PARALLEL * norm_of(change) * norm_of(g) > 0 for g in gaps):
+            yield Finding(
+                "G-through-target",
+                "warning",
+                path,
+                "it moves towards other weights as an average does, and an optimizer updates it",
+                "gradients change the target itself, and both networks can agree on a constant",
+                "wrap what it returns in ops.stop_gradient, and leave its variables out of "
+                "gradients and of apply",
+            )
+            return
 
 
 def _inputs(event: Event) -> list[Array]:
@@ -48,7 +83,7 @@ def _copies(trials: Trials) -> Iterator[Finding]:
         for other, theirs in models.items():
             if other == key or not _copy_of(trials, paths[key], paths[other]):
                 continue
-            known = [x for event in theirs for x in _inputs(event)]
+            known = [x for event in theirs if _trains(trials, event) for x in _inputs(event)]
             if all(any(same(x, y) for y in known) for e in events for x in _inputs(e)):
                 continue
             path = events[0].info.path
@@ -65,6 +100,15 @@ def _copies(trials: Trials) -> Iterator[Finding]:
                 events[0].info.line,
             )
             break
+
+
+def _trains(trials: Trials, event: Event) -> bool:
+    """Return whether gradients flow through a call: they change if what it returns is held."""
+    with changed_outputs({event.info.more["outer"]: held(event)}):
+        trial = trials.attempt("O-copy-not-updated", trials.last.batch)
+    return trial is None or any(
+        distance(g, trial.gradients[p]) > 1e-4 for p, g in trials.last.gradients.items()
+    )
 
 
 def _copy_of(trials: Trials, copy: list[str], model: list[str]) -> bool:

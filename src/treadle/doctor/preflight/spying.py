@@ -318,6 +318,15 @@ def halved_clips() -> Generator[None]:
         yield
 
 
+@contextmanager
+def without_updates(optimizers: Mapping[str, Any]) -> Generator[None]:
+    """Make optimizers leave all variables as they are."""
+    with ExitStack() as stack:
+        for optimizer in optimizers.values():
+            stack.enter_context(_shadowed(optimizer, "apply", lambda *args, **kwargs: None))
+        yield
+
+
 class _FixedScale:
     """Stands for a `LossScale` that never changes."""
 
