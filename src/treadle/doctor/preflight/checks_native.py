@@ -30,16 +30,20 @@ def check(trials: Trials) -> Iterator[Finding]:
             name = max(slopes, key=lambda name: abs(slopes[name]))
             found = list(_pairs(trials, event, gradients, name))
             yield from found
-            rising = any(slope > 0.02 for slope in slopes.values())
-            if slopes[name] < -0.02 and not rising and not found:
-                yield _ascent(event, name, len(gradients))
+            own = {n: slope for n, slope in slopes.items() if abs(abs(slope) - 1) < 0.03}
+            judged = own or slopes  # of several values, the one that these gradients are of
+            rising = any(slope > 0.02 for slope in judged.values())
+            name = min(judged, key=lambda name: judged[name])
+            if judged[name] < -0.02 and not rising and not found:
+                alone = len(trials.last.of(APPLY)) == 1  # adversaries may climb what others descend
+                yield _ascent(event, name, len(gradients), alone)
 
 
-def _ascent(event: Event, name: str, count: int) -> Finding:
+def _ascent(event: Event, name: str, count: int, alone: bool) -> Finding:
     is_loss = any(word in name.lower() for word in ("loss", "error"))
     return Finding(
         "O-ascent",
-        "error" if is_loss else "note",
+        ("error" if alone else "warning") if is_loss else "note",
         event.info.path,
         f"along the gradients that it gets for {count} variables, {name} falls",
         "optimizers go against the gradients, so the step climbs this value",
