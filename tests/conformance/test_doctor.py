@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import doctor_other_programs  # noqa: F401  # adds to PAIRS
+import doctor_term_programs  # noqa: F401  # adds to PAIRS
 import keras
 import numpy as np
 import pytest

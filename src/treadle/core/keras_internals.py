@@ -119,6 +119,12 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/common/masking.py",
         "(x)",
     ),
+    "set_keras_mask": Internal(
+        "keras.src.backend:set_keras_mask",
+        "an examination that changes what a layer returns keeps its mask",
+        f"{KERAS}/backend/common/masking.py",
+        "(x, mask)",
+    ),
     "layer_call": Internal(
         "keras.src.layers.layer:Layer.__call__",
         "patched by `backends/records.py`: it records the outputs of layers",

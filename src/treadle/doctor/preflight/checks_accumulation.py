@@ -6,9 +6,11 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats
-from .recording import APPLY, BRANCH, CLIP, GRADIENTS, Event
+from .recording import APPLY, BRANCH, CLIP, GRADIENTS, LOOP, Event
 from .report import Finding
 from .trials import Trials, distance, leaves_of, rows_of
+
+PARTS: Final = "O-summed, O-clips-parts"
 
 MOST: Final = 16
 """The largest number of batches for one update that are tried."""
@@ -24,10 +26,10 @@ def check(trials: Trials) -> Iterator[Finding]:
             done = trials.until_applied(MOST)
         except Exception as error:
             text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            trials.failed["O-summed, O-clips-parts"] = f"the repeated steps end with {text}"
+            trials.failed[PARTS] = f"the repeated steps end with {text}"
             return
         if not done:
-            trials.failed["O-summed, O-clips-parts"] = f"{MOST} batches are not applied"
+            trials.failed[PARTS] = f"{MOST} batches are not applied"
             return
         events = [event for trial in done for event in trial.of(GRADIENTS)]
         clips = [trial.of(CLIP) for trial in done[:-1]]
@@ -36,7 +38,10 @@ def check(trials: Trials) -> Iterator[Finding]:
 
 def _parts_of_a_batch(trials: Trials) -> Iterator[Finding]:
     """Find one update for gradients of parts of the batch, each computed at the same line."""
-    last = trials.last
+    inlined = bool(trials.last.of(LOOP))
+    last = trials.attempt(PARTS, trials.last.batch, inlined=True) if inlined else trials.last
+    if last is None:
+        return
     events = last.of(GRADIENTS)
     lines = {(e.info.line, tuple(e.info.more["paths"])) for e in events}
     rows = rows_of(last.batch)
@@ -47,7 +52,7 @@ def _parts_of_a_batch(trials: Trials) -> Iterator[Finding]:
     for number in range(len(leaves_of(batch))):
         leaf = leaves_of(batch)[number]
         batch = leaf.with_(np.concatenate([leaf.array[-1:], leaf.array[1:]]))
-    trial = trials.attempt("O-summed, O-clips-parts", batch)
+    trial = trials.attempt(PARTS, batch, inlined=inlined)
     if trial is None or len(trial.of(GRADIENTS)) != len(events):
         return
     changed = [_differ(a, b) for a, b in zip(trial.of(GRADIENTS), events, strict=True)]

@@ -7,14 +7,20 @@ import numpy as np
 
 from ...backends.window import form_of
 from ...data.arrays import ArraySource
+from ...data.foreign.sources import IteratorSource
+from ...data.source import is_closed_loop
+from ...errors import DataError
 from ..numbers import Array
 from .checks_losses import same
 from .recording import ENTROPY, LOSS, METRIC
 from .report import Finding
-from .trials import Trial, Trials, leaves_of
+from .trials import STEPS, Trial, Trials, leaves_of
 
 MOST_ROWS: Final = 20_000
 """How many rows are searched for copies in both sets."""
+
+SLOW: Final = 1.0
+"""The seconds of reading from which the first batches are not read again."""
 
 MANY_FORMS: Final = 6
 """The least number of forms among the first batches that may be too many."""
@@ -23,6 +29,7 @@ MANY_FORMS: Final = 6
 def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
     """Check the first batches of any source and, of arrays in memory, the data sets."""
     yield from _forms(trials)
+    yield from _passes(trials, train)
     if isinstance(train, ArraySource):
         yield from _sorted(train)
         if isinstance(validation, ArraySource):
@@ -51,6 +58,49 @@ def _forms(trials: Trials) -> Iterator[Finding]:
         f"had: its shape changes from {most[0]} to {', '.join(map(str, most[1:4]))} …",
         "the step is compiled again for each form, which takes longer than the step itself",
         "pad to a few lengths (buckets), and drop a short last batch",
+    )
+
+
+def _passes(trials: Trials, source: Any) -> Iterator[Finding]:
+    """Read the first batches again: they must be the same, since the order depends on the epoch."""
+    if isinstance(source, (ArraySource, IteratorSource)) or is_closed_loop(source):
+        return
+    seconds, first = trials.seconds_of_reading, [w for w in trials.ahead[:STEPS]]
+    if seconds > SLOW:
+        trials.failed["D-hidden-state"] = f"reading the first batches takes {seconds:.1f} s"
+        return
+    reader = source.read(0, seed=0)
+    try:
+        windows = [reader.take(1) for _ in first]
+        keeps = reader.position() is not None
+    except DataError as error:
+        windows, keeps, seen = [], False, f"ends: {error}"
+    else:
+        again = [None if w is None else w.streamed().batch(0) for w in windows]
+        number = next((i for i, x in enumerate(again) if not _equal(first[i], x)), None)
+        if number is None or keeps:
+            return
+        seen = f"gives another batch {number + 1}" if again[number] is not None else "ends earlier"
+    finally:
+        reader.close()
+    exact = source.inexact is None
+    yield Finding(
+        "D-hidden-state",
+        "warning" if exact or not windows else "note",
+        "the training data",
+        f"read again from its start, with equal seeds, it {seen}",
+        "the data object has a state of its own: a resumed run and treadle replay get other "
+        "batches, and a later epoch may have fewer",
+        "make a new iterator for each epoch, and draw from NumPy's global functions, which Treadle "
+        "seeds for each batch, or from the generator that treadle.data.from_function passes",
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    ours, theirs = leaves_of(a), [] if b is None else leaves_of(b)
+    return len(ours) == len(theirs) and all(
+        x.array.shape == y.array.shape and np.array_equal(x.array, y.array, equal_nan=False)
+        for x, y in zip(ours, theirs, strict=True)
     )
 
 

@@ -86,7 +86,7 @@ def _own_averages(trials: Trials) -> Iterator[Finding]:
             noisy = {path: as_floats(evaluation.before[path]) + 1.0 for path in paths}
             if not _same_without(trials.evaluated_again(noisy), evaluation, paths):
                 continue
-        if _is_named_elsewhere(trials.task, name):
+        if is_named_elsewhere(trials.task, name):
             continue
         yield Finding(
             "O-average-unused",
@@ -141,7 +141,7 @@ def _same_without(a: Trial, b: Trial, paths: list[str]) -> bool:
     )
 
 
-def _is_named_elsewhere(task: Any, name: str) -> bool:
+def is_named_elsewhere(task: Any, name: str) -> bool:
     """Return whether a method that `train_step` does not call, such as a hook's, names it."""
     methods: dict[str, CodeType] = {}
     for kind in reversed(type(task).__mro__[:-1]):

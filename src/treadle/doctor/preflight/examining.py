@@ -17,11 +17,16 @@ from . import (
     checks_layers,
     checks_losses,
     checks_metrics,
+    checks_native,
     checks_optimizers,
     checks_outputs,
+    checks_padding,
+    checks_pairs,
     checks_sequences,
+    checks_signs,
     checks_sources,
     checks_state,
+    checks_targets,
 )
 from .report import Finding, Report, ordered
 from .trials import Trials
@@ -106,6 +111,11 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from checks_optimizers.check(trials, steps)
     yield from checks_state.check(trials, steps)
     yield from checks_accumulation.check(trials)
+    yield from checks_signs.check(trials)
+    yield from checks_padding.check(trials)
+    yield from checks_targets.check(trials)
+    yield from checks_pairs.check(trials)
+    yield from checks_native.check(trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:

@@ -24,6 +24,7 @@ LAYER, LOSS, ENTROPY, METRIC = "layer", "loss", "cross-entropy", "metric"
 GRADIENTS, APPLY, DRAW, BRANCH = "gradients", "apply", "draw", "branch"
 ADDED_LOSS, CLIP, OBJECTIVE, FROZEN = "add_loss", "clip", "objective", "frozen"
 ACTIVATION: Final = "activation"
+LOOP: Final = "for_each"
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from .recording import (
     ENTROPY,
     FROZEN,
     LAYER,
+    LOOP,
     LOSS,
     METRIC,
     Info,
@@ -50,6 +51,27 @@ def _recorder() -> StepRecorder | None:
     return found if isinstance(found, StepRecorder) else None
 
 
+class OuterCalls:
+    """Numbers the calls of layers that are not inside of another layer's call, in a real step."""
+
+    def __init__(self) -> None:
+        self._depth, self._count = 0, 0
+
+    @contextmanager
+    def entered(self) -> Generator[int | None]:
+        """Enter a call; yields its number, or None inside of another call and in dry runs."""
+        if context().build is not None:
+            yield None
+            return
+        number = self._count if self._depth == 0 else None
+        self._count += self._depth == 0
+        self._depth += 1
+        try:
+            yield number
+        finally:
+            self._depth -= 1
+
+
 @contextmanager
 def spying(
     recorder: StepRecorder,
@@ -65,23 +87,24 @@ def spying(
         layer_paths: The paths of the layers, by id; other layers are ignored.
         metrics: The metrics by name.
         optimizers: The optimizers by path.
-        inlined: Whether to record in the branches of `cond` that are taken.
+        inlined: Whether to record in the branches of `cond` that are taken, and in `for_each`.
     """
     with ExitStack() as stack:
         stack.enter_context(_layers(layer_paths))
-        stack.enter_context(_replaced(keras.layers.Layer, "add_loss", _added_losses))
-        stack.enter_context(_replaced(keras.losses.Loss, "__call__", _losses))
+        stack.enter_context(replaced(keras.layers.Layer, "add_loss", _added_losses))
+        stack.enter_context(replaced(keras.losses.Loss, "__call__", _losses))
         stack.enter_context(_branches(recorder, inlined))
+        stack.enter_context(_loops(recorder, inlined))
         for name in CROSS_ENTROPIES:
             stack.enter_context(_cross_entropy(name))
         for name in ACTIVATIONS:
             # Only those that the user calls: Keras' layers do not compute with the public ones.
-            stack.enter_context(_replaced(keras.ops, name, _activations))
-            stack.enter_context(_replaced(keras.activations, name, _activations))
-        stack.enter_context(_replaced(transforms, "_check_limit", _clips))
-        stack.enter_context(_replaced(transforms, "trainable", _frozen))
+            stack.enter_context(replaced(keras.ops, name, _activations))
+            stack.enter_context(replaced(keras.activations, name, _activations))
+        stack.enter_context(replaced(transforms, "_check_limit", _clips))
+        stack.enter_context(replaced(transforms, "trainable", _frozen))
         for name in DRAWS:
-            stack.enter_context(_replaced(keras.random, name, _draws))
+            stack.enter_context(replaced(keras.random, name, _draws))
         for path, metric in metrics.items():
             stack.enter_context(_metric(path, metric))
         for path, optimizer in optimizers.items():
@@ -93,12 +116,15 @@ def spying(
 def _layers(paths: Mapping[int, str]) -> Generator[None]:
     layer_call = INTERNALS["layer_call"]
     original = layer_call.resolve()
+    outer = OuterCalls()
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = original(self, *args, **kwargs)
+        with outer.entered() as number:
+            outputs = original(self, *args, **kwargs)
         recorder = _recorder()
         if recorder is not None and id(self) in paths:
-            info = Info(paths[id(self)], type(self).__name__, user_line(), self)
+            more = {"outer": number, "nested": context().depth > 1}
+            info = Info(paths[id(self)], type(self).__name__, user_line(), self, more)
             recorder.add(LAYER, info, inputs=args[:1], outputs=outputs)
         return outputs
 
@@ -147,8 +173,8 @@ def _cross_entropy(name: str) -> Generator[None]:
         return called
 
     with (
-        _replaced(keras.ops, name, spied),
-        _replaced(INTERNALS["ops"].resolve(), name, spied),
+        replaced(keras.ops, name, spied),
+        replaced(INTERNALS["ops"].resolve(), name, spied),
     ):
         yield
 
@@ -171,6 +197,33 @@ def _branches(recorder: StepRecorder, inlined: bool) -> Generator[None]:
             step.recorder = None  # as `steps.control_flow.cond` has set it
 
     with _shadowed(backend, "cond", cond):
+        yield
+
+
+@contextmanager
+def _loops(recorder: StepRecorder, inlined: bool) -> Generator[None]:
+    """Record calls of `for_each`; if they are inlined, also what each of their rows does."""
+    backend = active()
+    original = backend.for_each
+
+    def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
+        recorder.add(LOOP, Info("for_each", "for_each", user_line()))
+        if not inlined or not recorder.in_place:
+            return original(function, inputs)
+        step = context()
+        step.recorder = recorder
+        try:
+            count = keras.tree.flatten(inputs)[0].shape[0]
+            tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+            rows = [
+                function(keras.tree.map_structure(lambda x, i=i: x[i], tensors))
+                for i in range(count)
+            ]
+        finally:
+            step.recorder = None  # as `steps.control_flow.for_each` has set it
+        return keras.tree.map_structure(lambda *x: keras.ops.stack(x), *rows)
+
+    with _shadowed(backend, "for_each", for_each):
         yield
 
 
@@ -259,9 +312,18 @@ def halved_clips() -> Generator[None]:
     # Their helpers, since `from treadle import …` binds the functions. Half of `_map_lists` is also
     # half the global norm, which makes `_scale_down` scale by twice as much.
     with (
-        _replaced(transforms, "_scale_down", scaled(0.25)),
-        _replaced(transforms, "_map_lists", scaled(0.5)),
+        replaced(transforms, "_scale_down", scaled(0.25)),
+        replaced(transforms, "_map_lists", scaled(0.5)),
     ):
+        yield
+
+
+@contextmanager
+def without_updates(optimizers: Mapping[str, Any]) -> Generator[None]:
+    """Make optimizers leave all variables as they are."""
+    with ExitStack() as stack:
+        for optimizer in optimizers.values():
+            stack.enter_context(_shadowed(optimizer, "apply", lambda *args, **kwargs: None))
         yield
 
 
@@ -297,7 +359,7 @@ def scaled_losses(scale: float) -> Generator[None]:
 
         return called
 
-    with _replaced(gradients, "_differentiate", spied):
+    with replaced(gradients, "_differentiate", spied):
         yield
 
 
@@ -369,9 +431,10 @@ def _shadowed(thing: Any, name: str, replacement: Any) -> Generator[None]:
 
 
 @contextmanager
-def _replaced(
+def replaced(
     holder: Any, name: str, spied: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Generator[None]:
+    """Replace a function of a module or class by what `spied` makes of it."""
     original = getattr(holder, name)
     setattr(holder, name, spied(original))
     try:

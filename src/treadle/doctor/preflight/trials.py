@@ -126,6 +126,7 @@ class Trials:
         base: The trials of the first steps, one after another.
         evaluation: The trial of `eval_step` on the first validation batch; None without one.
         ahead: The first batches of the source, at most `AHEAD`, those of `base` included.
+        seconds_of_reading: How long it took to read them.
         moving: Descriptions of the Python values of the task that the first steps changed.
         failed: The checks whose changed steps failed, by code, with the error.
         assigned: Paths of variables that training may change in any branch.
@@ -137,7 +138,9 @@ class Trials:
         self.failed: dict[str, str] = {}
         loop.prepare(train)
         few = is_closed_loop(train) or isinstance(train, ArraySource)
+        started = time.monotonic()
         windows = _first_windows(train, loop, STEPS, STEPS if few else AHEAD)
+        self.seconds_of_reading = time.monotonic() - started
         self.ahead = [window.batch(0) for window in windows]
         windows = windows[:STEPS]
         self._train = CompiledStep(
@@ -192,12 +195,18 @@ class Trials:
         """The last step of `base`, which `again` repeats."""
         return self.base[-1]
 
-    def again(self, batch: Any = None, variables: Mapping[str, Array] | None = None) -> Trial:
+    def again(
+        self,
+        batch: Any = None,
+        variables: Mapping[str, Array] | None = None,
+        inlined: bool = False,
+    ) -> Trial:
         """Repeat the last step of `base` from equal state and random numbers, with changes.
 
         Args:
             batch: The batch; default: the same.
             variables: New values of some variables, by path.
+            inlined: Whether to record in branches of `cond` and in `for_each`, too.
 
         Raises:
             Exception: What the step raises for such a batch.
@@ -210,10 +219,14 @@ class Trials:
         known = [path for path in state.variables if path in arrays]
         state.assign({**arrays, **(variables or {})}, among=known)
         set_random_states(random)
-        return self._run(self._train, window, number)
+        return self._run(self._train, window, number, inlined)
 
     def attempt(
-        self, code: str, batch: Any, variables: Mapping[str, Array] | None = None
+        self,
+        code: str,
+        batch: Any,
+        variables: Mapping[str, Array] | None = None,
+        inlined: bool = False,
     ) -> Trial | None:
         """Repeat the last step with changes that the user's code may not accept.
 
@@ -221,12 +234,13 @@ class Trials:
             code: The check that needs it, which is listed in `failed` if the step fails.
             batch: The batch.
             variables: New values of some variables, by path.
+            inlined: Whether to record in branches of `cond` and in `for_each`, too.
 
         Returns:
             The trial; None if the step failed.
         """
         try:
-            return self.again(batch, variables)
+            return self.again(batch, variables, inlined)
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
             self.failed[code] = f"the changed step ends with {type(error).__name__}: {text}"
