@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -52,11 +53,8 @@ class Window:
             access.
     """
 
-    __slots__ = ("_batches", "_form", "count", "examples", "rows")
-
     def __init__(self, batches: Any, count: int, examples: int, rows: Rows | None = None) -> None:
         self._batches, self.count, self.examples, self.rows = batches, count, examples, rows
-        self._form: Hashable = None
 
     @classmethod
     def of_rows(cls, rows: Rows) -> "Window":
@@ -73,17 +71,14 @@ class Window:
             )
         return self._batches
 
-    @property
+    @cached_property  # read several times in each step, then without a call of Python
     def form(self) -> Hashable:
         """Structure, shapes and dtypes of a batch, equal to `form_of(batch)`."""
-        if self._form is None:
-            rows = self.rows
-            if self._batches is None and rows is not None:
-                examples = rows.indices.shape[1:]
-                self._form = _form(rows.arrays, lambda x: (*examples, *x.shape[1:]))
-            else:
-                self._form = _form(self._batches, lambda x: x.shape[1:])
-        return self._form
+        rows = self.rows
+        if self._batches is None and rows is not None:
+            examples = rows.indices.shape[1:]
+            return _form(rows.arrays, lambda x: (*examples, *x.shape[1:]))
+        return _form(self._batches, lambda x: x.shape[1:])
 
     @property
     def stacked_bytes(self) -> int:
@@ -159,7 +154,7 @@ class Window:
             window = Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
         else:
             window = Window(_mapped(lambda x: x[part], self._batches), count, self.examples)
-        window._form = self.form
+        window.form = self.form
         return window
 
 
