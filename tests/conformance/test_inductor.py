@@ -302,6 +302,49 @@ def test_a_compiled_step_that_computes_something_else(compiler: Compilers) -> No
     assert found == "when replayed, it returns a different 'loss', in step 1 of the proof"
 
 
+def rounded_late(x: Any) -> Any:
+    """Return what a program computes that does not round to half precision in between."""
+    return x * (1 + 2e-3 * torch.sign(torch.sin(1e4 * x.float())).to(x.dtype))
+
+
+WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a factor": lambda x: x * 1.5,
+    "a sign": lambda x: -x,
+    "no update": torch.zeros_like,
+    "rows in another order": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG])
+def test_half_precision_allows_its_own_rounding_and_no_more(wrong: str | None) -> None:
+    """One product of a gradient is wrong; Adam would hide its size in the variable itself."""
+    from torch.fx import Interpreter
+
+    class Changing(Interpreter):
+        def run_node(self, n: Any) -> Any:
+            found = super().run_node(n)
+            if n.target is not torch.ops.aten.mm.default:
+                return found
+            return WRONG[wrong](found) if wrong and n is last else rounded_late(found)
+
+    def compile_(graph: Any, inputs: Any, **settings: Any) -> Any:
+        nonlocal last
+        last = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mm.default][-1]
+        return lambda *tensors: Changing(graph).run(*tensors)
+
+    last: Any = None
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        with INTERNALS["standalone_compile"].replaced(compile_):
+            plan = trace(MODELS["adam"]).plan
+    finally:
+        keras.config.set_dtype_policy("float32")
+    if wrong is None:
+        assert plan == COMPILED
+    else:
+        assert re.match("when replayed, it computes a different ", reason(plan)), plan
+
+
 def test_a_compiled_step_that_does_not_repeat(compiler: Compilers) -> None:
     turns = iter(range(1000))
     compiler.change = lambda outputs: tuple(x * (1 + 2e-7 * (next(turns) % 2)) for x in outputs)

@@ -41,7 +41,7 @@ def test_single_steps_have_the_bits_of_windows() -> None:
 
 
 MOST_CALLS = {
-    "1 step": {"jax": 175, "torch": 262, "tensorflow": 296},
+    "1 step": {"jax": 160, "torch": 170, "tensorflow": 280},
     "10 steps": {"jax": 20, "torch": 42, "tensorflow": 22},
 }
 """Calls of Python functions for a step, by how often the loop yields, for any number of variables.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -67,8 +68,6 @@ class Window:
         shares: What each process has read of them; None if each has read all.
     """
 
-    __slots__ = ("_batches", "_form", "count", "examples", "rows", "shares")
-
     def __init__(
         self,
         batches: Any,
@@ -79,7 +78,6 @@ class Window:
     ) -> None:
         self._batches, self.count, self.examples, self.rows = batches, count, examples, rows
         self.shares = shares
-        self._form: Hashable = None
 
     @classmethod
     def of_rows(cls, rows: Rows) -> "Window":
@@ -96,17 +94,14 @@ class Window:
             )
         return self._batches
 
-    @property
+    @cached_property  # read several times in each step, then without a call of Python
     def form(self) -> Hashable:
         """Structure, shapes and dtypes of a batch, equal to `form_of(batch)`."""
-        if self._form is None:
-            rows = self.rows
-            if self._batches is None and rows is not None:
-                examples = rows.indices.shape[1:]
-                self._form = _form(rows.arrays, lambda x: (*examples, *x.shape[1:]))
-            else:
-                self._form = _form(self._batches, lambda x: x.shape[1:])
-        return self._form
+        rows = self.rows
+        if self._batches is None and rows is not None:
+            examples = rows.indices.shape[1:]
+            return _form(rows.arrays, lambda x: (*examples, *x.shape[1:]))
+        return _form(self._batches, lambda x: x.shape[1:])
 
     @property
     def stacked_bytes(self) -> int:
@@ -187,7 +182,7 @@ class Window:
         else:
             stacked = _mapped(lambda x: x[part], self._batches)
             window = Window(stacked, count, self.examples, shares=self.shares)
-        window._form = self.form
+        window.form = self.form
         return window
 
 

@@ -80,19 +80,20 @@ def _check_function(source: Any) -> None:
     Raises:
         DataError: It is not.
     """
-    wrong = f"a {type_name(source)}" if not callable(source) or isinstance(source, Source) else ""
-    if not wrong:
-        try:
+    try:
+        if isinstance(source, Source) or not callable(source):
+            wrong = f"a {type_name(source)}"
+        else:
             inspect.signature(source).bind(0, 1)
-        except TypeError as error:
-            wrong = f"{getattr(source, '__name__', type_name(source))}, which has {error}"
-        except ValueError:  # it is not known which arguments it takes
             return
-    if wrong:
-        raise DataError(
-            "sharded takes a function of shard_index and shard_count that returns the share of a "
-            f"process, such as sharded(lambda shard_index, shard_count: …), not {wrong}"
-        )
+    except TypeError as error:
+        wrong = f"{getattr(source, '__name__', type_name(source))}, which has {error}"
+    except ValueError:  # it is not known which arguments it takes
+        return
+    raise DataError(
+        "sharded takes a function of shard_index and shard_count that returns the share of a "
+        f"process, such as sharded(lambda shard_index, shard_count: …), not {wrong}"
+    )
 
 
 class ShardedSource(BaseSource):

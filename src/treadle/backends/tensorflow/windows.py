@@ -289,7 +289,8 @@ class _TracedStep:
     def fetched(self, columns: Sequence[Any]) -> Results:
         """Return values and explicit weights by name, in order, and the violations."""
         following = iter(columns)
-        values, weights, broken = ({name: next(following) for name in part} for part in self._names)
+        # Names come first, so that `zip` ends before it takes a column too many.
+        values, weights, broken = [dict(zip(x, following, strict=False)) for x in self._names]
         return values, weights, [message for message, flags in broken.items() if flags.any()]
 
 

@@ -13,10 +13,9 @@ from .inductor import with_compiled_parts
 from .nodes import Ref
 from .passes import has_poolings, simplified
 from .recording import recording
+from .rounding import COMPILED, SUMMED
 from .tape import Tape
 from .trials import (
-    COMPILED,
-    SUMMED,
     Around,
     SomeBatches,
     Trials,
@@ -52,7 +51,8 @@ class Captured:
     def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> StepResult:
         """Run the step."""
         outputs = iter(self._code(state, batch, number))
-        values, weights, broken = ({name: next(outputs) for name in names} for names in self._names)
+        # `names` come first, so that `zip` ends before it takes an output too many.
+        values, weights, broken = [dict(zip(x, outputs, strict=False)) for x in self._names]
         return StepResult(values, weights, broken)
 
 

@@ -13,7 +13,7 @@ dependence on them becomes visible.
 | 3 | second | far | after trial 2, with the counters of optimizers advanced |
 | 4 | second | far | the same, with all other scalars advanced that are not trained |
 
-A step that Inductor compiled is compared within the roundings that the eager step amplifies.
+A step that Inductor compiled is compared within what rounding does to the eager step (`rounding`).
 
 A step that fails eagerly in a trial is not captured: in training it then fails as it would
 uncompiled. Only in trial 4, whose state training may never reach, may it fail both ways.
@@ -29,7 +29,7 @@ import random
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
@@ -41,20 +41,9 @@ from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
 from ..patches import get_device, variables_made
+from .rounding import COMPILED, EXACT, FEW, MANY, Disturbance, Sizes, agree, larger, sizes
 
 FAR, NEAR = 1000, 10  # by how much trials 3 and 4 advance; near, if the step fails far away
-# With another memory layout, the order of summation may vary: this many units in the last place of
-# the largest number may differ.
-ROUNDING = 64
-# A compiled step computes the same formulas with other roundings, which a step may amplify: Adam
-# divides a gradient that is all rounding by its own size. So the eager step also runs with all its
-# numbers changed by this many units in the last place, twice, and what a compiled step computes may
-# differ by this many times what these runs differ by, in addition to `ROUNDING`.
-DISTURBED, AMPLIFIED = 4, 16
-
-EXACT, SUMMED, COMPILED = "exact", "summed", "compiled"
-"""What may differ: nothing, the last bits of sums, or what rounding in the whole step changes."""
-
 Around = Callable[[Program], AbstractContextManager[Any]]
 Replay = Callable[[Sequence[Any], Sequence[Any], Any], StepResult]
 
@@ -81,21 +70,34 @@ class _FailedError(_DifferentError):
     """A step fails eagerly, and its replay fails too."""
 
 
+class _BeyondRoundingError(_DifferentError):
+    """A compiled step differs by more than the disturbed steps so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """The effects of a step.
 
     Attributes:
         result: What it returned.
-        state: The variables' values after it.
+        state: The variables' values after it, by path.
         generators: The states of PyTorch's generators after it.
         drawn: Another generator from which it drew, or an empty string.
     """
 
     result: StepResult
-    state: list[Any]
+    state: dict[str, Any]
     generators: list[Any]
     drawn: str
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The variables' values and what the step returned, by a clause for one that differs."""
+        found = {f"computes a different {path}": x for path, x in self.state.items()}
+        parts = {"": self.result.values, "weight of ": self.result.weights}
+        for kind, part in {**parts, "check of ": self.result.broken}.items():
+            found |= {f"returns a different {kind}{name!r}": x for name, x in part.items()}
+        return found
 
 
 class Trials:
@@ -127,7 +129,7 @@ class Trials:
                     before = [x.detach().clone() if x.numel() == 1 else None for x in self._state]
                     index = (trial - 1) % batches.count
                     outcome = self._compare(replay, batches, index, trial - 1, how)
-                    _set(self._state, outcome.state)
+                    _set(self._state, outcome.state.values())
                 trial, counters = 3, self._counters()
                 self._compare_far(replay, batches, how, counters)
                 others = self._other_scalars(before)
@@ -210,39 +212,59 @@ class Trials:
         if self._device != "cpu":
             again = self._outcome(lambda: self._run(batches.batch(index), number))
             self._check_equal(f"run twice on {self._device}", eager, again)
-        disturbed: list[_Outcome] = []
-        if how == COMPILED:
+        if how != COMPILED:
+            self._check_replay(replayed, eager, how)
+            return eager
+        disturbed: dict[str, Sizes] = {}
+        for seeds in (FEW, MANY):
             try:
-                disturbed = [self._disturbed(batches, index, number, seed) for seed in (0, 1)]
+                for seed in seeds:
+                    self._disturb(disturbed, eager, batches.batch(index), number, seed)
             except Exception as error:
                 failed = f"it fails from numbers with other last bits: {in_one_line(error)}"
                 raise _DifferentError(failed) from error
-        self._check_replay(replayed, eager, how, disturbed)
+            try:
+                self._check_replay(replayed, eager, how, disturbed)
+                break
+            except _BeyondRoundingError:
+                if seeds is MANY:
+                    raise
         return eager
 
-    def _disturbed(self, batches: SomeBatches, index: int, number: int, seed: int) -> _Outcome:
-        """Return the outcome of an eager step whose numbers all differ in their last bits."""
-        generator = torch.Generator(self._state[0].device if self._state else "cpu")
-        generator.manual_seed(seed)
+    def _disturb(
+        self, found: dict[str, Sizes], eager: _Outcome, batch: Any, number: int, seed: int
+    ) -> None:
+        """Run an eager step with other last bits, and keep by how much its results differ.
 
-        def disturb(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
-                return x
-            noise = torch.rand(x.shape, generator=generator, dtype=torch.float32, device=x.device)
-            unit = DISTURBED * torch.finfo(x.dtype).eps
-            return (x.detach() * (1 + unit * (2 * noise - 1))).to(x.dtype)
+        Args:
+            found: Gets the sizes of the differences, by what differs, where they are larger.
+            eager: The outcome of the eager step.
+            batch: The batch.
+            number: The step's number.
+            seed: Determines the bits.
+        """
+        disturbance = Disturbance(seed)
+
+        def run() -> StepResult:
+            with disturbance:
+                return self._run(changed, number)
 
         with undone(self._program):
-            _set(self._state, map(disturb, self._state))  # one by one, to save memory
-            batch = keras.tree.map_structure(disturb, batches.batch(index))
-            return self._outcome(lambda: self._run(batch, number))
+            _set(self._state, map(disturbance.of, self._state))  # one by one, to save memory
+            changed = keras.tree.map_structure(disturbance.of, batch)
+            other = self._outcome(run)
+        olds = eager.tensors
+        for what, x in other.tensors.items():
+            old = olds[what]
+            if x.dtype.is_floating_point and x.shape == old.shape:
+                found[what] = larger(found.get(what, (0.0, 0.0)), sizes(x, old))
 
     def _check_replay(
         self,
         replayed: Callable[[], StepResult],
         eager: _Outcome,
         how: str,
-        disturbed: Sequence[_Outcome],
+        disturbed: Mapping[str, Sizes] | None = None,
     ) -> None:
         """Replay a step, compare its effects with those of the eager one, and restore the state.
 
@@ -256,10 +278,10 @@ class Trials:
                 result = replayed()
             except Exception as error:
                 raise _DifferentError(in_one_line(error)) from error
-            found = _Outcome(result, self._state, _generators(), "")
+            found = _Outcome(result, self._named(self._state), _generators(), "")
             self._check_equal("replayed", eager, found, how, disturbed)
             if how == COMPILED:
-                found = _Outcome(result, _copies(self._state), _generators(), "")
+                found = replace(found, state=self._named(_copies(self._state)))
         if how == COMPILED:
             self._check_equal("replayed twice", found, self._outcome(replayed))
 
@@ -274,7 +296,11 @@ class Trials:
             found = run()
             parts = (found.values, found.weights, found.broken)
             copies = ({name: on_host(x.detach()) for name, x in part.items()} for part in parts)
-            return _Outcome(StepResult(*copies), _copies(self._state), _generators(), drawn.moved())
+            state = self._named(_copies(self._state))
+            return _Outcome(StepResult(*copies), state, _generators(), drawn.moved())
+
+    def _named(self, state: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self._paths, state, strict=True))
 
     def _check_equal(
         self,
@@ -282,30 +308,28 @@ class Trials:
         old: _Outcome,
         new: _Outcome,
         how: str = EXACT,
-        disturbed: Sequence[_Outcome] = (),
+        disturbed: Mapping[str, Sizes] | None = None,
     ) -> None:
         """Raise an error for the first difference.
+
+        Args:
+            when: When the new outcome was computed, for the message.
+            old: The outcome of an eager step, or of an earlier replay.
+            new: The outcome of a replay.
+            how: What may differ.
+            disturbed: By how much disturbed eager steps differ.
 
         Raises:
             _DifferentError: They differ.
         """
-        for i, path in enumerate(self._paths):
-            x, y, others = old.state[i], new.state[i], [other.state[i] for other in disturbed]
-            if not _agree(y, x, how, others):
-                raise _DifferentError(f"when {when}, it computes a different {path}")
-        pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
-            (old.result.values, new.result.values),
-            (old.result.weights, new.result.weights),
-            (old.result.broken, new.result.broken),
-        ]
-        for olds, news in pairs:
-            if list(olds) != list(news):
-                raise _DifferentError(f"it returns {list(news)} first and then {list(olds)}")
-            for name in olds:
-                found = (other.result for other in disturbed)
-                others = [{**x.values, **x.weights, **x.broken}[name] for x in found]
-                if not _agree(news[name], olds[name], how, others):
-                    raise _DifferentError(f"when {when}, it returns a different {name!r}")
+        olds, news = old.tensors, new.tensors
+        if list(olds) != list(news):
+            names = [[*x.result.values, *x.result.weights] for x in (old, new)]
+            raise _DifferentError(f"it returns {names[1]} first and then {names[0]}")
+        for what, x in olds.items():
+            if not agree(news[what], x, how, (disturbed or {}).get(what)):
+                kind = _DifferentError if disturbed is None else _BeyondRoundingError
+                raise kind(f"when {when}, it {what}")
         if not all(map(torch.equal, old.generators, new.generators)):
             raise _DifferentError(f"when {when}, it draws different random numbers")
 
@@ -426,31 +450,3 @@ def _set(tensors: Sequence[Any], values: Iterable[Any]) -> None:
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
-
-
-def _agree(a: Any, b: Any, how: str, others: Sequence[Any] = ()) -> bool:
-    """Return whether two tensors are equal, bit for bit or within roundings.
-
-    Args:
-        a: What a replayed step computed.
-        b: What the eager step computed.
-        how: What may differ.
-        others: What disturbed eager steps computed.
-    """
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    # Compared on the device, to which they are copied one variable at a time.
-    b, others = b.to(a.device), [other.to(a.device) for other in others]
-    equal = (a == b) | (a.isnan() & b.isnan())
-    if how == EXACT or not a.dtype.is_floating_point or not a.numel():
-        return bool(equal.all())
-    x, y = a.double(), b.double()
-    limit = ROUNDING * torch.finfo(a.dtype).eps * _largest(y)
-    if others:
-        limit = limit + AMPLIFIED * max(_largest(other.double() - y) for other in others)
-    return bool((((x - y).abs() <= limit) | equal).all())
-
-
-def _largest(x: Any) -> Any:
-    """Return the largest absolute value that is finite."""
-    return x.nan_to_num(0.0, 0.0, 0.0).abs().max()

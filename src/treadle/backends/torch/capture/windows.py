@@ -38,7 +38,8 @@ MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs
 MOST_BYTES = 512 * 2**20
 
 _placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""Data sets as tensors, by owner; each is converted once, on a CPU without a copy."""
+"""Data sets as tensors, in their structure and as a list, by owner: each is converted once, on a
+CPU without a copy."""
 
 
 class Batches:
@@ -68,8 +69,7 @@ class Batches:
                 self._held = _mapped(to_device, window.batches)
             self._columns = [x.unbind() for x in tensors_of(self._held)]
         else:
-            self._held = _on_device(self._rows, to_device)
-            self._arrays = tensors_of(self._held)
+            self._held, self._arrays = _on_device(self._rows, to_device)
 
     @cached_property
     def _indices(self) -> Sequence[Any]:
@@ -244,10 +244,15 @@ def _stacked(steps: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> Any:
-    """Return a data set as tensors, which must not be changed: on a CPU they share its memory."""
+def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    """Return a data set as tensors, which must not be changed: on a CPU they share its memory.
+
+    Returns:
+        Its structure, and its tensors as a list: to list them takes 70 calls of Python.
+    """
     if rows.owner not in _placed:
-        _placed[rows.owner] = _mapped(lambda x: shared(x, to_device), rows.arrays)
+        held = _mapped(lambda x: shared(x, to_device), rows.arrays)
+        _placed[rows.owner] = held, tensors_of(held)
     return _placed[rows.owner]
 
 
