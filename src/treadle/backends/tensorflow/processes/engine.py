@@ -112,7 +112,7 @@ class TensorFlowEngine:
             self._traces += 1
 
     @contextmanager
-    def agreeing(self) -> Generator[None]:
+    def preparing(self, processes: Processes) -> Generator[None]:
         """Check that graphs which are traced in this context communicate in the same way.
 
         Raises:
@@ -123,11 +123,11 @@ class TensorFlowEngine:
         mine, self._traced = self._traced, []
         if not mine:
             return
-        for rank, others in enumerate(self._group.exchange(mine, AT)):
+        for rank, others in enumerate(processes.group.exchange(mine, AT)):
             if others != mine:
                 raise StepError(
                     f"the step that was traced in process {rank} sums {len(others)} messages, and "
-                    f"that of process {self._group.rank} {len(mine)} or others: what a step "
+                    f"that of process {processes.rank} {len(mine)} or others: what a step "
                     "computes must not depend on the process"
                 )
 
