@@ -126,9 +126,9 @@ class SharedExecutor:
         program, name = self._program, self._program.name
         if program.native and name == "train_step":
             raise StepError(
-                f"{name} computes no gradients with treadle.gradients or treadle.minimize, so "
-                f"{self._processes.size} processes would train apart: use these, or train with one "
-                "process"
+                f"{name} computes no gradients with treadle.gradients or treadle.minimize, or only "
+                f"inside of a compiled function of its own, so {self._processes.size} processes "
+                "would train apart: use these, outside of @tf.function, or train with one process"
             )
         check_batch(window.batch(0), name, self._processes)
         share_state(program, self._processes)
