@@ -1,8 +1,9 @@
 """Two processes on this machine: Treadle and a loop written by hand, `scripts/bench processes`.
 
-All train the same network on the same global batches, in turns, in the same two processes. The
-processor time of both processes together is counted: they share the cores of one machine, so the
-time on the clock says little. The share of exchanges is the time in which process 0 waits for them.
+All train the same network on the same global batches, in many short turns, in the same two
+processes. The processor time of both processes together is counted: they share the cores of one
+machine, so the time on the clock says little. The share of exchanges is the time in which process 0
+waits for them.
 
 By hand is a jitted step on arrays that are split among the processes (JAX), and a network of
 `torch.nn` in `DistributedDataParallel` (PyTorch): with its buckets, which are sent during the
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WORKERS, ROUNDS = 2, 7
+WORKERS, ROUNDS = 2, 25
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench processes", description=__doc__)
     parser.add_argument("--backend", choices=["jax", "torch"], default="jax")
     parser.add_argument("--workload", default="mlp-adam")
-    parser.add_argument("--steps", type=int, default=150, help="steps in a round")
+    parser.add_argument("--steps", type=int, default=40, help="steps in a round")
     chosen = parser.parse_args(arguments)
     launch = [sys.executable, "-m", "treadle", "launch", "--workers", str(WORKERS), "--"]
     given = [chosen.backend, chosen.workload, str(chosen.steps)]

@@ -467,6 +467,22 @@ def own_random_state() -> None:
 
 
 @fails
+def own_function() -> None:
+    import tensorflow as tf
+
+    normalized = layers.BatchNormalization()
+    normalize = tf.function(lambda x: normalized(x, training=True))
+
+    class Normalizing(Small):
+        def __init__(self) -> None:
+            super().__init__(lambda task, x, y: usual(task, normalize(x), y))
+            self.normalized = normalized
+
+    with treadle.Loop(Normalizing(), console=False) as loop:
+        loop.fit(source(16, 8), epochs=1)
+
+
+@fails
 def ambiguous_draw() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         noise = keras.random.normal((x.shape[0],)), keras.random.normal((4,))

@@ -1,6 +1,7 @@
 """What all processes must agree on before a step runs: batches, variables, and their values."""
 
 import hashlib
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -83,6 +84,23 @@ def share_state(program: Program, processes: Processes) -> None:
             named[path].assign(engine.from_first(value_of(named[path])))
         else:
             engine.set_generator(engine.from_first(generator))
+
+
+def refusal(reason: str, messages: Sequence[str], processes: Processes) -> str:
+    """Return why a step cannot be captured in one of the processes; empty if it can in all.
+
+    Args:
+        reason: Why it cannot be captured in this process; empty if it can.
+        messages: What the captured step sums over the processes, in order.
+        processes: The processes.
+    """
+    everyone = processes.group.exchange([reason, list(messages)], AT)
+    for rank, (why, _) in enumerate(everyone):
+        if why:
+            return why if why == reason else f"in process {rank}, {why}"
+    if any(others != everyone[0][1] for _, others in everyone):
+        return "the processes have captured different sums"
+    return ""
 
 
 def variables_of(program: Program) -> dict[str, Any]:

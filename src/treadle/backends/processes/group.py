@@ -47,6 +47,10 @@ class Engine(Protocol):
         """Prepare for the communication of a step, which is now run, recorded or traced."""
         ...
 
+    def preparing(self, processes: "Processes") -> AbstractContextManager[Any]:
+        """Return a context in which the executor of a step captures or traces it."""
+        ...
+
     def patched(self) -> AbstractContextManager[Any]:
         """Return a context in which moments, draws and optimizers use the rows of this process."""
         ...
@@ -118,9 +122,13 @@ class Total:
     Args:
         processes: The processes.
         stand_in: What a float is multiplied by instead if this process is alone.
+
+    Attributes:
+        acts: True: all processes call it, or none, so it is not dropped where its result is unused.
+        adds_elements: True: the sum of concatenated tensors is that of each.
     """
 
-    acts = True  # all processes call it, or none: it is not dropped where its result is unused
+    acts = adds_elements = True
 
     def __init__(self, processes: Processes, stand_in: float) -> None:
         self._processes, self._stand_in = processes, stand_in
@@ -153,6 +161,6 @@ def processes() -> Processes | None:
 
 
 def connected(found: Processes) -> None:
-    """Note that this process is connected to others."""
+    """Note that this process is connected to others, unless it is the only one."""
     global _processes
-    _processes = found
+    _processes = found if found.size > 1 else None

@@ -75,6 +75,15 @@ class Rows:
         self.averaged: frozenset[str] = frozenset()
         self.sums_nested = self.averages_applied = False
         self.results: list[tuple[list[Any], list[Any]]] | None = None
+        self._means: list[Any] = []
+
+    def begin_step(self) -> None:
+        """Forget the means of the step before."""
+        self._means.clear()
+
+    def is_mean(self, x: Any) -> bool:
+        """Return whether a tensor is a mean over the processes, which `reduced` has returned."""
+        return any(x is mean for mean in self._means)
 
     def adapt(self, kind: str, names: Sequence[str]) -> bool:
         """Combine results in another way, and return whether there is one that was not tried.
@@ -242,6 +251,7 @@ class Rows:
             sums[name][i] = next(found)
         for i in scalars:
             leaves[i] = next(found)
+            self._means.append(leaves[i])
         for i in weighted:
             value, weight = leaves[i].value, leaves[i].weight
             leaves[i] = Weighted(ops.cast(self.mean(found)[0], value.dtype), weight)

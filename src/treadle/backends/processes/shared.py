@@ -52,8 +52,6 @@ class SharedExecutor:
         around: A function that returns the context manager for each eager step.
         to_device: A function that converts an array to a tensor.
         processes: The processes.
-        preparing: A function that returns the context manager in which the executor prepares a
-            step.
     """
 
     def __init__(
@@ -63,10 +61,9 @@ class SharedExecutor:
         around: Callable[[Program], AbstractContextManager[Any]],
         to_device: Callable[[Any], Any],
         processes: Processes,
-        preparing: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._program, self._around, self._to_device = program, around, to_device
-        self._processes, self._preparing = processes, preparing
+        self._processes = processes
         self._rows: Rows | None = None
         self._is_ready = False
         self._shared = replace(program, function=self._function)
@@ -86,14 +83,14 @@ class SharedExecutor:
     def facts(self, window: Window) -> Facts:
         """Check the step on several processes, and return the facts that determine its plan."""
         self._prepare(window)
-        with self._preparing():
+        with self._processes.engine.preparing(self._processes):
             return self._executor.facts(window)
 
     def compile(self, window: Window) -> bool:
         """Capture the step if it is not captured yet."""
         self._prepare(window)
         self._executor.plan = self.plan
-        with self._preparing():
+        with self._processes.engine.preparing(self._processes):
             return self._executor.compile(window)
 
     def transfer(self, window: Window) -> None:
@@ -117,6 +114,7 @@ class SharedExecutor:
             return self._program.function(batch)
         engine = self._processes.engine
         engine.begin_step()
+        mine.begin_step()
         counts = _Counts(self._program, engine.watched(variables_of(self._program).values()))
         with computing(mine), engine.patched():
             values, weights = self._program.function(mine.of_batch(batch))
@@ -136,9 +134,9 @@ class SharedExecutor:
         program, name = self._program, self._program.name
         if program.native and name == "train_step":
             raise StepError(
-                f"{name} computes no gradients with treadle.gradients or treadle.minimize, so "
-                f"{self._processes.size} processes would train apart: use these, or train with one "
-                "process"
+                f"{name} computes no gradients with treadle.gradients or treadle.minimize, or only "
+                f"inside of a compiled function of its own, so {self._processes.size} processes "
+                "would train apart: use these, outside of @tf.function, or train with one process"
             )
         first = window.batch(0)
         if window.shares is not None and not window.shares.whole:
@@ -278,7 +276,9 @@ def _reduced(
         if name in weights:
             parts += mine.parts(wide, weights[name])
         else:
-            parts.append(wide * mine.share)
+            # Of a mean, zeros: sums have the same forms whichever values Python returns, and need
+            # not wait for the mean.
+            parts.append(ops.zeros_like(wide) if mine.is_mean(value) else wide * mine.share)
     found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
     means: dict[str, Any] = {}
     totals: dict[str, Any] = {}
@@ -287,7 +287,8 @@ def _reduced(
             mean, totals[name] = mine.mean(found)
             mean = ops.cast(mean, value.dtype) if is_float(value) else mean
         else:
-            mean = next(found)
+            total = next(found)
+            mean = value if mine.is_mean(value) else total
         means[name] = mean if is_float(value) else ops.cast(ops.round(mean), value.dtype)
     for variable, before, _ in changes:
         total = next(found)

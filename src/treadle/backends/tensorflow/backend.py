@@ -19,6 +19,7 @@ from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.group import processes, sum_of
 from ..processes.rows import rows, seen, shared, unsplit
+from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import Scope, hand_losses, hand_outward
@@ -28,7 +29,6 @@ from ..window import row
 from .calls import GraphCaller
 from .patches import FuncGraph, true_moments
 from .processes.engine import connect
-from .processes.executor import shared_executor
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
 
@@ -94,8 +94,8 @@ class TensorFlowBackend:
         if nested:
             return result, gradients if mine is None else mine.summed(gradients)
         if mine is not None:
-            result, gradients = mine.reduced(result, gradients, own, shares)
-        elif whole is not None and variables:
+            return mine.reduced(result, gradients, own, shares)
+        if whole is not None and variables:
             whole.note(own, gradients)
         return result, gradients
 
@@ -203,11 +203,16 @@ class TensorFlowBackend:
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the graph loop, or the eager one."""
         group = processes()
-        if group is not None and group.size > 1:
-            return shared_executor(program, options, _nothing, self.to_device, self.to_numpy, group)
-        if options.execution == "eager":
-            return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
-        return TensorFlowExecutor(program)
+
+        def make(program: Program) -> Executor:
+            if options.execution == "eager":
+                return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
+            refusal = "" if group is None else "XLA does not compile sums over processes"
+            return TensorFlowExecutor(program, refusal)
+
+        if group is None:
+            return make(program)
+        return SharedExecutor(program, make, _nothing, self.to_device, group)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True

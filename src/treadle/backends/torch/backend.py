@@ -17,8 +17,10 @@ from ...core.processes import ProcessGroup
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
+from ..processes.agreement import refusal
 from ..processes.group import processes, sum_of
 from ..processes.rows import rows, seen, shared, unsplit
+from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import Scope, hand_losses, hand_outward
@@ -28,12 +30,12 @@ from ..window import row
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
+from .capture.proof import Captured
 from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
-from .processes.executor import shared_executor
 from .trace import tracing
 
 _OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self")
@@ -99,8 +101,8 @@ class TorchBackend:
         if nested:
             return result, gradients if mine is None else mine.summed(gradients)
         if mine is not None:
-            result, gradients = mine.reduced(_detached(result), gradients, own, shares)
-        elif whole is not None and variables:
+            return mine.reduced(_detached(result), gradients, own, shares)
+        if whole is not None and variables:
             whole.note(own, gradients)
         return _detached(result), gradients
 
@@ -175,11 +177,22 @@ class TorchBackend:
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the captured step, or the eager one."""
         group = processes()
-        if group is not None and group.size > 1:
-            return shared_executor(program, options, _step, self.to_device, self.to_numpy, group)
-        if options.execution == "eager":
-            return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
-        return CaptureExecutor(program, options, _step, self.to_device)
+
+        def agreed(captured: Captured | str) -> Captured | str:
+            if group is None:
+                return captured
+            if isinstance(captured, str):
+                return refusal(captured, (), group)
+            return refusal("", captured.messages, group) or captured
+
+        def make(program: Program) -> Executor:
+            if options.execution == "eager":
+                return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
+            return CaptureExecutor(program, options, _step, self.to_device, agreed)
+
+        if group is None:
+            return make(program)
+        return SharedExecutor(program, make, _step, self.to_device, group)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True

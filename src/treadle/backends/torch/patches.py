@@ -121,12 +121,6 @@ INTERNALS: dict[str, Internal] = {
         "which the mode needs, although all shapes are fixed",
         f"{_PYTORCH}/torch/fx/experimental/symbolic_shapes.py",
     ),
-    "functional_collectives": Internal(
-        "torch:ops._c10d_functional",
-        "sums over processes without a change in place; the public functions wrap their results",
-        f"{_PYTORCH}/torch/distributed/_functional_collectives.py",
-        members=("all_reduce", "wait_tensor"),
-    ),
     "moments": Internal(
         "keras.src.backend.torch.nn:moments",
         "patched on several processes: the moments are those of the whole batch",
@@ -191,7 +185,6 @@ ATTRIBUTES: dict[str, Attribute] = {
 get_device: Any = INTERNALS["get_device"].resolve()
 TorchDispatchMode: Any = INTERNALS["TorchDispatchMode"].resolve()
 C: Any = INTERNALS["C"].resolve()
-functional_collectives: Any = INTERNALS["functional_collectives"].resolve
 
 Call = Callable[..., Any]
 

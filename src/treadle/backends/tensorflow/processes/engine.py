@@ -54,6 +54,7 @@ class TensorFlowEngine:
         self._keys: dict[Any, int] = {}
         self._traces, self._counts = 0, Counter[Any]()
         self._traced: list[str] = []
+        self._runs_as_python = False
         self._assigned: set[int] = set()
 
     def sum(self, x: Tensor) -> Tensor:
@@ -84,7 +85,17 @@ class TensorFlowEngine:
         return tf.cast(raw, tf.bool) if is_bool else tf.bitcast(raw, x.dtype)
 
     def recorded(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Call a function."""
+        """Call a function.
+
+        Raises:
+            StepError: A step that runs as Python calls it while TensorFlow traces another function.
+        """
+        if self._runs_as_python and not tf.executing_eagerly():
+            raise StepError(
+                "the step sums over processes inside of a tf.function of its own, of which "
+                "TensorFlow keeps the first trace, for other rows or without the sums. Remove "
+                "@tf.function: Treadle compiles the whole step"
+            )
         return function(x)
 
     def differentiable(self, forward: Callable[[Tensor], Tensor], is_idle: bool, x: Tensor) -> Any:
@@ -108,11 +119,12 @@ class TensorFlowEngine:
     def begin_step(self) -> None:
         """Number the operations of the step from 1, and those of each graph separately."""
         self._counts.clear()
+        self._runs_as_python = tf.executing_eagerly()
         if not tf.executing_eagerly():
             self._traces += 1
 
     @contextmanager
-    def agreeing(self) -> Generator[None]:
+    def preparing(self, processes: Processes) -> Generator[None]:
         """Check that graphs which are traced in this context communicate in the same way.
 
         Raises:
@@ -123,11 +135,11 @@ class TensorFlowEngine:
         mine, self._traced = self._traced, []
         if not mine:
             return
-        for rank, others in enumerate(self._group.exchange(mine, AT)):
+        for rank, others in enumerate(processes.group.exchange(mine, AT)):
             if others != mine:
                 raise StepError(
                     f"the step that was traced in process {rank} sums {len(others)} messages, and "
-                    f"that of process {self._group.rank} {len(mine)} or others: what a step "
+                    f"that of process {processes.rank} {len(mine)} or others: what a step "
                     "computes must not depend on the process"
                 )
 

@@ -55,10 +55,12 @@ class Code:
         uses_number: Whether it depends on the step's number.
         draws: Whether it draws from PyTorch's global generator, which other code shares.
         length: The number of operations.
+        messages: The forms of the tensors that are summed over processes, in order.
     """
 
     def __init__(self, tape: Tape, block: Block, results: list[Ref], title: str) -> None:
         self.source: list[str] = []
+        self.messages: list[str] = []
         self.length = 0
         self.uses_number = self.draws = False
         self._tape = tape
@@ -147,6 +149,9 @@ class Code:
 
     def _write_operation(self, node: Operation, indent: str) -> None:
         self.length += 1
+        if getattr(node.function, "adds_elements", False):
+            x = self._tape.objects[node.outputs.index]
+            self.messages.append(f"{x.dtype} {tuple(x.shape)}")
         self.draws = self.draws or self._is_drawn(node)
         arguments = [self._text(x) for x in node.args]
         arguments += [f"{name}={self._text(x)}" for name, x in node.kwargs.items()]

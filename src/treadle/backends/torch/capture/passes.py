@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .messages import with_joined_sums
 from .nodes import (
     Block,
     Branch,
@@ -60,6 +61,7 @@ def simplified(
     outputs = replaced(outputs, names)
     block = _needed(block, set(outputs))
     block = _needed(_without_copies(tape, block, outputs, names), set(outputs))
+    block = with_joined_sums(tape, block)
     if relaid:
         block = _pooled_as_it_lies(tape, block, outputs, names)
     if in_place:

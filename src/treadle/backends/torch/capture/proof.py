@@ -34,6 +34,7 @@ class Captured:
         uses_number: Whether it depends on the step's number.
         draws: Whether it draws from PyTorch's global generator, which other code shares.
         length: The number of operations.
+        messages: The forms of the tensors that are summed over processes, in order.
         source: The lines of the generated function.
         is_compiled: Whether Inductor compiled operations of it.
         is_graph: Whether these are replayed as CUDA graphs.
@@ -45,7 +46,7 @@ class Captured:
     ) -> None:
         self.is_compiled, self.is_graph, self.refusal = is_compiled, False, ""
         self.uses_number, self.draws = code.uses_number, code.draws
-        self.length, self.source = code.length, code.source
+        self.length, self.source, self.messages = code.length, code.source, code.messages
         self._code, self._names = code, names
 
     def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> StepResult:

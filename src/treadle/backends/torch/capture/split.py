@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from ...plans import RefusedError
+from .dependencies import check_branches, dependencies, uses, written
 from .nodes import (
     Block,
     Branch,
@@ -77,12 +78,12 @@ def split(tape: Tape, block: Block, results: Collection[Ref] = ()) -> list[Part]
         RefusedError: Nothing can be compiled, or there would be too many parts.
     """
     block = _with_state_itself(tape, [_without_shape_source(tape, node) for node in block])
-    _check_branches(tape, block)
+    check_branches(tape, block)
     attached = _attached(tape, block, results)
     repeated = {id(node) for node in attached.values()}
     block = [node for node in block if id(node) not in repeated]
     reasons = _reasons(tape, block)
-    needs, reads = _dependencies(tape, block, reasons, attached)
+    needs, reads = dependencies(tape, block, map(bool, reasons), attached)
     _move_out(tape, block, reasons, reads)
     parts = [_with_attached(part, attached) for part in _parts(block, reasons, needs)]
     compiled = [part for part in parts if not part.reason]
@@ -160,21 +161,12 @@ def _attached(tape: Tape, block: Block, results: Collection[Ref]) -> dict[Ref, O
     return found
 
 
-def _uses(node: Node, attached: Mapping[Ref, Operation]) -> set[Ref]:
-    """Return the values that a node uses, including those of attached operations."""
-    found = used_by(node)
-    for ref in list(found):
-        if ref in attached:
-            found |= _uses(attached[ref], attached)
-    return found
-
-
 def _with_attached(part: Part, attached: Mapping[Ref, Operation]) -> Part:
     """Return a part with the attached operations before their first use."""
     block: Block = []
     left = dict(attached)
     for node in part.block:
-        used = _uses(node, attached)
+        used = uses(node, attached)
         block += [left.pop(ref) for ref in attached if ref in used and ref in left]
         block.append(node)
     return replace(part, block=block)
@@ -237,65 +229,6 @@ def _drops_nothing(node: Operation) -> bool:
 _OTHER_BATCH_NORMS = frozenset({aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
 
 
-def _dependencies(
-    tape: Tape, block: Block, reasons: list[str], attached: Mapping[Ref, Operation]
-) -> tuple[list[set[int]], list[set[int]]]:
-    """Return for each node the positions of the nodes that must run before it.
-
-    Those are the makers of its inputs, and, of nodes that share memory, those before a write and
-    the write before those after it. Nodes outside keep their order: random numbers depend on it.
-
-    Returns:
-        All these nodes, and those among them whose results it uses.
-    """
-    makers: dict[Ref, int] = {}
-    writer: dict[int, int] = {}  # of each storage, the last node that wrote to it
-    readers: dict[int, list[int]] = {}  # and those that used it since
-    needs: list[set[int]] = []
-    reads: list[set[int]] = []
-    last_outside: int | None = None
-    for i, node in enumerate(block):
-        used = _uses(node, attached)
-        found = {makers[ref] for ref in used if ref in makers}
-        changed = written(tape, node)
-        storages = {tape.storage_of(ref) for ref in {*used, *refs_in(node.outputs)}} - {0}
-        for storage in storages:
-            if storage in writer:
-                found.add(writer[storage])
-        reads.append(found - {i})
-        found = set(found)
-        for storage in storages:
-            if storage in changed:
-                found.update(readers.pop(storage, []))
-                writer[storage] = i
-            else:
-                readers.setdefault(storage, []).append(i)
-        if reasons[i]:
-            if last_outside is not None:
-                found.add(last_outside)
-            last_outside = i
-        makers.update(dict.fromkeys(refs_in(node.outputs), i))
-        found.discard(i)
-        needs.append(found)
-    return needs, reads
-
-
-def written(tape: Tape, node: Node) -> set[int]:
-    """Return the memory that a node changes in place."""
-    if isinstance(node, Branch):
-        inner = [part for block in node.blocks for part in block]
-        return set[int]().union(*(written(tape, part) for part in inner))
-    if isinstance(node, LoopNode):
-        return set[int]().union(*(written(tape, part) for part in node.block))
-    if not is_operator(node.function):
-        return set()
-    targets = [
-        node.args[position] if position < len(node.args) else node.kwargs.get(name)
-        for position, name in Kind.of(node.function).writes
-    ]
-    return {tape.storage_of(ref) for ref in refs_in(targets)} - {0}
-
-
 def _move_out(tape: Tape, block: Block, reasons: list[str], reads: list[set[int]]) -> None:
     """Move operations on few numbers outside if a node outside needs them, such as seeds.
 
@@ -334,27 +267,6 @@ def _parts(block: Block, reasons: list[str], needs: list[set[int]]) -> list[Part
         few = len(parts[i]) < FEWEST_OPERATIONS
         found.append(Part(parts[i], why.get(i, "few operations" if few else "")))
     return found
-
-
-def _check_branches(tape: Tape, block: Block) -> None:
-    """Refuse branches that return the memory of a variable, or of a tensor that is written.
-
-    The tape knows the memory of the branch that ran while it recorded: operations could be moved
-    before those that they depend on if the other one runs.
-
-    Raises:
-        RefusedError: There are such branches.
-    """
-    changed = set[int]().union(*(written(tape, node) for node in block))
-    for i, thing in enumerate(tape.objects):
-        if tape.kind_of(Ref(i)) == "state" and isinstance(thing, torch.Tensor):
-            changed.add(tape.storage_of(Ref(i)))
-    for node in block:
-        if isinstance(node, Branch):
-            returned = {tape.storage_of(ref) for ref in refs_in(node.results)} - {0}
-            if returned & changed:
-                at = f", at {node.line}" if getattr(node, "line", "") else ""
-                raise RefusedError(f"cond returns the memory of a variable{at}")
 
 
 def _check_shared_memory(tape: Tape, parts: list[Part], attached: Collection[Ref]) -> None:

@@ -20,7 +20,7 @@ from ...program import Program
 from ...types import Tensor, Variable
 from ..capture.recording import current
 from ..capture.trials import device, undone
-from ..patches import INTERNALS, functional_collectives
+from ..patches import INTERNALS
 from .draws import Draws
 from .moments import moments
 
@@ -38,10 +38,13 @@ class TorchEngine:
     """The operations between processes on PyTorch."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of the tensors of all processes, which has the same bits in all."""
-        collectives = functional_collectives()
-        name = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", name))
+        """Return the sum of the tensors of all processes, which has the same bits in all.
+
+        The public functions around `ProcessGroup.allreduce` take longer than a small message.
+        """
+        sent = x.clone(memory_format=torch.contiguous_format)
+        dist.group.WORLD.allreduce([sent]).wait()  # type: ignore[union-attr]
+        return sent
 
     def from_first(self, x: Tensor) -> Tensor:
         """Return the tensor of process 0."""
@@ -64,6 +67,10 @@ class TorchEngine:
 
     def begin_step(self) -> None:
         """Do nothing: collectives are matched by their order."""
+
+    def preparing(self, processes: Processes) -> AbstractContextManager[Any]:
+        """Run trials of a captured step alone: processes may need different numbers of them."""
+        return processes.alone()
 
     @contextmanager
     def patched(self) -> Generator[None]:
