@@ -143,23 +143,34 @@ def test_the_last_step_is_sent_again_if_a_killed_process_lost_it(begun, tmp_path
 
 
 @pytest.mark.parametrize("server_says", [False, True])
-def test_what_a_tracker_lost_is_sent_again_from_the_history(begun, tmp_path, server_says):
+@pytest.mark.parametrize("lost_from", [1, 4, 7, 9])
+def test_what_a_tracker_lost_is_sent_again(begun, tmp_path, monkeypatch, server_says, lost_from):
+    monkeypatch.setattr(tracking_sender, "MOST_AT_ONCE", 1)
     server = Server()
+    server.keeps_last_step = True
     hook, loop = begun(server, tmp_path)
-    loop.window(hook, loss=np.arange(10))
-    loop.history.add_steps(StepLogs(1, {"loss": np.arange(10.0)}, {}, 8, loop.progress))
-    loop.record(hook, "log", step=8, mine=1.0)
-    loop.record(hook, "epoch", step=10, loss=1.0)
+    loop.window(hook, loss=np.arange(5))
+    loop.record(hook, "log", mine=1.0)
+    loop.window(hook, loss=np.arange(5, 7))
+    loop.record(hook, "epoch", loss=1.0)
+    loop.window(hook, loss=np.arange(7, 10))
     hook.end(loop, None)  # and then the process is killed
-    server.values = [value for value in server.values if value.step < 7]
-    server.arrived = Sent(4 if server_says else 6, 1)
-    server.says = Sent(6, 1) if server_says else None
-    again = Tracked(server)
-    again.start(loop)
-    finish(again, loop)
-    assert server.steps() == list(range(1, 11)) and server.steps("epoch/loss") == [10]
+    server.values = [value for value in server.values if value.step < lost_from]
+    arrived = Sent(lost_from - 1)
+    server.arrived = Sent(0) if server_says else arrived
+    server.says = arrived if server_says else None
+    again, resumed = Tracked(server), Loop(tmp_path, step=5)  # from a checkpoint
+    resumed.history.add_steps(StepLogs(1, {"loss": np.arange(5.0)}, {}, 8, resumed.progress))
+    resumed.history.add(loop.history.records[0])
+    again.start(resumed)
+    resumed.window(again, loss=np.arange(5, 7))
+    resumed.record(again, "epoch", loss=1.0)
+    resumed.window(again, loss=np.arange(7, 10))
+    finish(again, resumed)
+    assert server.steps() == list(range(1, 11))
+    assert server.steps("mine") == [5] and server.steps("epoch/loss") == [7]
     # In order, because some trackers refuse a step below the last one.
-    assert [value.step for value in server.values] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 10]
+    assert [v.step for v in server.values] == sorted(v.step for v in server.values)
 
 
 def test_what_a_killed_process_did_not_send_is_sent_from_the_history(begun, tmp_path):

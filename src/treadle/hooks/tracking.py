@@ -79,7 +79,7 @@ class Tracker(DetailedHook):
         records = [
             (number, record)
             for number, record in enumerate(history.records, 1)
-            if number > sent.records or record.progress.step > sent.step
+            if number > sent.records
         ]
         # In the order of the steps: some trackers refuse a step below the last one.
         for step, row in enumerate(zip(*columns, strict=True), begin):

@@ -67,10 +67,12 @@ class Values:
 
 
 class Client(Protocol):
-    """The connection to a tracker; all methods are called by one thread, and may raise errors.
+    """The connection to a tracker; one thread calls all methods but `received`. They may raise.
 
     Attributes:
-        keeps_last_step: Whether a process that is killed loses what was sent of the last step.
+        keeps_last_step: Whether the tracker joins what belongs to a step, and stores it when a
+            later step comes. What it has received up to a step is complete then, but a process
+            that is killed loses what was sent of the last step.
     """
 
     keeps_last_step: bool
@@ -157,6 +159,7 @@ class Sender:
         self._run, sent = store.read()
         self.received = sent if self._run is None else client.received(self._run, sent)
         self._sent = self._stored = self.received
+        self._complete = self.received.step if client.keeps_last_step else 0
         self._held: list[Values] = []  # of the last step, if the client keeps it
         self._is_open, self._fault = False, ""
         self._lost: list[int] = []  # the first and the last step that did not fit, and their number
@@ -244,7 +247,9 @@ class Sender:
         if not self._is_open:
             run, known = self._client.open(self._run, self._settings)
             self._run = run
-            self._sent = self._stored = self._sent if known is None else known
+            if known is not None:
+                self._sent = self._stored = known
+                self._complete = known.step if self._client.keeps_last_step else 0
             self._store.write(run, self._sent)
             self._is_open = True
 
@@ -283,9 +288,9 @@ class Sender:
                 self._changed.notify_all()
 
     def _is_new(self, value: Values, is_record: bool) -> bool:
-        # A record comes after its step, so it has not arrived where the step has not.
-        late = is_record and value.sent.records > self._sent.records
-        return late or value.step > self._sent.step
+        if is_record:
+            return value.sent.records > self._sent.records and value.step > self._complete
+        return value.step > self._sent.step
 
     def _finish(self, directory: Path | None, files: Sequence[str], status: str) -> None:
         if directory is not None and files:

@@ -77,13 +77,11 @@ class WandbClient:
         self._project, self._name, self._mode = project, name, mode
         self._directory = directory
         self._run: Any = None
-        self._records = 0  # that were sent before this process
 
     def received(self, run: str, sent: Sent) -> Sent:
         """Return what the files hold, and online what has surely left the killed process."""
-        self._records = sent.records
         step = None if self._directory is None else last_step(self._directory, run)
-        return Sent(max(0, sent.step - UNSURE) if step is None else step, sent.records)
+        return Sent(max(0, sent.step - UNSURE) if step is None else step)
 
     def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent | None]:
         """Start a run, or continue one; only the server knows what it has received."""
@@ -101,7 +99,7 @@ class WandbClient:
         if self._run.offline:
             return str(self._run.id), None
         # After a resume, `step` is the next one; a new run has 0.
-        return str(self._run.id), Sent(max(0, int(self._run.step) - 1), self._records)
+        return str(self._run.id), Sent(max(0, int(self._run.step) - 1))
 
     def send(self, values: Sequence[Values]) -> None:
         """Log values by step; what is logged at the same step joins one row."""
