@@ -1,15 +1,51 @@
-"""Sources of which each process reads its own share, in one process; what several do is tested with
-several of them, in `conformance/test_sharded.py`."""
+"""Sources of which each process reads its own share, in one process or in threads that stand for
+several; what several processes do is tested with them, in `conformance/test_sharded.py`."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from treadle.core import exchanged_arrays
 from treadle.core.identity import source_facts
-from treadle.data import groups, limited, sharded, zipped
+from treadle.data import groups, limited, sharded, shards, zipped
 from treadle.errors import DataError
 from treadle.run import resume
+
+
+@pytest.fixture
+def in_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
+    """Calls a function of the rank in two threads, each of which stands for a process."""
+    of_thread, barrier, values = threading.local(), threading.Barrier(2, timeout=20), [None, None]
+
+    def exchange(value: Any, at: str) -> list[Any]:
+        values[of_thread.rank] = value
+        barrier.wait()
+        found = list(values)
+        barrier.wait()
+        return found
+
+    def group() -> Any:
+        return SimpleNamespace(rank=of_thread.rank, size=2, exchange=exchange)
+
+    monkeypatch.setattr(shards, "process_group", group)
+    monkeypatch.setattr(exchanged_arrays, "process_group", group)
+    devices = SimpleNamespace(computes_own_rows=lambda examples: True)
+    monkeypatch.setattr(shards, "active", lambda: devices)
+
+    def each(function: Callable[[int], Any]) -> list[Any]:
+        def run(rank: int) -> Any:
+            of_thread.rank = rank
+            return function(rank)
+
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(run, range(2)))
+
+    return each
 
 
 def share(shard_index: int, shard_count: int) -> Any:
@@ -36,6 +72,32 @@ def test_one_process_reads_on_where_several_ended(start: int) -> None:
         window = reader.take(9)
         found = [] if window is None else window.batches[:, 0].tolist()
         assert found == list(range(6))[start:]
+
+
+def test_a_share_that_has_ended_takes_part_in_batches_of_another_form(in_two: Any) -> None:
+    """Such as longer sequences: it has no batch of this form itself."""
+
+    def read(rank: int) -> list[tuple[int, ...]]:
+        source = sharded(lambda shard_index, shard_count: lengths[shard_index])
+        reader = source.read(0)
+        return [reader.take(1).batches.shape for _ in lengths[0]]
+
+    lengths = [np.zeros((2, 3)), np.zeros((2, 5))], [np.zeros((2, 3))]
+    assert in_two(read) == [[(1, 4, 3), (1, 2, 5)]] * 2
+
+
+def test_batches_from_which_a_step_may_be_built_have_no_rows_of_zeros(in_two: Any) -> None:
+    """The first one, and one that was put back because its form differs from those before it."""
+
+    def read(rank: int) -> list[list[int]]:
+        source = sharded(lambda shard_index, shard_count: [np.ones(2)] * 3)
+        reader = source.read(0)
+        first = reader.take(2)
+        reader.put_back(first)
+        return [reader.take(1).batches[0].tolist() for _ in range(3)]
+
+    own = [[1, 1, 0, 0]] * 2, [[0, 0, 1, 1]] * 2
+    assert in_two(read) == [[[1, 1, 1, 1], *rows] for rows in own]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class ShardedReader:
     def __init__(self, reader: Reader, request: ReadRequest, start: int) -> None:
         self._reader, self._epoch, self._given = reader, request.epoch, request.start
         self._own, self._ended = start, start < request.start
-        self._empty: Any = None  # a batch without rows, for the structure
+        self._empty: Any = None  # the batches taken last, without rows, for the structure
         self._filled: set[str] = set()
 
     def take(self, most: int) -> Window | None:
@@ -221,13 +221,14 @@ class ShardedReader:
             self._reader.put_back(rest)
         self._given += count
         self._own += 0 if window is None else count
-        if self._empty is None:
-            self._empty = zeros(reading[0].form)
+        if window is None:
+            self._empty = zeros(reading[0].form)  # forms may differ from batch to batch
         return self._together(window, count, [each.rows for each in offers], at)
 
     def put_back(self, window: Window) -> None:
         """Put back a window; the next `take` returns it again."""
         assert window.shares is not None
+        self._filled.clear()  # the step may be built from these batches when they are taken again
         self._given -= window.count
         counts, rank = window.shares.counts, process_group().rank
         first = sum(counts[:rank])
