@@ -77,8 +77,8 @@ class Rows:
         self.results: list[tuple[list[Any], list[Any]]] | None = None
         self._means: list[Any] = []
 
-    def begin_step(self) -> None:
-        """Forget the means of the step before."""
+    def end_step(self) -> None:
+        """Forget the means of the step, which are parts of a message with its gradients."""
         self._means.clear()
 
     def is_mean(self, x: Any) -> bool:
