@@ -13,6 +13,7 @@ import pytest
 from treadle.core import exchanged_arrays
 from treadle.core.identity import source_facts
 from treadle.data import groups, limited, sharded, shards, zipped
+from treadle.data.source import shards_of
 from treadle.errors import DataError
 from treadle.run import resume
 
@@ -58,6 +59,18 @@ def test_one_process_reads_the_whole() -> None:
     reader = source.read(1, start=4)
     assert reader.take(9).batches[:, 0].tolist() == [4, 5] and reader.take(9) is None
     assert source_facts(source) == source_facts(limited(source, 2)) == {"sharded": True}
+
+
+def test_a_source_that_lists_its_files_as_shards_is_not_divided() -> None:
+    class OfFiles:
+        length, endless, batch_examples, inexact, closed_loop = 2, False, 8, None, False
+        shards = ("0.npy", "1.npy")
+
+        def read(self, epoch: int, start: int = 0, **how: Any) -> Any: ...
+
+    assert shards_of(OfFiles()) is shards_of(limited(OfFiles(), 2)) is None
+    assert source_facts(OfFiles()) == {"length": 2, "batch_examples": 8}
+    groups(OfFiles(), 2)
 
 
 @pytest.mark.parametrize("start", [2, 5, 7])
