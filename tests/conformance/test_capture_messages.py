@@ -129,6 +129,25 @@ def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
     assert {x.untyped_storage().nbytes() for x in [*eager, *replayed]} == {4}
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_without_rows_joins_the_same_sums(rank: int) -> None:
+    """Although it sums zeros: other processes must wait for the weights before the gradients."""
+    group: Any = SimpleNamespace(rank=rank, size=2)
+    processes = Processes(group, TorchEngine())
+    mine = Rows(processes, 1, Seen())
+    assert mine.is_idle == (rank == 1)
+    state, batch = torch.zeros(3), torch.ones(3)
+    with processes.alone(), torch.no_grad():
+        with recording([state], [batch], torch.zeros(()), False) as tape:
+            weight = mine.total(batch[:1] * 2)
+            state.sub_(mine.total(batch / weight))
+            counted = mine.total(batch[:2] * 3)
+        code = Code(tape, *simplified(tape, [tape.ref_of(counted)]), "step")
+        [found] = code([state], [torch.full((3,), float("nan"))], None)
+    assert code.messages == ["torch.float32 (1,)", "torch.float32 (5,)"]
+    assert torch.isnan(found).all() == (rank == 0) and (rank == 0 or (found == 0).all())
+
+
 def test_what_processes_capture_must_agree() -> None:
     def of(reason: str, *others: list[Any]) -> str:
         group = SimpleNamespace(exchange=lambda mine, at: [mine, *others])
