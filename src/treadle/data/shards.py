@@ -1,11 +1,10 @@
 """Sources of which each of several processes reads its own share.
 
-A batch of the run is what all processes read for it, one after another in the order of their ranks.
-Each process holds its own rows of a batch in their places, and no others: these are the rows that
-it computes. Before, the processes agree on how many rows each has. If these are not the rows that
-each computes, because a last batch is shorter or a share has ended, they exchange the rows of that
-batch, and all hold all of it. So no example is padded, repeated or left out, and no process waits
-for one whose share has ended.
+A batch of the run consists of the rows that all processes read for it, in the order of their ranks.
+For each batch, the processes first exchange how many rows each has read. Usually a process has read
+the rows that it computes, and holds only these, in their places. Otherwise, because a last batch is
+shorter or a share has ended, the processes exchange the rows, and each holds the whole batch. So no
+example is padded, repeated or left out.
 """
 
 import inspect
