@@ -1,6 +1,7 @@
 """Sources of which each process reads its own share, in one process or in threads that stand for
 several; what several processes do is tested with them, in `conformance/test_sharded.py`."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from treadle.core import exchanged_arrays
 from treadle.core.identity import source_facts
 from treadle.data import groups, limited, sharded, shards, zipped
+from treadle.data.reader import BatchSource
 from treadle.data.source import shards_of
 from treadle.errors import DataError
 from treadle.run import resume
@@ -97,6 +99,18 @@ def test_a_share_that_has_ended_takes_part_in_batches_of_another_form(in_two: An
 
     lengths = [np.zeros((2, 3)), np.zeros((2, 5))], [np.zeros((2, 3))]
     assert in_two(read) == [[(1, 4, 3), (1, 2, 5)]] * 2
+
+
+def test_a_second_call_in_an_endless_epoch_does_not_draw_again(in_two: Any) -> None:
+    """Drawing again would change the state of what makes the batches."""
+
+    def read(rank: int) -> Any:
+        drawn = itertools.count()
+        of_rank = BatchSource(lambda reading: (np.full(2, i) for i in drawn), None, endless=True)
+        reader = sharded(lambda shard_index, shard_count: of_rank).read(0, start=3)
+        return reader.take(1).batches[0, 2 * rank].item(), reader.position()["batches"]
+
+    assert in_two(read) == [(0, [4, 4])] * 2
 
 
 def test_batches_from_which_a_step_may_be_built_have_no_rows_of_zeros(in_two: Any) -> None:

@@ -143,9 +143,14 @@ class ShardedSource(BaseSource):
         return reader if self.shards == 1 else ShardedReader(reader, request, start)
 
     def _skipped(self, request: ReadRequest) -> Reader:
-        """Open a reader without a position: as many batches as were trained on are left out."""
+        """Open a reader without a position: as many batches as were trained on are left out.
+
+        If the share may end before, they are read, to find out.
+        """
         start, length = request.start, self.share.length
-        skipped = 0 if length is None else min(start, length)
+        skipped = min(start, length or 0)
+        if self.share.endless:
+            skipped = start
         reader = read_from(self.share, request.at(request.epoch, skipped))
         while length is None and skipped < start:
             window = reader.take(min(DISCARDED_AT_ONCE, start - skipped))
