@@ -18,7 +18,7 @@ class Loop:
         self.directory, self.task, self.batches = directory, task, batches
         self.progress = Progress(step=step, seconds=0.25 * step)
         self.history, self.reason, self.weights = History(), None, 0
-        self.unfinished = False
+        self.unfinished = self.reads_shares = False
         self.state = SimpleNamespace(arrays=lambda: {"weights": np.array(self.weights)})
 
     def batch_at(self, step):

@@ -379,18 +379,21 @@ def test_more_parts_than_a_manifest_can_list_are_an_error_before_anything_is_wri
     state = {"large": np.zeros(whole, np.int8), "small": np.zeros(3, np.int8)}
     saved = Checkpoint(Progress(step=6), state)
 
-    def save(small: tuple[int, ...]) -> Checkpoints:
-        cuts = {"large": ((many,), (0,) * whole), "small": ((small,), (0,) * len(small))}
-        return save_in_parts(tmp_path / "checkpoints", saved, cuts, monkeypatch)
+    def cuts(small: tuple[int, ...]) -> dict[str, Any]:
+        return {"large": ((many,), (0,) * whole), "small": ((small,), (0,) * len(small))}
 
-    with pytest.raises(CheckpointError) as caught:
-        save((0, 1, 2)).check()
-    assert str(caught.value) == (
-        "2 variables are cut into 90,001 parts, large alone into 89,998; a checkpoint holds at "
-        "most 90,000. In the LayoutMap, leave small variables whole, and split others along one "
-        "axis of the mesh"
-    )
-    assert Checkpoints(tmp_path / "checkpoints").latest() is None
-    save((0, 1)).check()
-    found = Checkpoints(tmp_path / "checkpoints").latest()
+    folder, temporary = tmp_path / "checkpoints", temporary_name(6)
+    for rank in (1, 0):  # all of them, at once, and not only when the chief has tried to write
+        mine = {path: cut(state[path], *how, rank) for path, how in cuts((0, 1, 2)).items()}
+        checkpoints, split = Checkpoints(folder), replace(saved, state=mine)
+        with pytest.raises(CheckpointError) as caught:
+            (checkpoints.save_parts if rank else checkpoints.save)(split, temporary)
+        assert str(caught.value) == (
+            "2 variables are cut into 90,001 parts, large alone into 89,998; a checkpoint holds at "
+            "most 90,000. In the LayoutMap, leave small variables whole, and split others along "
+            "one axis of the mesh"
+        )
+    assert not folder.exists()
+    save_in_parts(folder, saved, cuts((0, 1)), monkeypatch).check()
+    found = Checkpoints(folder).latest()
     assert found is not None and same(found, saved)

@@ -1,15 +1,54 @@
-"""Sources of which each process reads its own share, in one process; what several do is tested with
-several of them, in `conformance/test_sharded.py`."""
+"""Sources of which each process reads its own share, in one process or in threads that stand for
+several; what several processes do is tested with them, in `conformance/test_sharded.py`."""
 
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from treadle.core import exchanged_arrays
 from treadle.core.identity import source_facts
-from treadle.data import groups, limited, sharded, zipped
+from treadle.data import groups, limited, sharded, shards, zipped
+from treadle.data.reader import BatchSource
+from treadle.data.source import shards_of
 from treadle.errors import DataError
 from treadle.run import resume
+
+
+@pytest.fixture
+def in_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
+    """Calls a function of the rank in two threads, each of which stands for a process."""
+    of_thread, barrier, values = threading.local(), threading.Barrier(2, timeout=20), [None, None]
+
+    def exchange(value: Any, at: str) -> list[Any]:
+        values[of_thread.rank] = value
+        barrier.wait()
+        found = list(values)
+        barrier.wait()
+        return found
+
+    def group() -> Any:
+        return SimpleNamespace(rank=of_thread.rank, size=2, exchange=exchange)
+
+    monkeypatch.setattr(shards, "process_group", group)
+    monkeypatch.setattr(exchanged_arrays, "process_group", group)
+    devices = SimpleNamespace(computes_own_rows=lambda examples: True)
+    monkeypatch.setattr(shards, "active", lambda: devices)
+
+    def each(function: Callable[[int], Any]) -> list[Any]:
+        def run(rank: int) -> Any:
+            of_thread.rank = rank
+            return function(rank)
+
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(run, range(2)))
+
+    return each
 
 
 def share(shard_index: int, shard_count: int) -> Any:
@@ -24,6 +63,18 @@ def test_one_process_reads_the_whole() -> None:
     assert source_facts(source) == source_facts(limited(source, 2)) == {"sharded": True}
 
 
+def test_a_source_that_lists_its_files_as_shards_is_not_divided() -> None:
+    class OfFiles:
+        length, endless, batch_examples, inexact, closed_loop = 2, False, 8, None, False
+        shards = ("0.npy", "1.npy")
+
+        def read(self, epoch: int, start: int = 0, **how: Any) -> Any: ...
+
+    assert shards_of(OfFiles()) is shards_of(limited(OfFiles(), 2)) is None
+    assert source_facts(OfFiles()) == {"length": 2, "batch_examples": 8}
+    groups(OfFiles(), 2)
+
+
 @pytest.mark.parametrize("start", [2, 5, 7])
 def test_one_process_reads_on_where_several_ended(start: int) -> None:
     """Their positions are in other data; as many batches as were trained on are left out."""
@@ -36,6 +87,44 @@ def test_one_process_reads_on_where_several_ended(start: int) -> None:
         window = reader.take(9)
         found = [] if window is None else window.batches[:, 0].tolist()
         assert found == list(range(6))[start:]
+
+
+def test_a_share_that_has_ended_takes_part_in_batches_of_another_form(in_two: Any) -> None:
+    """Such as longer sequences: it has no batch of this form itself."""
+
+    def read(rank: int) -> list[tuple[int, ...]]:
+        source = sharded(lambda shard_index, shard_count: lengths[shard_index])
+        reader = source.read(0)
+        return [reader.take(1).batches.shape for _ in lengths[0]]
+
+    lengths = [np.zeros((2, 3)), np.zeros((2, 5))], [np.zeros((2, 3))]
+    assert in_two(read) == [[(1, 4, 3), (1, 2, 5)]] * 2
+
+
+def test_a_second_call_in_an_endless_epoch_does_not_draw_again(in_two: Any) -> None:
+    """Drawing again would change the state of what makes the batches."""
+
+    def read(rank: int) -> Any:
+        drawn = itertools.count()
+        of_rank = BatchSource(lambda reading: (np.full(2, i) for i in drawn), None, endless=True)
+        reader = sharded(lambda shard_index, shard_count: of_rank).read(0, start=3)
+        return reader.take(1).batches[0, 2 * rank].item(), reader.position()["batches"]
+
+    assert in_two(read) == [(0, [4, 4])] * 2
+
+
+def test_batches_from_which_a_step_may_be_built_have_no_rows_of_zeros(in_two: Any) -> None:
+    """The first one, and one that was put back because its form differs from those before it."""
+
+    def read(rank: int) -> list[list[int]]:
+        source = sharded(lambda shard_index, shard_count: [np.ones(2)] * 3)
+        reader = source.read(0)
+        first = reader.take(2)
+        reader.put_back(first)
+        return [reader.take(1).batches[0].tolist() for _ in range(3)]
+
+    own = [[1, 1, 0, 0]] * 2, [[0, 0, 1, 1]] * 2
+    assert in_two(read) == [[[1, 1, 1, 1], *rows] for rows in own]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """`NonFinite`: which step, value and rows it names, and its actions."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.hook_loop import INF, NAN, Loop
 from treadle import hooks
+from treadle.core import processes
 from treadle.errors import ConfigurationError, NonFiniteError
 
 
@@ -38,6 +41,32 @@ def test_nonfinite_names_a_few_rows_of_many():
 def test_nonfinite_names_a_leaf_without_rows():
     message = nonfinite(Loop(batches={1: {"weight": np.float32(NAN)}}), loss=[INF])
     assert "held it already: the array 'weight'. Fix" in message
+
+
+@pytest.mark.parametrize("undone", [0.0, 1.0])
+def test_processes_that_read_shares_name_the_rows_of_all(monkeypatch, undone):
+    """Also a process whose own rows are finite, and also if loss scaling undid the step."""
+    x = np.zeros((5, 2))
+    x[[0, 3]] = INF  # process 0 computes the rows from 0 to 2
+    batches = {"x": x, "weight": np.float32(1)}, {"x": np.zeros((5, 2)), "weight": np.float32(1)}
+    sent = {}
+
+    def message(rank):
+        def exchange(mine, at):
+            sent[rank] = mine
+            return [sent.get(0), {"the array 'x'": [4], "the array 'weight'": []}]
+
+        group = SimpleNamespace(rank=rank, size=2, exchange=exchange)
+        monkeypatch.setattr(processes, "_group", group)
+        loop = Loop(batches={1: batches[rank]})
+        loop.reads_shares = True
+        return nonfinite(loop, loss=[NAN], loss_scale=[4.0], undone=[undone])
+
+    messages = [message(rank) for rank in range(2)]
+    assert "The batch held it already: the array 'x', rows 0, 4. Fix" in messages[0]
+    assert messages[1] == messages[0]
+    assert sent[0] == {"the array 'x'": [0], "the array 'weight'": []}
+    assert sent[1] == {"the array 'x'": [], "the array 'weight'": []}
 
 
 def test_nonfinite_says_that_it_was_the_step():

@@ -13,9 +13,13 @@ if keras.config.backend() != "torch":
 import torch
 
 from treadle.backends.processes.agreement import refusal
+from treadle.backends.processes.group import Processes
+from treadle.backends.processes.rows import Rows, Seen
+from treadle.backends.processes.shared import _reduced
 from treadle.backends.torch.capture.code import Code
 from treadle.backends.torch.capture.passes import simplified
 from treadle.backends.torch.capture.recording import recording
+from treadle.backends.torch.processes.engine import TorchEngine
 
 State, Batch = torch.Tensor, torch.Tensor
 
@@ -103,6 +107,45 @@ def test_sums_are_joined_if_no_value_changes(
     found = code([states[1]], [batch], None)
     for one, other in zip([*expected, states[0]], [*found, states[1]], strict=True):
         assert torch.equal(one, other)
+
+
+def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
+    """Until they are fetched: a window of N steps would hold N copies of the gradients."""
+    group: Any = SimpleNamespace(rank=0, size=2)
+    processes, counts = Processes(group, TorchEngine()), SimpleNamespace(changes=lambda mine: [])
+    mine = Rows(processes, 4, Seen())
+    state, batch = torch.zeros(100), torch.ones(100)
+    with processes.alone(), torch.no_grad():
+        with recording([state], [batch], torch.zeros(()), False) as tape:
+            loss = batch.mean()
+            mean, gradients = mine.reduced(loss, {"": [batch]}, {"": loss}, {"": mine.share})
+            state.sub_(gradients[""][0])
+            values, _ = _reduced(mine, {"loss": mean, "first": batch[0] * 2}, {}, counts)
+        eager = list(values.values())
+        code = Code(tape, *simplified(tape, [tape.ref_of(x) for x in eager]), "step")
+        replayed = code([state], [batch], None)
+    assert code.messages == ["torch.float32 (104,)"]
+    assert [float(x) for x in replayed] == [1, 2]
+    assert {x.untyped_storage().nbytes() for x in [*eager, *replayed]} == {4}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_without_rows_joins_the_same_sums(rank: int) -> None:
+    """Although it sums zeros: other processes must wait for the weights before the gradients."""
+    group: Any = SimpleNamespace(rank=rank, size=2)
+    processes = Processes(group, TorchEngine())
+    mine = Rows(processes, 1, Seen())
+    assert mine.is_idle == (rank == 1)
+    state, batch = torch.zeros(3), torch.ones(3)
+    with processes.alone(), torch.no_grad():
+        with recording([state], [batch], torch.zeros(()), False) as tape:
+            weight = mine.total(batch[:1] * 2)
+            state.sub_(mine.total(batch / weight))
+            counted = mine.total(batch[:2] * 3)
+        code = Code(tape, *simplified(tape, [tape.ref_of(counted)]), "step")
+        [found] = code([state], [torch.full((3,), float("nan"))], None)
+    assert code.messages == ["torch.float32 (1,)", "torch.float32 (5,)"]
+    assert torch.isnan(found).all() == (rank == 0) and (rank == 0 or (found == 0).all())
 
 
 def test_what_processes_capture_must_agree() -> None:

@@ -30,7 +30,7 @@ from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
 from .digest import Digest
 from .dtypes import Array, name_of
-from .parts import about_of, check_count, check_parts, described_parts, write_own_parts
+from .parts import about_of, check_parts, described_parts, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
 from .tensor_file import PIECE, SUFFIX, pieces
 
@@ -162,7 +162,6 @@ class Draft:
         self.step, self.temporary = checkpoint.progress.step, temporary
         self.reported = False
         self.split = split_arrays(checkpoint)
-        check_count(self.split)
         self._record: dict[str, Any] = {
             "format": FORMAT if self.split else WITHOUT_PARTS,
             "progress": encode(asdict(checkpoint.progress), "progress", nested),

@@ -14,7 +14,7 @@ from ..core.processes import process_group
 from ..errors import CheckpointError
 from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
 from .manifest import UnknownFormatError, read_manifest
-from .parts import about_of, write_own_parts
+from .parts import about_of, check_count, write_own_parts
 from .reading import read
 from .retention import Retention, names_in, newest_of_each_step, remove_partial
 
@@ -97,11 +97,13 @@ class Checkpoints:
             False if the previous checkpoint is still being written; nothing is saved then.
 
         Raises:
-            CheckpointError: If writing the previous checkpoint failed, as in `check`.
+            CheckpointError: If writing the previous checkpoint failed, as in `check`, or if arrays
+                are cut into too many parts, for all processes.
         """
         if self.busy:
             return False
         self.check()
+        check_count(split_arrays(checkpoint))
         try:
             draft = Draft(checkpoint, temporary)
         except CheckpointError as error:  # `check` reports it like an error of the thread
@@ -123,9 +125,13 @@ class Checkpoints:
         Args:
             checkpoint: The checkpoint, of which only the `OwnParts` are written.
             temporary: The name on which the processes have agreed.
+
+        Raises:
+            CheckpointError: If arrays are cut into too many parts, for all processes.
         """
         self.check()
         split = split_arrays(checkpoint)
+        check_count(split)
         self._pending.append(self._writer.submit(self._write_parts, split, temporary))
 
     def check(self) -> None:

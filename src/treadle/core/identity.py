@@ -135,7 +135,8 @@ def source_facts(source: Any) -> dict[str, Any]:
         >>> source_facts(treadle.data.from_arrays(np.zeros(8), batch_size=4))["length"]
         2
     """
-    if getattr(source, "shards", None) is not None:  # the others depend on the number of processes
+    # The others depend on the number of processes. A user's source may list its files as `shards`.
+    if isinstance(getattr(source, "shards", None), int):
         return {"sharded": True}
     found = {name: getattr(source, name, None) for name in SOURCE_FACTS}
     return {name: value for name, value in found.items() if value is not None}

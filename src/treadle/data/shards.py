@@ -1,11 +1,10 @@
 """Sources of which each of several processes reads its own share.
 
-A batch of the run is what all processes read for it, one after another in the order of their ranks.
-Each process holds its own rows of a batch in their places, and no others: these are the rows that
-it computes. Before, the processes agree on how many rows each has. If these are not the rows that
-each computes, because a last batch is shorter or a share has ended, they exchange the rows of that
-batch, and all hold all of it. So no example is padded, repeated or left out, and no process waits
-for one whose share has ended.
+A batch of the run consists of the rows that all processes read for it, in the order of their ranks.
+For each batch, the processes first exchange how many rows each has read. Usually a process has read
+the rows that it computes, and holds only these, in their places. Otherwise, because a last batch is
+shorter or a share has ended, the processes exchange the rows, and each holds the whole batch. So no
+example is padded, repeated or left out.
 """
 
 import inspect
@@ -144,9 +143,14 @@ class ShardedSource(BaseSource):
         return reader if self.shards == 1 else ShardedReader(reader, request, start)
 
     def _skipped(self, request: ReadRequest) -> Reader:
-        """Open a reader without a position: as many batches as were trained on are left out."""
+        """Open a reader without a position: as many batches as were trained on are left out.
+
+        If the share may end before, they are read, to find out.
+        """
         start, length = request.start, self.share.length
-        skipped = 0 if length is None else min(start, length)
+        skipped = min(start, length or 0)
+        if self.share.endless:
+            skipped = start
         reader = read_from(self.share, request.at(request.epoch, skipped))
         while length is None and skipped < start:
             window = reader.take(min(DISCARDED_AT_ONCE, start - skipped))
@@ -187,7 +191,7 @@ class ShardedReader:
     def __init__(self, reader: Reader, request: ReadRequest, start: int) -> None:
         self._reader, self._epoch, self._given = reader, request.epoch, request.start
         self._own, self._ended = start, start < request.start
-        self._empty: Any = None  # a batch without rows, for the structure
+        self._empty: Any = None  # the batches taken last, without rows, for the structure
         self._filled: set[str] = set()
 
     def take(self, most: int) -> Window | None:
@@ -221,13 +225,14 @@ class ShardedReader:
             self._reader.put_back(rest)
         self._given += count
         self._own += 0 if window is None else count
-        if self._empty is None:
-            self._empty = zeros(reading[0].form)
+        if window is None:
+            self._empty = zeros(reading[0].form)  # forms may differ from batch to batch
         return self._together(window, count, [each.rows for each in offers], at)
 
     def put_back(self, window: Window) -> None:
         """Put back a window; the next `take` returns it again."""
         assert window.shares is not None
+        self._filled.clear()  # the step may be built from these batches when they are taken again
         self._given -= window.count
         counts, rank = window.shares.counts, process_group().rank
         first = sum(counts[:rank])

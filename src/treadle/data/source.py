@@ -181,8 +181,11 @@ def is_closed_loop(source: Any) -> bool:
 
 
 def shards_of(source: Any) -> int | None:
-    """Return into how many shares a source is divided, of which each process reads one, or None."""
-    return getattr(source, "shards", None)
+    """Return into how many shares a source is divided, of which each process reads one, or None.
+
+    A user's source may have an attribute `shards` too, such as the names of its files.
+    """
+    return getattr(source, "shards", None) if isinstance(source, BaseSource) else None
 
 
 def is_source_with_old_name(data: Any) -> bool:

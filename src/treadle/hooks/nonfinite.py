@@ -11,6 +11,7 @@ from ..core import schema
 from ..core.directory import RUN, read_run
 from ..core.hook import Hook, LoopView
 from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
+from ..core.processes import own_rows, process_group
 from ..core.progress import Progress
 from ..core.rollback import RolledBack
 from ..core.triggers import Span, When
@@ -157,7 +158,7 @@ class NonFinite(Hook):
         self._skipped += len(undone)
         steps = ", ".join(str(logs.first_step + i) for i in undone[:ROWS_NAMED])
         more = f" and {len(undone) - ROWS_NAMED} more" if len(undone) > ROWS_NAMED else ""
-        rows = _bad_inputs(loop.batch_at(logs.first_step + int(undone[0])))
+        rows = _bad_inputs(loop, logs.first_step + int(undone[0]))
         where = f": its batch held {'; '.join(rows)}" if rows else ", whose batch was finite"
         loop.log(
             {
@@ -255,7 +256,7 @@ def _explained(loop: LoopView, logs: StepLogs) -> tuple[int, str]:
                 "logarithm or a root of zero, or train in mixed_bfloat16"
             )
         names = [name for name, flags in bad.items() if flags[offset]]
-        rows = _bad_inputs(loop.batch_at(step)) if names else []
+        rows = _bad_inputs(loop, step) if names else []
         if names and (rows or not undone[offset]):
             value = logs.values[min(names)][offset]
             reason = _reason(rows, scaled)
@@ -342,7 +343,7 @@ def _bad_batches(loop: LoopView, clean: int) -> str:
     found = ""
     for step in range(loop.progress.step, clean, -1):
         try:
-            rows = _bad_inputs(loop.batch_at(step))
+            rows = _bad_inputs(loop, step)
         except DataError:
             break
         if rows:
@@ -350,20 +351,42 @@ def _bad_batches(loop: LoopView, clean: int) -> str:
     return found
 
 
-def _bad_inputs(batch: Any) -> list[str]:
-    """Return the leaves and rows of a batch that contain non-finite floats."""
-    found: list[str] = []
-    for path, leaf in flattened(batch):
-        # V: bfloat16 and the other narrow floats
-        if leaf is None or np.asarray(leaf).dtype.kind not in "fVc":
-            continue
-        array = np.asarray(leaf)
-        bad = ~np.isfinite(array)
-        if not bad.any():
-            continue
-        rows = np.flatnonzero(bad.reshape(bad.shape[0], -1).any(axis=1)) if bad.ndim else []
-        numbers = ", ".join(str(row) for row in rows[:ROWS_NAMED])
-        more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-        where = f", row{'s' if len(rows) > 1 else ''} {numbers}{more}" if len(rows) else ""
-        found.append(f"{named(path)}{where}")
-    return found
+def _bad_inputs(loop: LoopView, step: int) -> list[str]:
+    """Return the leaves and rows of a step's batch that contain non-finite floats.
+
+    If each process reads its own share, all must call this: they find the rows of all of them, so
+    that they act alike and name the same rows.
+    """
+    leaves = [(named(path), leaf) for path, leaf in flattened(loop.batch_at(step))]
+    found = {name: _bad_rows(leaf, loop.reads_shares) for name, leaf in leaves}
+    if loop.reads_shares:
+        everyone = process_group().exchange(found, f"looking for the cause at step {step}")
+        found = {name: sorted({row for each in everyone for row in each[name]}) for name in found}
+    return [_with_rows(name, rows) for name, rows in found.items() if rows]
+
+
+def _bad_rows(leaf: Any, own: bool) -> list[int]:
+    """Return the rows of an array with non-finite floats; [-1] for a number that is not finite.
+
+    Args:
+        leaf: The array, or None.
+        own: Whether to look at the rows that this process computes only.
+    """
+    array = np.asarray(leaf)
+    # V: bfloat16 and the other narrow floats
+    if leaf is None or array.dtype.kind not in "fVc":
+        return []
+    bad = ~np.isfinite(array)
+    if not bad.ndim:
+        return [-1] if bad else []
+    first, count = own_rows(len(bad)) if own else (0, len(bad))
+    mine = bad[first : first + count]
+    return (first + np.flatnonzero(mine.reshape(count, -1).any(axis=1))).tolist() if count else []
+
+
+def _with_rows(name: str, rows: list[int]) -> str:
+    if rows == [-1]:
+        return name
+    numbers = ", ".join(str(row) for row in rows[:ROWS_NAMED])
+    more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
+    return f"{name}, row{'s' if len(rows) > 1 else ''} {numbers}{more}"

@@ -77,8 +77,8 @@ class Rows:
         self.results: list[tuple[list[Any], list[Any]]] | None = None
         self._means: list[Any] = []
 
-    def begin_step(self) -> None:
-        """Forget the means of the step before."""
+    def end_step(self) -> None:
+        """Forget the means of the step, which are parts of a message with its gradients."""
         self._means.clear()
 
     def is_mean(self, x: Any) -> bool:
@@ -185,7 +185,10 @@ class Rows:
     def total(self, x: Any) -> Any:
         """Return the sum of a tensor over the processes with rows."""
         x = ops.stop_gradient(x)
-        x = ops.zeros_like(x) if self.is_idle else x
+        if self.is_idle:
+            # Zeros that depend on the tensor, which may be NaN: in all processes, the captured sums
+            # must wait for the same others.
+            x = ops.where(ops.zeros_like(x, dtype="bool"), x, ops.zeros_like(x))
         return self._processes.engine.recorded(self._total, x)
 
     def totals(self, tensors: Sequence[Any]) -> list[Any]:

@@ -114,11 +114,13 @@ class SharedExecutor:
             return self._program.function(batch)
         engine = self._processes.engine
         engine.begin_step()
-        mine.begin_step()
         counts = _Counts(self._program, engine.watched(variables_of(self._program).values()))
-        with computing(mine), engine.patched():
-            values, weights = self._program.function(mine.of_batch(batch))
-        return _reduced(mine, values, weights, counts)
+        try:
+            with computing(mine), engine.patched():
+                values, weights = self._program.function(mine.of_batch(batch))
+            return _reduced(mine, values, weights, counts)
+        finally:
+            mine.end_step()
 
     def _prepare(self, window: Window) -> None:
         """Check, the first time, that the processes agree, and that the step gives equal results.
@@ -284,11 +286,13 @@ def _reduced(
     totals: dict[str, Any] = {}
     for name, value in values.items():
         if name in weights:
-            mean, totals[name] = mine.mean(found)
+            mean, weight = mine.mean(found)
+            totals[name] = ops.copy(weight)
             mean = ops.cast(mean, value.dtype) if is_float(value) else mean
         else:
             total = next(found)
-            mean = value if mine.is_mean(value) else total
+            # A part of a message would keep all of it, with the gradients, until it is fetched.
+            mean = ops.copy(value if mine.is_mean(value) else total)
         means[name] = mean if is_float(value) else ops.cast(ops.round(mean), value.dtype)
     for variable, before, _ in changes:
         total = next(found)

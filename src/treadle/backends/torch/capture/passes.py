@@ -1,7 +1,8 @@
 """Passes that simplify a tape.
 
 They preserve all values bit for bit, except for `relaid`, which changes the memory layout of some
-tensors, so that later sums may differ in their last bits.
+tensors, so that later sums may differ in their last bits. So may sums over three or more processes
+that are joined to one message, in which the processes may be added in another order.
 """
 
 from collections import Counter
