@@ -8,6 +8,9 @@ does to a step is measured: the uncompiled step runs again with other last bits,
 What a compiled step computes may differ by twice what these runs differ by. A wrong kernel moves
 the moments of an optimizer by much more, even where the variables themselves change by the sign of
 a gradient.
+
+A variable is compared as a whole: an update below about 200 units in the last place of its largest
+number, as of SGD with a rate of 1e-5, may be wrong. Only moments show it.
 """
 
 from typing import Any, Final
