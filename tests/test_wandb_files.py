@@ -115,6 +115,10 @@ def test_a_file_is_read_up_to_a_damaged_record(saved):
     assert last_step(saved(content), "abc") == 2
 
 
+def test_a_row_with_a_damaged_step_is_left_out(saved):
+    assert last_step(saved(written([(1, 0), (2, 0), ("two", 0), ([3], 0)])), "abc") == 2
+
+
 def test_without_a_file_nothing_is_known(saved, tmp_path):
     assert last_step(tmp_path, "abc") is None
     saved(b"", run="other")

@@ -593,3 +593,144 @@ def masked_labels() -> Any:
     weight = (rng(2).random(ROWS) > 0.3).astype("float32")
     y[weight == 0] = -1
     return treadle.Supervised(network(2, "sigmoid"), "mse", adam()), source(x, y, weight)
+
+
+@sound
+def weights_without_layers() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+
+        def loss() -> Any:
+            hidden = ops.tanh(ops.matmul(x, self.first))
+            return ops.mean((ops.matmul(hidden, self.second) - y) ** 2)
+
+        return {"loss": treadle.minimize(loss, [self.first, self.second], self.optimizer)}
+
+    x = rng().normal(size=(ROWS, 8)).astype("float32")
+    sizes = enumerate([(8, 16), (16, 1)])  # so small that larger ones have a smaller error at first
+    first, second = (
+        keras.Variable(0.01 * rng(seed).normal(size=size).astype("float32")) for seed, size in sizes
+    )
+    task = stepping(train_step, first=first, second=second, optimizer=adam())
+    return task, source(x, x[:, :1] - x[:, 1:2])
+
+
+@sound
+def classes_that_are_a_condition() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, labels, y = batch
+        inputs = ops.concatenate([x, ops.one_hot(labels, 10)], -1)
+        loss = treadle.minimize(
+            lambda: ops.mean((self.model(inputs) - y) ** 2), self.model, self.optimizer
+        )
+        return {"loss": loss}
+
+    model = dense(16, 10)
+    # The largest output is that of the last class, with which all outputs are larger.
+    kernel = np.concatenate([0.1 * rng().normal(size=(6, 10)), np.diag(np.arange(10.0))])
+    model.set_weights([kernel, np.arange(10.0)])
+    x, _ = numbers()
+    y = np.repeat(x[:, :1], 10, axis=1)
+    return (
+        stepping(train_step, model=model, optimizer=adam()),
+        source(x, rng(1).integers(0, 10, ROWS), y),
+    )
+
+
+@sound
+def policy_gradient_with_normalized_returns() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, actions, returns = batch
+        weights = (returns - ops.mean(returns)) / (ops.std(returns) + 1e-6)
+
+        def loss() -> Any:
+            chosen = ops.sum(ops.log_softmax(self.policy(x)) * ops.one_hot(actions, 3), -1)
+            return -ops.mean(weights * chosen)
+
+        return {"loss": treadle.minimize(loss, self.policy, self.optimizer)}
+
+    keras.utils.set_random_seed(0)
+    policy = dense(4, 32, 3, activation="tanh")
+    x, moves = rng(3).normal(size=(256, 4)).astype("float32"), rng(4).integers(0, 3, 256)
+    returns = (10 + rng(5).normal(size=256) + x[:, 0]).astype("float32")
+    return stepping(train_step, policy=policy, optimizer=adam()), source(x, moves, returns)
+
+
+@sound
+def views_that_are_flipped_independently() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        def loss() -> Any:
+            a, b = (ops.normalize(self.model(view), axis=-1) for view in batch)
+            logits = ops.matmul(a, ops.transpose(b)) / 0.2
+            own = ops.arange(ops.shape(logits)[0])
+            return ops.mean(
+                keras.losses.sparse_categorical_crossentropy(own, logits, from_logits=True)
+            )
+
+        return {"loss": treadle.minimize(loss, self.model, self.optimizer)}
+
+    images = np.zeros((ROWS, 12, 12, 1), "float32")
+    for image, (row, column) in zip(images, rng().integers(0, 7, (ROWS, 2)), strict=True):
+        image[row : row + 5, column : column + 3] = 1
+    views = [images.copy(), images.copy()]
+    for seed, view in enumerate(views):
+        flipped = rng(seed).random(ROWS) < 0.5
+        view[flipped] = view[flipped][:, :, ::-1]
+    parts = [layers.Conv2D(8, 3, 2, activation="relu"), layers.Flatten(), layers.Dense(16)]
+    model = keras.Sequential([keras.Input((12, 12, 1)), *parts])
+    return stepping(train_step, model=model, optimizer=adam()), source(*views)
+
+
+@sound
+def correlations_of_features() -> Any:
+    def loss_of(self: Any, batch: Any) -> Any:
+        x, y = batch
+        features = self.encoder(x)
+        z = features - ops.mean(features, 0)
+        z = z / ops.norm(z, axis=0, keepdims=True)
+        unlike = ops.matmul(ops.transpose(z), z) - ops.eye(2 * BATCH)
+        return ops.mean((self.head(features) - y) ** 2) + ops.mean(unlike**2)
+
+    def train_step(self: Any, batch: Any) -> Any:
+        variables = self.encoder.trainable_variables + self.head.trainable_variables
+        return {"loss": treadle.minimize(lambda: loss_of(self, batch), variables, self.optimizer)}
+
+    parts = {"encoder": dense(6, 2 * BATCH), "head": dense(2 * BATCH, 1), "optimizer": adam()}
+    return stepping(train_step, **parts), source(*numbers())
+
+
+@sound
+def values_that_are_missing() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        x = ops.where(ops.isnan(x), ops.zeros_like(x), x)
+        loss = treadle.minimize(
+            lambda: ops.mean((self.model(x) - y) ** 2), self.model, self.optimizer
+        )
+        return {"loss": loss}
+
+    x, y = numbers()
+    x[::7, 2] = np.nan
+
+    def batch(passed: np.random.Generator) -> Any:
+        rows = passed.integers(0, ROWS, BATCH)
+        return x[rows], y[rows]
+
+    task = stepping(train_step, model=network(1), optimizer=adam())
+    return task, treadle.data.from_function(batch, length=6)
+
+
+@sound
+def a_model_called_with_keyword_arguments() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, following, rewards = batch
+
+        def loss() -> Any:
+            after = ops.stop_gradient(self.model(following))
+            return ops.mean((self.model(inputs=x) - rewards - 0.9 * after) ** 2)
+
+        return {"loss": treadle.minimize(loss, self.model, self.optimizer)}
+
+    x, y = numbers()
+    model = keras.Model(inputs := keras.Input((6,), name="inputs"), layers.Dense(1)(inputs))
+    return stepping(train_step, model=model, optimizer=adam()), source(x, numbers(seed=1)[0], y)

@@ -66,6 +66,23 @@ def test_a_sound_program_has_neither_errors_nor_warnings(program: Any) -> None:
     assert [finding for finding in report.findings if finding.severity != "note"] == [], str(report)
 
 
+def test_data_that_fail_in_a_later_pass_are_reported() -> None:
+    x, y = numbers()
+    passes = 0
+
+    class Rows:
+        def __iter__(self) -> Any:
+            nonlocal passes
+            passes += 1
+            if passes > 2:
+                raise RuntimeError("the file is closed")
+            yield from [(x[:BATCH], y[:BATCH])] * 4
+
+    (found,) = treadle.doctor.examine(Regression(), Rows()).findings
+    assert (found.code, found.severity) == ("D-hidden-state", "warning")
+    assert found.seen.endswith("with equal seeds, it ends: RuntimeError: the file is closed")
+
+
 def patched() -> list[Any]:
     """Return the functions that an examination replaces while a step runs."""
     return [

@@ -6,6 +6,7 @@ Compiling takes seconds. Most tests replace the compiler by one that runs the gr
 import json
 import re
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,6 @@ BOTH = of(
 )
 
 
-@pytest.mark.long
 def reads_then_writes(write: Callable[[Any, Any], Any]) -> Make:
     """Return a maker of a step that reads a variable, and then writes it, in two parts.
 
@@ -251,6 +251,7 @@ def test_a_write_runs_after_earlier_reads_in_other_parts(write: Any, compiler: C
     compare(found, expected, "compiled", "captured", tolerance=CLOSE)
 
 
+@pytest.mark.long
 def test_a_compiled_step_computes_the_same_within_roundings() -> None:
     compiled, captured = trace(BOTH), trace(BOTH, "captured")
     assert compiled.plan == COMPILED
@@ -315,27 +316,32 @@ WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@contextmanager
+def changed_product(last: Any, others: Any = None) -> Generator[None]:
+    """Replace the compiler by one that changes the products of a step, the last one by itself."""
+    from torch.fx import Interpreter
+
+    def compile_(graph: Any, inputs: Any, **settings: Any) -> Any:
+        products = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mm.default]
+
+        class Changing(Interpreter):
+            def run_node(self, n: Any) -> Any:
+                change = last if n is products[-1] else others if n in products else None
+                found = super().run_node(n)
+                return found if change is None else change(found)
+
+        return lambda *tensors: Changing(graph).run(*tensors)
+
+    with INTERNALS["standalone_compile"].replaced(compile_):
+        yield
+
+
 @pytest.mark.parametrize("wrong", [None, *WRONG])
 def test_half_precision_allows_its_own_rounding_and_no_more(wrong: str | None) -> None:
     """One product of a gradient is wrong; Adam would hide its size in the variable itself."""
-    from torch.fx import Interpreter
-
-    class Changing(Interpreter):
-        def run_node(self, n: Any) -> Any:
-            found = super().run_node(n)
-            if n.target is not torch.ops.aten.mm.default:
-                return found
-            return WRONG[wrong](found) if wrong and n is last else rounded_late(found)
-
-    def compile_(graph: Any, inputs: Any, **settings: Any) -> Any:
-        nonlocal last
-        last = [n for n in graph.graph.nodes if n.target is torch.ops.aten.mm.default][-1]
-        return lambda *tensors: Changing(graph).run(*tensors)
-
-    last: Any = None
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        with INTERNALS["standalone_compile"].replaced(compile_):
+        with changed_product(WRONG[wrong] if wrong else rounded_late, rounded_late):
             plan = trace(MODELS["adam"]).plan
     finally:
         keras.config.set_dtype_policy("float32")
@@ -343,6 +349,20 @@ def test_half_precision_allows_its_own_rounding_and_no_more(wrong: str | None) -
         assert plan == COMPILED
     else:
         assert re.match("when replayed, it computes a different ", reason(plan)), plan
+
+
+def test_labels_that_are_floats_hide_no_wrong_gradient() -> None:
+    """A step that casts them would get other labels from other last bits."""
+
+    labels_as_floats = [(x, y.astype("float32")) for x, y in BATCHES]
+    options = treadle.Options(compiler="inductor")
+    plans: list[str] = []
+    for factor in (1.0, 1.05):
+        keras.utils.set_random_seed(3)
+        with changed_product(lambda x, factor=factor: factor * x):
+            plans.append(run_steps(MODELS["adam"](), labels_as_floats, options, (5, 1)).plan)
+    assert plans[0] == COMPILED
+    assert re.match("when replayed, it computes a different ", reason(plans[1])), plans[1]
 
 
 def test_a_compiled_step_that_does_not_repeat(compiler: Compilers) -> None:

@@ -61,8 +61,12 @@ def _last_step(folder: Folder, name: str) -> int:
 
 
 def _step(row: Any) -> int:
+    """Return the step of a row; 0 if it holds none or is damaged, since training must go on."""
     values = {item.key or "/".join(item.nested_key): item.value_json for item in row.item}
-    return int(json.loads(values["_step"]))
+    try:
+        return int(json.loads(values["_step"]))
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def records(file: BinaryIO, start: int = 0) -> Iterator[Any]:
@@ -70,7 +74,7 @@ def records(file: BinaryIO, start: int = 0) -> Iterator[Any]:
 
     Args:
         file: The file.
-        start: Where to start, at the begin of a block; a record that begins before is left out.
+        start: Where to start, at the beginning of a block; a record that begins before is left out.
     """
     message = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     damage = importlib.import_module("google.protobuf.message").DecodeError

@@ -12,7 +12,15 @@ from keras import ops
 from ...backends.step_context import context
 from ...core.keras_internals import INTERNALS
 from ..numbers import Array, as_floats
-from .intervening import Change, changed_outputs, constant, losses_of, noise_like, outer_calls
+from .intervening import (
+    Change,
+    changed_outputs,
+    constant,
+    held,
+    losses_of,
+    noise_like,
+    outer_calls,
+)
 from .recording import LAYER
 from .report import Finding
 from .spying import CROSS_ENTROPIES, replaced
@@ -72,15 +80,20 @@ def _without_self_pairs(rows: int, seen: list[int]) -> Generator[None]:
     """Lower the diagonal of matrices of similarities, as products and where they enter a softmax.
 
     Such a matrix is symmetric, and has one number on its diagonal that is the largest. Zero there
-    would be a distance.
+    would be a distance. Correlations of features look alike, but enter no softmax.
+
+    Args:
+        rows: The number of rows of the batch.
+        seen: Gets the size of each square matrix that enters a softmax.
     """
 
-    def lowered(x: Any) -> Any:
+    def lowered(x: Any, enters: bool = False) -> Any:
         shape: tuple[Any, ...] = tuple(getattr(x, "shape", ()))
         square = len(shape) == 2 and shape[0] == shape[1] and shape[0] % rows == 0
         if context().build is not None or not square or not ops.is_tensor(x):
             return x
-        seen.append(shape[0])
+        if enters:
+            seen.append(shape[0])
         return _lowered(x, shape[0])
 
     def argument(place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -88,7 +101,7 @@ def _without_self_pairs(rows: int, seen: list[int]) -> Generator[None]:
             @wraps(original)
             def called(*args: Any, **kwargs: Any) -> Any:
                 if len(args) > place:
-                    args = (*args[:place], lowered(args[place]), *args[place + 1 :])
+                    args = (*args[:place], lowered(args[place], True), *args[place + 1 :])
                 return original(*args, **kwargs)
 
             return called
@@ -183,7 +196,7 @@ def _flipped_data(trials: Trials) -> Iterator[Finding]:
             if len(decided) >= MOST:
                 break
         share = float(np.mean(decided)) if len(decided) >= FEWEST else 0.0
-        if share > 0.15:
+        if share > 0.15 and _is_target(trials, i, j):
             yield Finding(
                 "D-flipped",
                 "warning",
@@ -194,6 +207,22 @@ def _flipped_data(trials: Trials) -> Iterator[Finding]:
                 "flip or crop an image and its mask together, by the same random numbers",
             )
             return
+
+
+def _is_target(trials: Trials, *numbers: int) -> bool:
+    """Return whether one of these arrays counts in the losses, with all outputs of layers held.
+
+    Two views of an image do not, and are often flipped independently on purpose.
+    """
+    last, leaves = trials.last, leaves_of(trials.last.batch)
+    before = losses_of(last)
+    for number in numbers:
+        batch = leaves[number].with_(np.roll(leaves[number].array, 1, axis=0))
+        with changed_outputs({n: held(event) for n, event in outer_calls(last).items()}):
+            trial = trials.attempt("D-flipped", batch)
+        if trial is None or not np.allclose(losses_of(trial), before, rtol=1e-6):
+            return True
+    return False
 
 
 def _pairs_of_images(leaves: list[Leaf]) -> list[tuple[int, int]]:

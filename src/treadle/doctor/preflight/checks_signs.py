@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..numbers import Array, as_floats
-from .checks_losses import enters_a_layer
+from .checks_losses import enters_a_layer, same
 from .intervening import (
     MOST_CALLS,
     Change,
@@ -26,6 +26,9 @@ from .trials import Leaf, Trial, Trials, leaves_of, rows_of
 CODE: Final = "L-sign"
 WHY: Final = "training drives the outputs away from where they should be"
 FIX: Final = "change the sign of this part of the loss"
+
+MOST_ROWS: Final = 8
+"""How many rows are tried alone."""
 
 
 def check(trials: Trials) -> Iterator[Finding]:
@@ -94,18 +97,20 @@ def _labels(trials: Trials) -> Iterator[Finding]:
         if leaf.array.ndim == 0 or enters_a_layer(last, leaf):
             continue
         batch = _others_positive(last.batch, leaf)
-        found: list[tuple[Array, Event, tuple[Array, ...]]] = []
+        found: list[tuple[Array, Event, Array, tuple[Array, ...]]] = []
         for event in calls:
             for outputs in floats_of(event).values():
                 labels = _better_and_worse(leaf, outputs)
                 if labels is not None:
                     gaps = losses.of(batch(labels[0])) - losses.of(batch(labels[1]))
-                    found.append((np.nan_to_num(gaps), event, labels))
+                    found.append((np.nan_to_num(gaps), event, outputs, labels))
         for number in range(len(losses.signs) if found else 0):
             # Labels from the outputs that they are compared with make the largest difference.
-            gaps, event, labels = max(found, key=lambda entry: abs(entry[0][number]))
+            gaps, event, outputs, labels = max(found, key=lambda entry: abs(entry[0][number]))
             values = _reversed(losses, leaf, batch, number, *labels) if gaps[number] > 0 else None
-            if values is not None:
+            if values is None or _are_inputs(trials, batch(labels[0]), batch(labels[1])):
+                continue
+            if _rows_agree(losses, batch, number, outputs, labels):
                 yield Finding(
                     CODE,
                     "warning",
@@ -144,6 +149,47 @@ def _reversed(
         return None
     adds_up = abs(first + second - good - bad) < 0.1 * (good - bad)
     return (good, bad) if adds_up and bad < min(first, second) < good else None
+
+
+def _are_inputs(trials: Trials, one: Any, other: Any) -> bool:
+    """Return whether layers return something else for other labels, as those of a condition."""
+    found = [trials.attempt(CODE, batch) for batch in (one, other)]
+    if found[0] is None or found[1] is None:
+        return True
+    first, second = (outer_calls(trial) for trial in found if trial is not None)
+    return first.keys() != second.keys() or any(
+        not same(x, second[number].arrays.get(name, np.zeros(0)))
+        for number, event in first.items()
+        for name, x in floats_of(event).items()
+    )
+
+
+def _rows_agree(
+    losses: _Losses,
+    batch: Callable[[Array], Any],
+    number: int,
+    outputs: Array,
+    labels: tuple[Array, ...],
+) -> bool:
+    """Return whether better labels of single rows do not lower a loss either.
+
+    A policy gradient has factors that the step computes: normalized returns, of which half are
+    negative. Rows are chosen whose outputs are clear. Those of padding are often all alike.
+    """
+    better, worse = labels[:2]
+    y = as_floats(outputs)
+    clear = np.abs(y - np.median(y)).reshape(len(y), -1).mean(1)
+    rows = np.flatnonzero(clear > np.median(clear))
+    chosen = (
+        np.unique(rows[np.linspace(0, len(rows) - 1, MOST_ROWS).astype(int)]) if rows.size else rows
+    )
+    bad = float(losses.of(batch(worse))[number])
+    for row in chosen:
+        mixed = worse.copy()
+        mixed[row] = better[row]
+        if losses.of(batch(mixed))[number] < bad - 1e-6 * abs(bad):
+            return False
+    return True
 
 
 def _better_and_worse(leaf: Leaf, outputs: Array) -> tuple[Array, ...] | None:
@@ -271,7 +317,15 @@ def _weights_without_bound(trials: Trials) -> Iterator[Finding]:
     # Calls in `input_gradients` are not held: a gradient penalty depends on weights through them.
     calls = {n: e for n, e in outer_calls(last).items() if not e.info.more["nested"]}
     changes = {number: held(event) for number, event in calls.items()}
-    before = {p: as_floats(last.before[p]) for p in last.gradients if last.before[p].size > 1}
+    # Variables that the step uses by itself, or in calls that are not recorded, act on its outputs.
+    paths = {
+        trials.state.path_of(v) for e in outer_calls(last).values() for v in e.info.of.variables
+    }
+    before = {
+        p: as_floats(last.before[p])
+        for p in last.gradients
+        if p in paths and last.before[p].size > 1
+    }
     if not before:
         return
 
@@ -284,20 +338,21 @@ def _weights_without_bound(trials: Trials) -> Iterator[Finding]:
 
 
 def _falling(losses: Callable[[float], Array]) -> tuple[int, float, float] | None:
-    """Return the number of a loss that falls more than in proportion, and two of its values.
+    """Return the number of a loss that falls ever faster, and two of its values.
 
-    Also from 16 to 64 times: the logarithm of a probability, which an advantage below zero
-    multiplies, is at first curved and then in proportion to the logits.
+    A loss with a lower bound may fall faster at first, as an error of products of small numbers;
+    so may one in proportion, as the logarithm of a probability times a negative advantage.
     """
     one, four = losses(1.0), losses(4.0)
     if not (four < one - 1e-6 * np.abs(one)).any():
         return None
     sixteen = losses(16.0)
-    found = (four < one - 1e-6 * np.abs(one)) & (sixteen - one < 10 * (four - one))
-    if not found.any():
+    falls = (four - one < -1e-6 * np.abs(one)) & (sixteen - one < 10 * (four - one))
+    if not falls.any():
         return None
-    found &= losses(64.0) - sixteen < 8 * (sixteen - four)
-    for number in np.flatnonzero(found):
+    with np.errstate(invalid="ignore"):  # twice as much as in proportion, as before
+        falls &= (losses(256.0) - sixteen < 40 * (sixteen - four)) | np.isneginf(sixteen)
+    for number in np.flatnonzero(falls):
         return int(number), float(one[number]), float(sixteen[number])
     return None
 

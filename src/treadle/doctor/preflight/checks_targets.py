@@ -213,7 +213,8 @@ def _through_the_target(trials: Trials) -> Iterator[Finding]:
         twins = [e for n, e in calls.items() if n != number and e.info.of is event.info.of]
         if not twins or not rewards or values is None or values.ndim > 2 or len(values) != rows:
             continue
-        if not _of_a_leaf(event, leaves) or same(_inputs(event)[0], _inputs(twins[0])[0]):
+        theirs = _inputs(twins[0])  # none, if it was called with keyword arguments
+        if not _of_a_leaf(event, leaves) or not theirs or same(_inputs(event)[0], theirs[0]):
             continue
         with changed_outputs({number: held(event)}):
             trial = trials.attempt("G-through-target", last.batch)

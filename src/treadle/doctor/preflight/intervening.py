@@ -69,7 +69,8 @@ def held(event: Event) -> Change:
 
 def constant(array: Array, like: Any) -> Any:
     """Return an array as a tensor whose gradient is zero, which `gradients` does not refuse."""
-    return ops.cast(ops.convert_to_tensor(array), like.dtype) + ops.zeros_like(like) * like
+    zeros = ops.nan_to_num(ops.zeros_like(like) * like)  # NaN where a changed step overflows
+    return ops.cast(ops.convert_to_tensor(array), like.dtype) + zeros
 
 
 def outer_calls(trial: Trial) -> dict[int, Event]:
