@@ -3,6 +3,7 @@
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -288,11 +289,12 @@ def test_graphs_that_communicate_in_different_ways() -> None:
     from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
 
     engine = TensorFlowEngine(Unlike())
-    with pytest.raises(StepError) as raised, engine.agreeing():
+    processes: Any = SimpleNamespace(group=Unlike(), rank=0)
+    with pytest.raises(StepError) as raised, engine.preparing(processes):
         tf.function(engine.sum).get_concrete_function(tf.TensorSpec([3]))
     assert str(raised.value) == (
         "the step that was traced in process 1 sums 0 messages, and that of process 0 1 or "
         "others: what a step computes must not depend on the process"
     )
-    with engine.agreeing():  # of nothing, no process needs to know
+    with engine.preparing(processes):  # of nothing, no process needs to know
         pass
