@@ -29,6 +29,7 @@ OTHERS = {
     "_getframe",  # sys: documented
     "_trial_id",  # Optuna
     "_make",  # named tuples: documented
+    "_to_copy",  # torch.ops.aten: an operator
     "_made_with",  # of a task: set by object.__setattr__
 }
 
