@@ -33,7 +33,7 @@ MOST_ROWS: Final = 8
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Look at how the losses answer to better labels, and to outputs and weights far too large."""
-    if not trials.last.gradients or min(_signs(trials.last)) < 0:  # O-ascent looks at those
+    if not trials.last.gradients or _is_ascent(trials.last):  # which O-ascent finds
         return
     found = list(_labels(trials)) or list(_inputs_as_targets(trials))
     found = found or list(_outputs_without_bound(trials)) or list(_weights_without_bound(trials))
@@ -42,17 +42,18 @@ def check(trials: Trials) -> Iterator[Finding]:
         yield from _entropy(trials)
 
 
-def _signs(trial: Trial) -> list[float]:
-    """Return -1 for each loss whose gradients are applied with the opposite sign, else 1."""
-    applied, signs = trial.applied, list[float]()
-    for event in trial.of(GRADIENTS):
-        product = sum(
+def _is_ascent(trial: Trial) -> bool:
+    """Return whether the gradients of a loss are applied with the opposite sign."""
+    applied = trial.applied
+    products = [
+        sum(
             float(np.vdot(as_floats(g), as_floats(applied[path])))
             for path, g in event.arrays.items()
             if path in applied and applied[path].shape == g.shape
         )
-        signs.append(-1.0 if product < 0 else 1.0)
-    return signs or [1.0] * len(losses_of(trial))
+        for event in trial.of(GRADIENTS)
+    ]
+    return min(products, default=0.0) < 0
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,15 @@ class _Losses:
 
     Attributes:
         trials: The trials.
-        signs: A factor for each loss, from `_signs`.
     """
 
     trials: Trials
-    signs: list[float]
+
+    @property
+    def count(self) -> int:
+        """The number of losses of a step."""
+        last = self.trials.last
+        return len(last.of(GRADIENTS)) or len(losses_of(last))
 
     def of(self, batch: Any = None, changes: Any = None, variables: Any = None) -> Array:
         """Return the losses of a changed step; NaN if it failed or has other losses."""
@@ -73,9 +78,7 @@ class _Losses:
         with changed_outputs(changes or {}):
             trial = self.trials.attempt(CODE, batch, variables)
         found = [] if trial is None else losses_of(trial)
-        if len(found) != len(self.signs):
-            return np.full(len(self.signs), np.nan)
-        return np.array(found) * np.array(self.signs)
+        return np.array(found) if len(found) == self.count else np.full(self.count, np.nan)
 
 
 def _line(trial: Trial, number: int) -> str:
@@ -91,7 +94,7 @@ def _labels(trials: Trials) -> Iterator[Finding]:
 
     Both for each half of the rows: a loss that is a mean of terms, one for each row, adds up.
     """
-    last, losses = trials.last, _Losses(trials, _signs(trials.last))
+    last, losses = trials.last, _Losses(trials)
     calls = list(outer_calls(last).values())[-MOST_CALLS:]
     for leaf in leaves_of(last.batch):
         if leaf.array.ndim == 0 or enters_a_layer(last, leaf):
@@ -104,7 +107,7 @@ def _labels(trials: Trials) -> Iterator[Finding]:
                 if labels is not None:
                     gaps = losses.of(batch(labels[0])) - losses.of(batch(labels[1]))
                     found.append((np.nan_to_num(gaps), event, outputs, labels))
-        for number in range(len(losses.signs) if found else 0):
+        for number in range(losses.count if found else 0):
             # Labels from the outputs that they are compared with make the largest difference.
             gaps, event, outputs, labels = max(found, key=lambda entry: abs(entry[0][number]))
             values = _reversed(losses, leaf, batch, number, *labels) if gaps[number] > 0 else None
@@ -246,7 +249,7 @@ def _others_positive(batch: Any, leaf: Leaf) -> Callable[[Array], Any]:
 
 def _inputs_as_targets(trials: Trials) -> Iterator[Finding]:
     """Move the outputs to an array of the batch and beyond: a distance is smallest at the array."""
-    last, losses = trials.last, _Losses(trials, _signs(trials.last))
+    last, losses = trials.last, _Losses(trials)
     for number, event in list(outer_calls(last).items())[-MOST_CALLS:]:
         for leaf in leaves_of(last.batch):
             output = event.get("outputs")
@@ -286,7 +289,7 @@ def _outputs_without_bound(trials: Trials) -> Iterator[Finding]:
 
     Several outputs at once may be multiplied with each other, as likelihoods and values are.
     """
-    last, losses = trials.last, _Losses(trials, _signs(trials.last))
+    last, losses = trials.last, _Losses(trials)
     calls = outer_calls(last)
     for number, event in list(calls.items())[-MOST_CALLS:]:
         others = {n: held(e) for n, e in calls.items() if n != number}
@@ -313,7 +316,7 @@ def _scaled(event: Event, scale: float, name: str) -> Change:
 
 def _weights_without_bound(trials: Trials) -> Iterator[Finding]:
     """Scale the trained variables, and hold the outputs of layers: what is left are penalties."""
-    last, losses = trials.last, _Losses(trials, _signs(trials.last))
+    last, losses = trials.last, _Losses(trials)
     # Calls in `input_gradients` are not held: a gradient penalty depends on weights through them.
     calls = {n: e for n, e in outer_calls(last).items() if not e.info.more["nested"]}
     changes = {number: held(event) for number, event in calls.items()}
@@ -380,7 +383,7 @@ def _entropy(trials: Trials) -> Iterator[Finding]:
 
     Only where an array with one number for each row counts in proportion, as advantages do.
     """
-    last, losses = trials.last, _Losses(trials, _signs(trials.last))
+    last, losses = trials.last, _Losses(trials)
     rows, leaves = rows_of(last.batch), leaves_of(last.batch)
     calls = outer_calls(last)
     for number, event in list(calls.items())[-MOST_CALLS:]:
