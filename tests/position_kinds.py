@@ -371,7 +371,7 @@ def read(source, epoch=0, batch=0, position=None, *, ahead=False, most=2, visit=
         feed.open(source, Progress(epoch=number, batch=batch), LOOP, position)
         while (window := feed.take(most, Progress())) is not None:
             if ahead:
-                feed.read_ahead(most, lambda window: window, lambda: True)
+                feed.read_ahead(lambda: most, lambda window: window, lambda: True)
             batch += window.count
             found += told(window)
             if visit is not None:

@@ -293,12 +293,12 @@ def test_feed_without_and_with_a_position():
     feed.open(source, Progress(), kinds.LOOP)
     assert feed.position() is None
     feed.take(2, Progress())
-    feed.read_ahead(2, lambda window: window, lambda: True)
+    feed.read_ahead(lambda: 2, lambda window: window, lambda: True)
     assert feed.position()["batch"] == 2
     feed.close()  # what was read ahead is put back
     assert feed.position()["batch"] == 2
     feed.open(source, Progress(batch=2), kinds.LOOP, feed.position())
-    feed.read_ahead(2, lambda window: 1 / 0, lambda: True)  # as is what could not be placed
+    feed.read_ahead(lambda: 2, lambda window: 1 / 0, lambda: True)  # as is what could not be placed
     assert feed.position()["batch"] == 2
     with pytest.raises(ZeroDivisionError):
         feed.take(2, Progress())

@@ -65,5 +65,5 @@ def test_a_source_with_the_old_name_is_never_prefetched():
     feed, source = Feed(), OldSquares()
     feed.open(source, Progress(), View())
     feed.take(1, Progress())
-    feed.read_ahead(1, lambda window: window, lambda: True)
+    feed.read_ahead(lambda: 1, lambda window: window, lambda: True)
     assert feed.position() is None and feed._prefetched is None

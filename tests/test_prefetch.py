@@ -19,7 +19,7 @@ def opened(source: Any) -> Feed:
 
 
 def read_ahead(feed: Feed, most: int = 1) -> None:
-    feed.read_ahead(most, lambda window: window, lambda: False)
+    feed.read_ahead(lambda: most, lambda window: window, lambda: False)
 
 
 def taken(feed: Feed, most: int = 1) -> list[int]:

@@ -34,7 +34,7 @@ from typing import Any
 
 from .backends.window import Following, Window
 from .checkpoint import Checkpoint
-from .core.error_notes import noting
+from .core.error_notes import add_note, noting
 from .core.history import History
 from .core.hook import Hook
 from .core.identity import source_facts
@@ -49,7 +49,7 @@ from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError
 from .run.arguments import checked_count, checked_hooks, checked_options, checked_task
-from .run.explanations import explaining
+from .run.explanations import explain, explaining
 from .run.next_windows import NextWindows
 from .run.services import Services, open_services
 from .run.session import Session
@@ -363,19 +363,22 @@ class Loop:
         session, training = self._session, self._session.training
         self._hooks.notify("before", self)  # first: a hook's change may require recompiling
         session.recompile_if_changed(window)
-        lost = training.steps_lost_on_error(window)
         try:
-            with noting("train_step", session.progress, window.count, lost), explaining(window):
-                background = window.count > 1 or session.feed.slow
-                logs = training.run(window, session.progress, meanwhile, background, following)
+            background = window.count > 1 or session.feed.slow
+            logs = training.run(window, session.progress, meanwhile, background, following)
             session.feed.ran(until=training.ended)
             session.warn_of_lost_guarantee()
-        except BaseException:  # these batches are read again by a later call
-            session.feed.close()
+        except BaseException as error:
+            if isinstance(error, Exception):  # not by `with`, which takes six calls of Python
+                explain(error, window)
+                lost = training.steps_lost_on_error(window)
+                add_note(error, "train_step", session.progress, window.count, lost)
+            session.feed.close()  # these batches are read again by a later call
             raise
         session.count(logs)
-        with noting("train_step", session.progress):
-            training.check_promises()
+        if training.has_violations:
+            with noting("train_step", session.progress):
+                training.check_promises()
         self._hooks.notify("steps", self, logs)
 
     def _validate_if_due(self, before: Progress, source: Source) -> None:

@@ -178,7 +178,8 @@ class Window:
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
             rows = self.rows
-            window = Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[part]))
+            chosen = Rows(rows.owner, rows.arrays, rows.indices[part])
+            window = Window(None, count, self.examples, chosen)
         else:
             stacked = _mapped(lambda x: x[part], self._batches)
             window = Window(stacked, count, self.examples, shares=self.shares)

@@ -57,10 +57,6 @@ class Span:
             return cls(int(amount), COUNTS[singular])
         raise ConfigurationError(f"unknown unit {unit!r} in {text!r}.{did_you_mean(unit, UNITS)}")
 
-    def of_progress(self, progress: Progress) -> float:
-        """Return the progress in this span's unit (for epochs, the number of finished ones)."""
-        return float(getattr(progress, self.of))
-
 
 @dataclass(frozen=True, slots=True)
 class When:
@@ -83,20 +79,22 @@ class When:
 
         That is the case for epochs and seconds, and after an event that does not repeat.
         """
-        if self.span.of not in ("step", "examples"):
+        of = self.span.of
+        if of not in ("step", "examples"):
             return None
-        now, amount = int(self.span.of_progress(progress)), int(self.span.amount)
+        now, amount = int(getattr(progress, of)), int(self.span.amount)
         target = (now // amount + 1) * amount if self.repeat else amount
         if target <= now:
             return None
-        if self.span.of == "step":
+        if of == "step":
             return target - now
         return max(1, ceil((target - now) / max(1, examples_per_batch)))
 
     def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
         """Return whether the event became due between two points of a run."""
-        old, new = self.span.of_progress(before), self.span.of_progress(after)
-        if self.span.of == "epoch":  # an epoch counts once it has ended
+        of = self.span.of
+        old, new = getattr(before, of), getattr(after, of)
+        if of == "epoch":  # an epoch counts once it has ended
             if not epoch_ended:
                 return False
             old, new = after.epoch, after.epoch + 1

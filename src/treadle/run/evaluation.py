@@ -174,7 +174,7 @@ class Evaluation:
                         begin(window)
                     outputs = prepared.run(window, progress.step)
                     try:
-                        feed.read_ahead(pace.size, prepared.placed, outputs.running)
+                        feed.read_ahead(lambda: pace.size, prepared.placed, outputs.running)
                     finally:
                         values, weights, broken = outputs.fetch()
                     prepared.raise_out_of_range(broken)

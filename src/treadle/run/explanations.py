@@ -33,13 +33,24 @@ class explaining:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Add the notes."""
-        if not isinstance(error, Exception) or isinstance(error, TreadleError):
-            return
-        mismatch = _length_mismatch(self._window) if self._window is not None else ""
-        lost = hints.DEVICE_LOST if hints.device_lost(error) else ""
-        for note in filter(None, [lost or active().explain(error), mismatch]):
-            if note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
+        if isinstance(error, Exception):
+            explain(error, self._window)
+
+
+def explain(error: Exception, window: Window | None = None) -> None:
+    """Add explanatory notes to an exception, unless it is one of Treadle's own.
+
+    Args:
+        error: The exception.
+        window: The batches passed to the step.
+    """
+    if isinstance(error, TreadleError):
+        return
+    mismatch = _length_mismatch(window) if window is not None else ""
+    lost = hints.DEVICE_LOST if hints.device_lost(error) else ""
+    for note in filter(None, [lost or active().explain(error), mismatch]):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def _length_mismatch(window: Window) -> str:

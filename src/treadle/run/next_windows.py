@@ -1,6 +1,7 @@
 """How many steps the next window may run, and the batches that are read before it begins."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..backends.window import Window
 from ..core.progress import Progress
@@ -43,7 +44,8 @@ class NextWindows:
         """Read the next window while one runs, unless the call ends after it."""
         session, last = self._session, self._session.call.steps
         if last is None or after.step < last:
-            session.feed.read_ahead(self.size(after), session.training.transferred, running)
+            size = partial(self.size, after)
+            session.feed.read_ahead(size, session.training.transferred, running)
 
     def _size(self, at: Progress, triggers: Sequence[When], most: int | None = None) -> int:
         session = self._session

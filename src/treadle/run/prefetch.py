@@ -113,19 +113,18 @@ class Feed:
         if self._open is None:
             return None
         started = time.monotonic()
-        with noting("the source", progress):
-            window, self._prefetched = self._prefetched, None
-            if window is not None and window.rows is not None and window.count < most:
-                self._open[2].put_back(window)
-                window = None
-            if window is None:
+        window, self._prefetched = self._prefetched, None
+        if window is None or (window.rows is not None and window.count < most):
+            with noting("the source", progress):
+                if window is not None:
+                    self._open[2].put_back(window)
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     raise failure
                 # No window is running: return the first batches without waiting for more.
                 few = min(most, FIRST_ROWS)
                 window = self._read_batches(self._open[2], few, lambda: False)
-            self._last_reader = self._open[0], self._open[2]
+        self._last_reader = self._open[0], self._open[2]
         if window is not None and window.count > most:
             window, self._prefetched = window.split(most)
         self.waited += time.monotonic() - started
@@ -134,12 +133,12 @@ class Feed:
         return window
 
     def read_ahead(
-        self, most: int, placed: Callable[[Window], Window], running: Callable[[], bool]
+        self, size: Callable[[], int], placed: Callable[[Window], Window], running: Callable[[], bool]
     ) -> None:
         """Prefetch the next window while another one runs; `take` raises errors that occur here.
 
         Args:
-            most: The maximum number of batches.
+            size: Returns the maximum number of batches; called if batches are to be read.
             placed: Places the window in memory for execution.
             running: Returns whether the other window still runs. If batches take time to read,
                 reading stops as soon as it returns False.
@@ -152,7 +151,7 @@ class Feed:
             except BaseException as failure:
                 self._failure = failure
             return
-        reader, window = self._open[2], None
+        reader, window, most = self._open[2], None, size()
         started, ran_meanwhile = time.monotonic(), running()
         if process_group().size > 1:  # all processes must read windows of equal size
             running = _always

@@ -258,6 +258,11 @@ class Training:
         """Return how many steps may have changed the state if running a window fails."""
         return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
+    @property
+    def has_violations(self) -> bool:
+        """Whether `Options(checked=True)` found something in the last window."""
+        return bool(self._broken)
+
     def check_promises(self) -> None:
         """Raise an error for what `Options(checked=True)` found in the last window."""
         if self._broken and self.prepared is not None:

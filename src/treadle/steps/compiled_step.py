@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 from ..backends.base import Outputs, active, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.ranges import raise_stored
-from ..backends.window import Following, Window, form_of
+from ..backends.window import Following, Rows, Window, form_of
 from ..checkpoint.batch_forms import text_of
 from ..core.options import COMPILERS, Options, device_count
 from ..core.randomness import random_states, set_random_states
@@ -67,6 +68,8 @@ class CompiledStep:
         self._builder = ProgramBuilder(self._function, options, name)
         self._builder.recorded = dict(compilers or {})
         self._programs: dict[Hashable, FormProgram] = {}
+        self._compiled: set[Hashable] = set()
+        self._placed: Callable[[], Any] = lambda: None
         self._latest: StepSpec
         self._snapshot: Snapshot
         self._dropped = 0
@@ -121,6 +124,7 @@ class CompiledStep:
         self._add(spec)
         if made is not None:
             self._dropped += made.executor.programs
+        self._compiled.clear()
         self._programs[form] = self._builder.build(spec, number=len(self._programs))
         python = self._options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
@@ -151,6 +155,7 @@ class CompiledStep:
         """Discard all programs, because Python values that are constants in them have changed."""
         self._dropped = self.programs
         self._programs.clear()
+        self._compiled.clear()
         self._builder.start_over()
         self.plan = None
 
@@ -208,9 +213,16 @@ class CompiledStep:
         made = self._programs.get(window.form)
         plan = self.plan if made is None or not made.chosen else made.executor.plan
         compiled = plan is None or plan.compiler
-        if compiled and places(window.rows.nbytes, self._options):
+        if compiled and (window.rows.owner is self._placed() or self._places(window.rows)):
             return window
         return window.streamed()
+
+    def _places(self, rows: Rows) -> bool:
+        """Return whether a data set is copied to the device, and keep that it is."""
+        if not places(rows.nbytes, self._options):
+            return False
+        self._placed = ref(rows.owner)
+        return True
 
     def transferred(self, window: Window) -> Window:
         """Return a window `placed`, and start to copy it to the device if its form is known."""
@@ -235,7 +247,11 @@ class CompiledStep:
             background: Whether the calling thread has other work meanwhile.
             following: A function that returns the next batches, whose steps may run too.
         """
-        self.compile(window)
+        # Most steps are of a kind that ran before: then nothing is looked for, nor the time taken.
+        key = window.form, window.count, None if window.rows is None else id(window.rows.owner)
+        if key not in self._compiled:
+            self.compile(window)
+            self._compiled.add(key)
         executor = self._programs[window.form].executor
         return executor.run(window, first_step, background, following)
 

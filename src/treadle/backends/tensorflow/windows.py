@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,21 +82,21 @@ class TensorFlowExecutor:
 
         XLA compiles a single step only when it runs, so one step is run and then undone.
         """
-        key = self._key(window)
+        length = self._length(window)
+        key = self._key(window, length)
         if key in self._compiled:
             return False
         step = self._step(window)
         make = self._window_function if self.plan.fused else self._single_function
-        function = make(step, window.rows is not None, self._length(window))
+        function = make(step, window.rows is not None, length)
+        none, one = _number(0), _number(1)
         try:
             if self._by_step(window):
-                self._undone(
-                    lambda: function(*self._inputs(window), tf.constant(1), tf.constant(0))
-                )
+                self._undone(lambda: function(*self._inputs(window, length), one, none))
             elif self.plan.fused:
-                function(*self._inputs(window), tf.constant(0), tf.constant(0))
+                function(*self._inputs(window, length), none, none)
             elif self.plan.compiler == XLA:
-                self._undone(lambda: function(*_one(window, 0), tf.constant(0)))
+                self._undone(lambda: function(*_one(window, 0), none))
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if self.plan.compiler != XLA:
                 raise
@@ -106,7 +107,8 @@ class TensorFlowExecutor:
     def transfer(self, window: Window) -> None:
         """Create the tensors of a streamed window, which copies them to an accelerator."""
         if on_accelerator() and window.rows is None and self.plan.fused:
-            self._ready = window, self._length(window), self._inputs(window)
+            length = self._length(window)
+            self._ready = window, length, self._inputs(window, length)
 
     def run(
         self,
@@ -116,15 +118,20 @@ class TensorFlowExecutor:
         following: Following | None = None,
     ) -> Running | Done:
         """Run the window in one call, or in one call per batch."""
-        self.compile(window)
-        step, function = self._compiled[self._key(window)]
-        run = self._run_fused if self.plan.fused else self._run_singly
-        return start(lambda: step.fetched(run(function, window, first_step)), background=background)
+        length = self._length(window)
+        key = self._key(window, length)
+        if key not in self._compiled:
+            self.compile(window)
+        step, function = self._compiled[key]
 
-    def _run_fused(self, function: Any, window: Window, first_step: int) -> list[Any]:
-        arrays, chosen = self._inputs(window)
-        count, first = tf.constant(window.count), tf.constant(first_step)
-        return [x.numpy()[: window.count] for x in function(arrays, chosen, count, first)]
+        def run() -> Results:
+            if not self.plan.fused:
+                return step.fetched(self._run_singly(function, window, first_step))
+            count, (arrays, chosen) = window.count, self._inputs(window, length)
+            results = function(arrays, chosen, _number(count), tf.constant(first_step))
+            return step.fetched([x.numpy()[:count] for x in results])
+
+        return start(run, background=background)
 
     def _run_singly(self, function: Any, window: Window, first_step: int) -> list[Any]:
         outputs: list[Any] = []
@@ -141,9 +148,8 @@ class TensorFlowExecutor:
             for variable, value in zip(variables, kept, strict=True):
                 variable.assign(value)
 
-    def _key(self, window: Window) -> Any:
-        resident = window.rows is not None
-        return self.plan.compiler, self.plan.fused, self._length(window), resident
+    def _key(self, window: Window, length: int | None) -> Any:
+        return self.plan.compiler, self.plan.fused, length, window.rows is not None
 
     def _step(self, window: Window) -> "_TracedStep":
         """Return the traced step; for XLA a second trace if it draws random numbers."""
@@ -157,9 +163,9 @@ class TensorFlowExecutor:
             self._traced_for_xla = _TracedStep(self._program, batch, self._known, for_xla=True)
         return self._traced_for_xla
 
-    def _inputs(self, window: Window) -> tuple[list[Any], Any]:
+    def _inputs(self, window: Window, length: int | None) -> tuple[list[Any], Any]:
         """Return the tensors to take batches from, and the row indices of each batch."""
-        length, ready = self._length(window), self._ready
+        ready = self._ready
         if ready is not None and ready[0] is window and ready[1] == length:
             self._ready = None
             return ready[2]
@@ -333,6 +339,13 @@ def tensors(batch: Any) -> Any:
         return tf.convert_to_tensor(array)
 
     return keras.tree.map_structure(tensor, batch)
+
+
+@cache
+def _number(number: int) -> Any:
+    """Return a number as a tensor, which is kept: to make one takes 15 calls of Python."""
+    with tf.init_scope():
+        return tf.constant(number)
 
 
 def _on_device(rows: Rows) -> list[Any]:
