@@ -8,6 +8,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ..numbers import as_floats, norm_of
+from .guarding import guarded
 from .report import Finding
 from .trials import Trial, Trials
 
@@ -15,7 +16,7 @@ FEWEST: Final = 16
 """The least number of weights of a kernel whose updates are judged."""
 
 LARGE: Final = 0.5
-SMALL: Final = 1e-8
+SMALL: Final = 6e-8  # below half the spacing of float32, a weight plus its update is the weight
 """Sizes of an update relative to its weights that are far from the usual 0.001."""
 
 
@@ -28,10 +29,10 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
     """
     for path, optimizer in trials.state.optimizers.items():
         if steps is not None:
-            yield from _schedule(path, optimizer, steps)
-        yield from _accumulation(path, optimizer)
-        yield from _decay(trials, path, optimizer)
-        yield from _sizes(trials, path, optimizer)
+            yield from guarded(trials, _schedule, path, optimizer, steps)
+        yield from guarded(trials, _accumulation, path, optimizer)
+        yield from guarded(trials, _decay, trials, path, optimizer)
+        yield from guarded(trials, _sizes, trials, path, optimizer)
 
 
 def _rate(schedule: Any, step: int) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import same
 from .checks_state import PARALLEL, is_named_elsewhere
+from .guarding import guarded
 from .intervening import changed_outputs, held, losses_of, outer_calls
 from .recording import BRANCH, LAYER, OBJECTIVE, Event
 from .report import Finding
@@ -20,11 +21,11 @@ FAST: Final = 0.9
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check copies of models, averages of weights, and values of the next state."""
-    yield from _copies(trials)
-    yield from _fast_averages(trials)
-    yield from _momentum(trials)
-    yield from _through_the_target(trials)
-    yield from _trained_targets(trials)
+    yield from guarded(trials, _copies, trials)
+    yield from guarded(trials, _fast_averages, trials)
+    yield from guarded(trials, _momentum, trials)
+    yield from guarded(trials, _through_the_target, trials)
+    yield from guarded(trials, _trained_targets, trials)
 
 
 def _trained_targets(trials: Trials) -> Iterator[Finding]:
