@@ -138,6 +138,17 @@ def log_softmax_of_probabilities(wrong: bool) -> Any:
     return of(Regression(model), loss_of=loss_of), source(*classes())
 
 
+@finds("T-softmax-twice")
+def sigmoid_of_probabilities(wrong: bool) -> Any:
+    def loss_of(self: Any, y: Any, outputs: Any) -> Any:
+        shares = ops.sigmoid(outputs)
+        return -ops.mean(y * ops.log(shares) + (1 - y) * ops.log(1 - shares))
+
+    x, y = numbers()
+    model = network(1, activation="sigmoid" if wrong else None)
+    return of(Regression(model), loss_of=loss_of), source(x, (y > 0).astype("float32"))
+
+
 @finds("L-sign")
 def weights_of_terms_that_are_learned(wrong: bool) -> Any:
     def train_step(self: Any, batch: Any) -> Any:
@@ -258,6 +269,21 @@ def positives_of_other_examples(wrong: bool) -> Any:
 
 
 # Rows
+
+
+@finds("B-rows-mixed")
+def an_average_over_the_rows(wrong: bool) -> Any:
+    """The twin standardizes inputs by the batch, which is intended."""
+
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        if wrong:
+            x = 0.5 * x + 0.5 * ops.roll(ops.cumsum(x, axis=0), 1, axis=0)
+        else:
+            x = (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
+        return Regression.train_step(self, (x, y))
+
+    return of(Regression(), train_step=train_step), source(*numbers())
 
 
 @finds("B-rows-mixed")

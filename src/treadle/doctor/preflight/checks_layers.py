@@ -88,7 +88,7 @@ def _frozen_in_training_mode(trials: Trials) -> Iterator[Finding]:
     inputs = [x for e in calls for name, x in e.arrays.items() if name.startswith("inputs")]
     for outer in calls:
         model = outer.info.of
-        paths = [state.path_of(variable) for variable in model.variables]
+        paths = [state.path_of(variable) for variable in model.weights]  # without seeds
         if not paths or any(p in trials.assigned or p in last.gradients for p in paths):
             continue
         if any(same(x, y) for x in inputs for y in floats_of(outer).values()):

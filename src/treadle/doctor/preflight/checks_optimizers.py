@@ -1,6 +1,6 @@
 """Checks of optimizers: schedules, sizes of updates, weight decay, accumulation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +16,11 @@ FEWEST: Final = 16
 """The least number of weights of a kernel whose updates are judged."""
 
 LARGE: Final = 0.5
-SMALL: Final = 6e-8  # below half the spacing of float32, a weight plus its update is the weight
+SMALL: Final = 1e-8
 """Sizes of an update relative to its weights that are far from the usual 0.001."""
+
+LOST: Final = 0.3
+"""The share of weights that an update leaves as they are from which it is lost in rounding."""
 
 
 def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
@@ -156,7 +159,9 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "the learning rate is probably far too large",
             "divide the learning rate by 10 or more; treadle find-lr suggests one",
         )
-    elif largest < SMALL and not scheduled:
+    elif not scheduled and (
+        largest < SMALL or (largest < 1e-6 and _lost(trials.base, kernels) > LOST)
+    ):
         yield Finding(
             "O-small-updates",
             "warning",
@@ -165,6 +170,17 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "in float32 such updates are lost, or nothing is learned",
             "increase the learning rate; treadle find-lr suggests one",
         )
+
+
+def _lost(trials: Sequence[Trial], names: Sequence[str]) -> float:
+    """Return the share of weights with a gradient that a step leaves as they are, by rounding."""
+    shares = [
+        np.mean((trial.after[name] == trial.before[name])[as_floats(trial.applied[name]) != 0])
+        for trial in trials
+        for name in names
+        if _is_updated(trial, name)
+    ]
+    return float(np.min(shares, initial=1.0)) if shares else 0.0
 
 
 def _is_updated(trial: Trial, name: str) -> bool:

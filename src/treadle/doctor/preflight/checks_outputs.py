@@ -215,6 +215,17 @@ def _softmax_twice(trial: Trial) -> Iterator[Finding]:
         again = event.info.kind in ("softmax", "log_softmax") and inputs is not None
         if again and _from_softmax(as_floats(inputs), trial):
             yield _twice(event)
+        gate = event.info.kind == "sigmoid" and inputs is not None
+        if gate and _activation(as_floats(inputs), trial, layers_only=True) == "sigmoid":
+            yield Finding(
+                "T-softmax-twice",
+                "error",
+                event.info.path,
+                "its inputs are what a layer with sigmoid returns",
+                "sigmoid of a probability lies between 0.5 and 0.73",
+                "apply sigmoid once",
+                event.info.line,
+            )
     for event in trial.of(LAYER):
         activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
         own_weights = bool(getattr(event.info.of, "_trainable_variables", ()))

@@ -12,6 +12,7 @@ from .guarding import guarded
 from .intervening import changed_outputs, constant, losses_of, outer_calls
 from .recording import LAYER, Event
 from .report import Finding
+from .spying import without_updates
 from .trials import Trial, Trials, leaves_of, rows_of
 
 FEWEST: Final = 6
@@ -36,23 +37,28 @@ def _with_other_row(trials: Trials, code: str, row: int) -> Trial | None:
 
 
 def _changed_rows(a: Array, b: Array) -> Array:
-    """Return the numbers of the rows that differ by more than what a mean over a batch carries."""
+    """Return the numbers of the rows that differ by more than what a mean over a batch carries.
+
+    Inputs may be standardized with the statistics of their batch on purpose.
+    """
     x, y = (as_floats(z).reshape(len(z), -1) for z in (a, b))
     sizes = np.linalg.norm(x, axis=1) + 1e-12
-    return np.flatnonzero(np.linalg.norm(x - y, axis=1) > 0.05 * sizes)
+    return np.flatnonzero(np.linalg.norm(x - y, axis=1) > max(0.2, 4 / len(x)) * sizes)
 
 
 def _mixed(trials: Trials) -> Iterator[Finding]:
     """Find layers whose outputs for a row depend on many other rows."""
-    rows = rows_of(trials.last.batch)
-    square = any(x.array.shape[:2] == (rows, rows) for x in leaves_of(trials.last.batch))
-    if rows is None or rows < FEWEST or square:  # a graph, whose nodes depend on their neighbours
+    code, rows = "B-rows-mixed", rows_of(trials.last.batch)
+    if rows is None or rows < FEWEST or _is_a_graph(trials, rows):
         return
-    code = "B-rows-mixed"
-    others = [_with_other_row(trials, code, row) for row in (1, rows // 2)]
-    if any(hasattr(e.info.of, "moving_mean") for e in trials.last.of(LAYER)) or None in others:
+    if any(hasattr(event.info.of, "moving_mean") for event in trials.last.of(LAYER)):
         return  # BatchNormalization mixes rows on purpose
-    calls = outer_calls(trials.last)
+    with without_updates(trials.state.optimizers):  # those of one row change all later outputs
+        usual = trials.attempt(code, trials.last.batch)
+        others = [_with_other_row(trials, code, row) for row in (1, rows // 2)]
+    if usual is None or None in others:
+        return
+    calls = outer_calls(usual)
     for number, event in calls.items():
         x, y = event.get("inputs[0]"), event.get("outputs")
         if x is None or y is None or y.ndim < 2 or len(x) != rows or len(y) != rows:
@@ -71,6 +77,13 @@ def _mixed(trials: Trials) -> Iterator[Finding]:
                 event.info.line,
             )
             return
+
+
+def _is_a_graph(trials: Trials, rows: int) -> bool:
+    """Return whether rows may be nodes: there is a matrix of them, or each batch is all data."""
+    ahead = [leaves_of(batch)[0].array for batch in trials.ahead[:2]]
+    matrix = any(x.array.shape[:2] == (rows, rows) for x in leaves_of(trials.last.batch))
+    return matrix or len(ahead) < 2 or same(*ahead)
 
 
 def _counts(trial: Trial, number: int, event: Event) -> int:

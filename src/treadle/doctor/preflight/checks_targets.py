@@ -75,8 +75,7 @@ def _copies(trials: Trials) -> Iterator[Finding]:
     for event in outer_calls(last).values():
         models.setdefault(id(event.info.of), []).append(event)
     paths = {
-        key: [state.path_of(v) for v in events[0].info.of.variables]
-        for key, events in models.items()
+        key: [state.path_of(v) for v in events[0].info.of.weights] for key, events in models.items()
     }
     for key, events in models.items():
         if any(path in last.gradients or path in trials.assigned for path in paths[key]):

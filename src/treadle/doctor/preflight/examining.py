@@ -91,7 +91,7 @@ def examine(
                 trials.restore()
     skipped = {} if planned else {"O-over-early, O-over-late": "the length of the run is unknown"}
     if held_out is None or trials.evaluation is None:
-        skipped["E-trains, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"
+        skipped["E-trains, E-random, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"
     skipped |= trials.failed
     return Report(
         task=type(task).__name__,
