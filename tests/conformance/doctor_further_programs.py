@@ -272,13 +272,13 @@ def positives_of_other_examples(wrong: bool) -> Any:
 
 
 @finds("B-rows-mixed")
-def an_average_over_the_rows(wrong: bool) -> Any:
+def a_sum_over_the_rows(wrong: bool) -> Any:
     """The twin standardizes inputs by the batch, which is intended."""
 
     def train_step(self: Any, batch: Any) -> Any:
         x, y = batch
         if wrong:
-            x = 0.5 * x + 0.5 * ops.roll(ops.cumsum(x, axis=0), 1, axis=0)
+            x = ops.cumsum(x, axis=0)  # of the rows, and not of the steps of each
         else:
             x = (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
         return Regression.train_step(self, (x, y))
