@@ -273,14 +273,11 @@ def positives_of_other_examples(wrong: bool) -> Any:
 
 @finds("B-rows-mixed")
 def a_sum_over_the_rows(wrong: bool) -> Any:
-    """The twin standardizes inputs by the batch, which is intended."""
+    """It sums over rows, not over the entries of each; the twin standardizes by the batch."""
 
     def train_step(self: Any, batch: Any) -> Any:
         x, y = batch
-        if wrong:
-            x = ops.cumsum(x, axis=0)  # of the rows, and not of the steps of each
-        else:
-            x = (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
+        x = ops.cumsum(x, axis=0) if wrong else (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
         return Regression.train_step(self, (x, y))
 
     return of(Regression(), train_step=train_step), source(*numbers())
@@ -391,8 +388,18 @@ def a_list_of_variables_from_before_freezing(wrong: bool) -> Any:
 @finds("O-schedule-unused")
 def a_rate_from_the_first_value_of_a_schedule(wrong: bool) -> Any:
     schedule = keras.optimizers.schedules.CosineDecay(0.01, 100)
-    rate = float(schedule(0)) if wrong else schedule
-    task = Regression(optimizer=keras.optimizers.Adam(rate))
+
+    def train_step(self: Any, batch: Any) -> Any:
+        amount = self.schedule(treadle.step())  # as the twin's weight of a penalty, it counts
+
+        def objective() -> Any:
+            penalty = sum(ops.mean(w * w) for w in self.variables())
+            return self.objective(batch) + (0.0 if wrong else amount) * penalty
+
+        loss = treadle.minimize(objective, self.model, self.optimizer)
+        return {"loss": loss, "amount": amount}
+
+    task = of(Regression(optimizer=keras.optimizers.Adam(0.01)), train_step=train_step)
     task.schedule = schedule
     return task, source(*numbers())
 

@@ -102,7 +102,7 @@ def _unused_schedules(trials: Trials) -> Iterator[Finding]:
             ):
                 continue
             value = float(ops.convert_to_numpy(rate))
-            if abs(value - first) <= 1e-6 * abs(first):
+            if abs(value - first) <= 1e-6 * abs(first) and not _matters(trials, name, schedule):
                 yield Finding(
                     "O-schedule-unused",
                     "warning",
@@ -112,6 +112,24 @@ def _unused_schedules(trials: Trials) -> Iterator[Finding]:
                     "the schedule was evaluated once, when the optimizer was made",
                     f"pass the schedule itself as learning_rate, not {name}(0)",
                 )
+
+
+def _matters(trials: Trials, name: str, schedule: Any) -> bool:
+    """Return whether a step computes something else with twice the values of a schedule.
+
+    Values that it only returns do not count. A schedule may be of a weight, and not of the rate.
+    """
+    last, task = trials.last, trials.task
+
+    def doubled(step: Any) -> Any:
+        return 2.0 * schedule(step)
+
+    object.__setattr__(task, name, doubled)
+    try:
+        trial = trials.attempt("O-schedule-unused", last.batch)
+    finally:
+        object.__setattr__(task, name, schedule)
+    return trial is None or any(distance(x, last.after[p]) > 1e-6 for p, x in trial.after.items())
 
 
 def _frozen(trials: Trials) -> Iterator[Finding]:
