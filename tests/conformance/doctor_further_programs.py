@@ -129,6 +129,21 @@ def a_penalty_that_is_only_logged(wrong: bool) -> Any:
     return of(Regression(), train_step=train_step), source(*numbers())
 
 
+@finds("L-not-logged")
+def another_loss_that_is_logged(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+
+        def error() -> Any:
+            return ops.mean(ops.abs(self.model(x, training=True) - y))
+
+        loss = treadle.minimize(error, self.model, self.optimizer)
+        squared = ops.mean((self.model(x) - y) ** 2)
+        return {"loss": squared if wrong else loss, "squared": squared}
+
+    return of(Regression(), train_step=train_step), source(*numbers())
+
+
 @finds("T-softmax-twice")
 def log_softmax_of_probabilities(wrong: bool) -> Any:
     def loss_of(self: Any, y: Any, outputs: Any) -> Any:
