@@ -287,12 +287,13 @@ def positives_of_other_examples(wrong: bool) -> Any:
 
 
 @finds("B-rows-mixed")
-def a_sum_over_the_rows(wrong: bool) -> Any:
-    """It sums over rows, not over the entries of each; the twin standardizes by the batch."""
+def a_reshape_after_a_transpose(wrong: bool) -> Any:
+    """Entries of a row end in others; the twin standardizes inputs by their batch, on purpose."""
 
     def train_step(self: Any, batch: Any) -> Any:
         x, y = batch
-        x = ops.cumsum(x, axis=0) if wrong else (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
+        mixed = ops.reshape(ops.transpose(x), x.shape)
+        x = mixed if wrong else (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
         return Regression.train_step(self, (x, y))
 
     return of(Regression(), train_step=train_step), source(*numbers())

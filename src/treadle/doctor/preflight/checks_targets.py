@@ -208,6 +208,8 @@ def _through_the_target(trials: Trials) -> Iterator[Finding]:
     if rows is None or len(leaves) < 3 or not last.of(OBJECTIVE):
         return
     rewards = [x for x in leaves if x.array.size == rows and x.array.dtype.kind == "f"]
+    # What marks the end of an episode is no reward, if there is another array that may be one.
+    rewards = [x for x in rewards if not np.isin(x.array, (0, 1)).all()] or rewards
     for number, event in calls.items():
         values = event.get("outputs")
         twins = [e for n, e in calls.items() if n != number and e.info.of is event.info.of]
