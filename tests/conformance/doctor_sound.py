@@ -734,3 +734,24 @@ def a_model_called_with_keyword_arguments() -> Any:
     x, y = numbers()
     model = keras.Model(inputs := keras.Input((6,), name="inputs"), layers.Dense(1)(inputs))
     return stepping(train_step, model=model, optimizer=adam()), source(x, numbers(seed=1)[0], y)
+
+
+@sound
+def nodes_of_one_graph() -> Any:
+    size = 24
+    random = np.random.default_rng(0)
+    neighbours = (random.random((size, size)) < 0.3).astype("float32") + np.eye(size)
+    neighbours = (neighbours / neighbours.sum(axis=1, keepdims=True)).astype("float32")
+
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            outputs = self.model(ops.matmul(self.neighbours, x), training=True)
+            return ops.mean((ops.matmul(self.neighbours, outputs) - y) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    x = random.normal(size=(size, 4)).astype("float32")
+    task = stepping(train_step, model=dense(4, 8, 1), neighbours=neighbours, optimizer=adam(1e-2))
+    return task, [(x, neighbours @ x[:, :1])] * 4

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import doctor_further_programs  # noqa: F401  # adds to PAIRS
 import doctor_other_programs  # noqa: F401  # adds to PAIRS
 import doctor_term_programs  # noqa: F401  # adds to PAIRS
 import keras
@@ -17,6 +18,7 @@ from keras import ops
 import treadle
 from treadle import Datasets
 from treadle.core.randomness import random_states
+from treadle.doctor.preflight import checks_gradients, checks_optimizers
 from treadle.errors import ConfigurationError, DataError
 from treadle.steps import transforms
 from treadle.steps.state import State
@@ -136,7 +138,7 @@ def test_sources_and_batches_of_other_kinds_are_examined(kind: str) -> None:
 
 
 def test_every_code_is_found_in_a_program_and_described() -> None:
-    written = "".join(path.read_text() for path in PREFLIGHT.glob("checks_*.py"))
+    written = "".join(path.read_text() for path in PREFLIGHT.glob("*.py"))
     codes = set(re.findall(r'"([A-Z]-[a-z-]+)"', written))
     assert codes == {pair.code for pair in PAIRS}
     described = set(re.findall(r"`([A-Z]-[a-z-]+)`", DOC.read_text()))
@@ -223,6 +225,50 @@ def test_a_check_whose_changed_batch_the_step_refuses_is_listed() -> None:
     reason = report.skipped["L-sum, L-divided"]
     assert reason == f"the changed step ends with ValueError: {2 * BATCH} rows"
     assert f"not checked: L-sum, L-divided: {reason}" in str(report)
+
+
+def test_an_exception_in_a_check_does_not_end_the_examination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def half(*args: Any) -> Any:
+        raise ZeroDivisionError("no gradients\nto divide by")
+
+    monkeypatch.setattr(checks_optimizers, "_relative_update", half)
+    x, y = numbers()
+    report = treadle.doctor.examine(Regression(), source(x, y[:, 0]))
+    assert report.codes() == ["L-unpaired"], str(report)  # the other checks ran
+    (reason,) = [text for code, text in report.skipped.items() if "O-large-updates" in code]
+    assert re.fullmatch(
+        r"this check could not run: ZeroDivisionError: no gradients "
+        r"\(checks_optimizers.py:\d+\)",
+        reason,
+    )
+    assert f"not checked: O-large-updates, O-small-updates: {reason}" in str(report)
+
+
+def test_an_exception_of_the_step_is_not_taken_for_one_of_a_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails: list[str] = []
+
+    class Failing(Regression):
+        def update(self, gradients: Any) -> None:
+            if fails:
+                raise ValueError(fails[0])
+            super().update(gradients)
+
+    def again(trials: Any) -> Any:
+        fails.append("the user's own error")
+        try:
+            trials.again()
+        finally:
+            fails.clear()
+
+    monkeypatch.setattr(checks_gradients, "_underflow", again)
+    report = treadle.doctor.examine(Failing(), source(*numbers()))
+    assert report.codes() == []
+    reasons = list(report.skipped.values())
+    assert "the changed step ends with ValueError: the user's own error" in reasons
 
 
 def test_variables_may_have_any_name() -> None:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats
+from .guarding import guarded
 from .recording import APPLY, BRANCH, CLIP, GRADIENTS, LOOP, Event
 from .report import Finding
 from .trials import Trials, distance, leaves_of, rows_of
@@ -20,7 +21,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Compare what is applied with the gradients since the last update."""
     last = trials.last
     if last.of(APPLY):
-        yield from _parts_of_a_batch(trials)
+        yield from guarded(trials, _parts_of_a_batch, trials)
     elif last.of(BRANCH) and trials.applied and last.of(GRADIENTS):
         try:
             done = trials.until_applied(MOST)
@@ -33,7 +34,9 @@ def check(trials: Trials) -> Iterator[Finding]:
             return
         events = [event for trial in done for event in trial.of(GRADIENTS)]
         clips = [trial.of(CLIP) for trial in done[:-1]]
-        yield from _judged(events, done[-1].of(APPLY), "batches", clips[0] if all(clips) else [])
+        yield from guarded(
+            trials, _judged, events, done[-1].of(APPLY), "batches", clips[0] if all(clips) else []
+        )
 
 
 def _parts_of_a_batch(trials: Trials) -> Iterator[Finding]:

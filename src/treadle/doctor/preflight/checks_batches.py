@@ -9,6 +9,7 @@ from keras.metrics import MeanMetricWrapper
 
 from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
+from .guarding import guarded
 from .recording import BRANCH, LAYER, LOSS, METRIC
 from .report import Finding
 from .spying import other_branches
@@ -33,11 +34,11 @@ FREQUENT: Final = 0.9
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check the batches of the first steps."""
-    yield from _without_influence(trials)
-    yield from _label_among_inputs(trials.last)
-    yield from _large_inputs(trials.last)
-    yield from _other_scale(trials)
-    yield from _imbalance(trials)
+    yield from guarded(trials, _without_influence, trials)
+    yield from guarded(trials, _label_among_inputs, trials)
+    yield from guarded(trials, _large_inputs, trials.last)
+    yield from guarded(trials, _other_scale, trials)
+    yield from guarded(trials, _imbalance, trials)
 
 
 def _without_influence(trials: Trials) -> Iterator[Finding]:
@@ -85,21 +86,25 @@ def _other_values(leaf: Leaf) -> Array:
     return np.where(half, other, x).astype(x.dtype)
 
 
-def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
+def _label_among_inputs(trials: Trials) -> Iterator[Finding]:
+    trial = trials.last
     leaves, rows = leaves_of(trial.batch), rows_of(trial.batch)
     if rows is None or rows < 8:
         return
     entering = [leaf for leaf in leaves if enters_a_layer(trial, leaf)]
     for label in leaves:
         y = label.array.reshape(rows, -1)
-        if y.shape[1] != 1 or len(np.unique(y)) < 3 or label in entering:
+        if y.shape[1] != 1 or label in entering or y.dtype.kind not in "fiub":
             continue
+        few = len(np.unique(y)) < 3
         for leaf in entering:
             x = as_floats(leaf.array).reshape(rows, -1)
             if x.shape[1] > MOST_COLUMNS or leaf.array.ndim < 2:
                 continue
             equal = np.flatnonzero((x == as_floats(y)).all(0))
-            if equal.size:
+            if few or not equal.size:
+                yield from _function_of_the_label(trials, leaves.index(leaf), leaves.index(label))
+            else:
                 yield Finding(
                     "D-label-in-inputs",
                     "error" if label is leaves[-1] or _is_true(trial, label) else "note",
@@ -108,6 +113,34 @@ def _label_among_inputs(trial: Trial) -> Iterator[Finding]:
                     "the model reads the answer, and fails on data without it",
                     "remove the column",
                 )
+
+
+def _function_of_the_label(trials: Trials, place: int, of: int) -> Iterator[Finding]:
+    """Find a column that is a multiple of the label plus a constant, in all batches that were read.
+
+    An input of one column that the label is a multiple of is the task itself.
+    """
+    batches = [leaves_of(batch) for batch in trials.ahead]
+    batches = [leaves for leaves in batches if len(leaves) == len(batches[0])]
+    x, y = (np.concatenate([as_floats(b[i].array) for b in batches]) for i in (place, of))
+    x, y = x.reshape(len(x), -1), y.reshape(len(y), 1)
+    label = batches[0][of]
+    known = _is_true(trials.last, leaves_of(trials.last.batch)[of])
+    if x.shape[1] < 2 or len(x) < FEWEST or len(x) != len(y):
+        return
+    x, y = x - x.mean(0), y - y.mean(0)
+    sizes = np.linalg.norm(x, axis=0) * np.linalg.norm(y)
+    usable = sizes > 0
+    found = np.flatnonzero(usable & (np.abs((x * y).sum(0)) > (1 - 1e-6) * sizes))
+    if found.size and (known or of == len(batches[0]) - 1):
+        yield Finding(
+            "D-label-in-inputs",
+            "warning",
+            batches[0][place].name,
+            f"column {found[0]} is a multiple of {label.name} plus a constant in all {len(x)} rows",
+            "the model reads the answer, and fails on data without it",
+            "remove the column",
+        )
 
 
 def _is_true(trial: Trial, leaf: Leaf) -> bool:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from ..numbers import Array, as_floats, norm_of
+from .checks_losses import noisy
+from .guarding import guarded
 from .initial import has_initial_value
 from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE
 from .report import Finding
@@ -22,12 +22,12 @@ PARALLEL: Final = 0.999
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Compare the gradients of three steps with what was applied, and with what changed."""
-    yield from _without_gradient(trials)
-    yield from _not_trained(trials)
-    yield from _several_optimizers(trials.last)
-    yield from _wrong_gradients(trials.last)
-    yield from _unused_clipping(trials)
-    yield from _underflow(trials)
+    yield from guarded(trials, _without_gradient, trials)
+    yield from guarded(trials, _not_trained, trials)
+    yield from guarded(trials, _several_optimizers, trials.last)
+    yield from guarded(trials, _wrong_gradients, trials.last)
+    yield from guarded(trials, _unused_clipping, trials)
+    yield from guarded(trials, _underflow, trials)
 
 
 def _without_gradient(trials: Trials) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _learns_elsewhere(trials: Trials) -> set[str]:
 
     A zero-initialized layer hides the layers before it until its first update.
     """
-    changed = {path: _noisy(trials.last.before[path], 0.05, 1) for path in trials.last.gradients}
+    changed = {path: noisy(trials.last.before[path], 0.05, 1) for path in trials.last.gradients}
     trial = trials.attempt("G-blocked", trials.last.batch, changed)
     if trial is None:
         return set()
@@ -85,7 +85,7 @@ def _learns_elsewhere(trials: Trials) -> set[str]:
 
 def _loss_depends_on(trials: Trials, path: str) -> bool:
     """Return whether a change of a variable changes a loss that is differentiated by it."""
-    changed = {path: _noisy(trials.last.before[path], 0.5, 0)}
+    changed = {path: noisy(trials.last.before[path], 0.5, 0)}
     trial = trials.attempt("G-blocked", trials.last.batch, changed)
     return trial is not None and any(
         distance(a["loss"], b["loss"]) > 1e-4
@@ -94,20 +94,16 @@ def _loss_depends_on(trials: Trials, path: str) -> bool:
     )
 
 
-def _noisy(value: Array, amount: float, seed: int) -> Array:
-    """Return an array with noise, relative to the size of its entries or to 1."""
-    x = as_floats(value)
-    scale = amount * max(norm_of(x.ravel()) / max(1, x.size) ** 0.5, 1.0)
-    return (x + scale * np.random.default_rng(seed).normal(size=x.shape)).astype(value.dtype)
-
-
 def _not_trained(trials: Trials) -> Iterator[Finding]:
     """Find trainable variables that no optimizer gets, and optimizers that are not applied."""
     state, last = trials.state, trials.last
     called = {event.info.path for event in last.of(LAYER)}
     updated = {path for path in trials.assigned if path in state.variables}
+    # `compile` gives a model an optimizer, as a teacher that was trained by `fit` has.
+    compiled = {id(getattr(layer, "optimizer", None)) for layer in state.layers}
+    compiled -= {id(value) for value in vars(trials.task).values()}
     for path, optimizer in state.optimizers.items():
-        if id(optimizer) not in trials.applied:
+        if id(optimizer) not in trials.applied and id(optimizer) not in compiled:
             yield Finding(
                 "O-unused",
                 "warning",
@@ -116,6 +112,21 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
                 "what it was made for does not learn",
                 "apply it to its variables, or remove it",
             )
+    frozen = [
+        path
+        for layer in state.layers
+        for v in _own_variables(layer)
+        if not v.trainable and (path := state.path_of(v)) in last.applied
+    ]
+    if frozen:
+        yield Finding(
+            "O-frozen-updated",
+            "warning",
+            frozen[0],
+            f"an optimizer updates {len(frozen)} variables of layers with trainable = False",
+            "the layers are not frozen: lists of variables that were made before still hold them",
+            "set trainable = False first, and pass model.trainable_variables afterwards",
+        )
     chosen = {path for event in last.of(FROZEN) for path in event.info.more["paths"]}
     owners = {id(v): x for x in state.layers for v in _own_variables(x)}
     for path, variable in state.variables.items():
@@ -157,7 +168,7 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
             )
 
 
-def _own_variables(layer: object) -> list[object]:
+def _own_variables(layer: object) -> list[Any]:
     return [*getattr(layer, "_trainable_variables", ())]
 
 

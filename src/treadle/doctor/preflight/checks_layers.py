@@ -8,6 +8,9 @@ import keras
 import numpy as np
 
 from ..numbers import as_floats
+from .checks_losses import same
+from .guarding import guarded
+from .intervening import floats_of, outer_calls
 from .recording import ADDED_LOSS, DRAW, LAYER, Event
 from .report import Finding
 from .trials import Trial, Trials, distance
@@ -18,12 +21,13 @@ SCALE: Final = 100.0
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check modes of layers, regularization losses and randomness."""
-    yield from _not_training(trials)
+    yield from guarded(trials, _not_training, trials)
+    yield from guarded(trials, _frozen_in_training_mode, trials)
     if trials.evaluation is not None:
-        yield from _training_in_evaluation(trials, trials.evaluation)
-    yield from _regularization(trials)
-    yield from _constant_seeds(trials.last)
-    yield from _not_repeatable(trials)
+        yield from guarded(trials, _training_in_evaluation, trials, trials.evaluation)
+    yield from guarded(trials, _regularization, trials)
+    yield from guarded(trials, _constant_seeds, trials.last)
+    yield from guarded(trials, _not_repeatable, trials)
 
 
 def _drops(event: Event) -> bool | None:
@@ -75,6 +79,33 @@ def _not_training(trials: Trials) -> Iterator[Finding]:
                 "call the model with training=True in train_step",
                 event.info.line,
             )
+
+
+def _frozen_in_training_mode(trials: Trials) -> Iterator[Finding]:
+    """Find Dropout in a model that nothing trains and whose outputs are targets, as a teacher's."""
+    last, state = trials.last, trials.state
+    calls = list(outer_calls(last).values())
+    inputs = [x for e in calls for name, x in e.arrays.items() if name.startswith("inputs")]
+    for outer in calls:
+        model = outer.info.of
+        paths = [state.path_of(variable) for variable in model.weights]  # without seeds
+        if not paths or any(p in trials.assigned or p in last.gradients for p in paths):
+            continue
+        if any(same(x, y) for x in inputs for y in floats_of(outer).values()):
+            continue  # features of a frozen body
+        inner = outer.info.path + "/"
+        for event in last.of(LAYER):
+            if event.info.path.startswith(inner) and _drops(event):
+                yield Finding(
+                    "T-on-in-target",
+                    "warning",
+                    event.info.path,
+                    f"{event.info.kind} runs in training mode in a model that is not trained",
+                    "the targets that this model computes are noisy",
+                    "call it with training=False",
+                    event.info.line,
+                )
+                break
 
 
 def _training_in_evaluation(trials: Trials, trial: Trial) -> Iterator[Finding]:

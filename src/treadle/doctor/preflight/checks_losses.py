@@ -1,55 +1,96 @@
 """Checks of losses: arguments, reduction, pairs of rows, what is trained and logged."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from ..numbers import Array, as_floats
-from .recording import ACTIVATION, BRANCH, LAYER, LOSS, METRIC, OBJECTIVE, Event
+from ..numbers import Array, as_floats, norm_of
+from .guarding import guarded
+from .intervening import changed_outputs, held, outer_calls
+from .recording import BRANCH, ENTROPY, LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
+from .spying import without_updates
 from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of, window_of
-
-ASYMMETRIC: Final = ("crossentropy", "divergence", "hinge", "poisson", "dice", "tversky")
 
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check the calls of losses in a training and an evaluation step."""
+    yield from guarded(trials, _swapped, trials)
+    yield from guarded(trials, _reduction, trials)
+    yield from guarded(trials, _constant_divisor, trials.last)
+    yield from guarded(trials, _unpaired, trials)
+    yield from guarded(trials, _logged, trials)
+
+
+def _swapped(trials: Trials) -> Iterator[Finding]:
+    """Find losses and metrics that get the outputs as labels, and labels as outputs.
+
+    With other weights, `y_true` changes and `y_pred` does not: it is an array of the batch, a
+    constant or the output of a model that is not trained. Exchanged arguments of a symmetric
+    distance change nothing.
+    """
     for trial in (trials.last, trials.evaluation):
-        if trial is not None:
-            for event in (*trial.of(LOSS), *trial.of(METRIC)):
-                yield from _swapped(event, trial)
-    yield from _reduction(trials)
-    yield from _constant_divisor(trials.last)
-    yield from _unpaired(trials)
-    yield from _logged(trials.last)
-
-
-def _swapped(event: Event, trial: Trial) -> Iterator[Finding]:
-    """Find losses and metrics that get the outputs as labels, and labels as outputs."""
-    true, pred = event.get("true"), event.get("pred")
-    if true is None or pred is None or "float" not in str(true.dtype):
-        return
-    name = f"{event.info.kind} {event.info.path}".lower()
-    if event.what == LOSS and not any(kind in name for kind in ASYMMETRIC):
-        return
-    from_model = any(
-        same(true, x)
-        for layer in (*trial.of(LAYER), *trial.of(ACTIVATION))
-        for part, x in layer.arrays.items()
-        if part.startswith("out")
-    )
-    if from_model and any(same(pred, leaf.array) for leaf in leaves_of(trial.batch)):
-        yield Finding(
-            "L-swapped",
-            "error",
-            event.info.path,
-            "y_true is the output of a layer, and y_pred is an array of the batch",
-            "the arguments are swapped: it computes something else",
-            "call it as loss(y_true, y_pred), metric.update_state(y_true, y_pred)",
-            event.info.line,
+        if trial is None:
+            continue
+        calls = _compared(trial)
+        if not calls or not trials.last.gradients:
+            continue
+        before = trial.before
+        weights = {p: noisy(before[p], 0.05, 3) for p in trials.last.gradients if p in before}
+        other = (
+            trials.attempt("L-swapped", trial.batch, weights)
+            if trial is trials.last
+            else trials.evaluated_again(weights)
         )
+        again = [] if other is None else _compared(other)
+        if len(again) != len(calls):
+            continue
+        for event, moved in zip(calls, again, strict=True):
+            true, pred = event["true"], event["pred"]
+            still = same(pred, moved["pred"]) and not same(true, moved["true"])
+            if still and not _is_symmetric(event):
+                own = any(same(pred, x.array) for x in leaves_of(trial.batch)) or np.ptp(pred) == 0
+                yield Finding(
+                    "L-swapped",
+                    "error" if own else "warning",
+                    event.info.path,
+                    "with other weights y_true changes, and y_pred does not",
+                    "the arguments are swapped: it computes something else",
+                    "call it as loss(y_true, y_pred), metric.update_state(y_true, y_pred)",
+                    event.info.line,
+                )
+
+
+def _compared(trial: Trial) -> list[Event]:
+    """Return the calls of losses and metrics with outputs and float labels."""
+    found: list[Event] = []
+    for event in (*trial.of(LOSS), *trial.of(METRIC), *trial.of(ENTROPY)):
+        true, pred = event.get("true"), event.get("pred")
+        if true is None or pred is None or "float" not in str(true.dtype):
+            continue
+        # The classes call the functions.
+        known = [e for e in found if event.what == ENTROPY and e.what == LOSS]
+        if not any(same(true, e["true"]) and same(pred, e["pred"]) for e in known):
+            found.append(event)
+    return found
+
+
+def _is_symmetric(event: Event) -> bool:
+    """Return whether a loss or a metric is the same if its arguments are exchanged."""
+    compare = event.info.of if event.what == LOSS else getattr(event.info.of, "_fn", None)
+    true, pred = event["true"], event["pred"]
+    if compare is None or true.shape != pred.shape:
+        return False
+    try:
+        values = [
+            np.asarray(ops.convert_to_numpy(compare(*x))) for x in ((true, pred), (pred, true))
+        ]
+    except Exception:
+        return False  # it does not take outputs as labels
+    return distance(values[0], values[1]) < 1e-5
 
 
 def _reduction(trials: Trials) -> Iterator[Finding]:
@@ -201,8 +242,9 @@ def enters_a_layer(trial: Trial, leaf: Leaf) -> bool:
     )
 
 
-def _logged(trial: Trial) -> Iterator[Finding]:
+def _logged(trials: Trials) -> Iterator[Finding]:
     """Compare the value that is logged as `loss` with the loss that is differentiated."""
+    trial = trials.last
     trained = trial.of(OBJECTIVE)
     if len(trained) != 1 or "loss" not in trial.values or trial.of(BRANCH):
         return
@@ -215,6 +257,10 @@ def _logged(trial: Trial) -> Iterator[Finding]:
         seen = f"{rows} times it, the number of rows"
     elif rows > 2 and abs(logged - found / rows) < 1e-3 * scale / rows:
         seen = f"1/{rows} of it, the number of rows"
+    elif abs(logged - found) > 1e-4 * scale and _penalty_is_only_logged(trials):
+        seen = "a part of it depends on the weights alone, and is not differentiated"
+    elif abs(logged - found) > 1e-3 * scale and _is_another_function(trials):
+        seen = "it is computed after the update, by another function"
     else:
         return
     yield Finding(
@@ -226,6 +272,38 @@ def _logged(trial: Trial) -> Iterator[Finding]:
         "return the loss that treadle.gradients or treadle.minimize returned",
         trained[0].info.line,
     )
+
+
+def _penalty_is_only_logged(trials: Trials) -> bool:
+    """Return whether other weights, with outputs of layers held, change the logged loss alone."""
+    last = trials.last
+    weights = {p: 1.5 * as_floats(last.before[p]) for p, g in last.gradients.items() if g.ndim > 1}
+    with changed_outputs({n: held(event) for n, event in outer_calls(last).items()}):
+        trial = trials.attempt("L-not-logged", last.batch, weights)
+        usual = trials.attempt("L-not-logged", last.batch)
+    if not weights or trial is None or usual is None or len(trial.of(OBJECTIVE)) != 1:
+        return False
+    trained = [as_floats(x.of(OBJECTIVE)[0]["loss"]) for x in (trial, usual)]
+    logged = [as_floats(x.values["loss"]) for x in (trial, usual)]
+    return distance(*trained) < 1e-5 and distance(*logged) > 1e-3
+
+
+def _is_another_function(trials: Trials) -> bool:
+    """Return whether the logged loss comes after the update, and differs even without an update."""
+    with without_updates(trials.state.optimizers):
+        trial = trials.attempt("L-not-logged", trials.last.batch)
+    if trial is None or len(trial.of(OBJECTIVE)) != 1:
+        return False
+    logged, trained = trial.values["loss"], trial.of(OBJECTIVE)[0]["loss"]
+    moves = distance(logged, trials.last.values["loss"]) > 1e-6
+    return moves and distance(logged, trained) > 1e-3
+
+
+def noisy(value: Array, amount: float, seed: int) -> Array:
+    """Return an array with noise, relative to the size of its entries or to 1."""
+    x = as_floats(value)
+    scale = amount * max(norm_of(x.ravel()) / max(1, x.size) ** 0.5, 1.0)
+    return (x + scale * np.random.default_rng(seed).normal(size=x.shape)).astype(value.dtype)
 
 
 def _equal_gradients(a: Trial, b: Trial, paths: Sequence[str]) -> set[str]:

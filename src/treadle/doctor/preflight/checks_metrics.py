@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..numbers import as_floats
+from ..numbers import Array, as_floats
+from .guarding import guarded
 from .recording import METRIC, Event
 from .report import Finding
 from .trials import Trials
@@ -33,8 +34,8 @@ def check(trials: Trials) -> Iterator[Finding]:
     for trial in (trials.last, trials.evaluation):
         if trial is not None:
             for event in trial.of(METRIC):
-                yield from _metric_arguments(event)
-    yield from _unused_metrics(trials)
+                yield from guarded(trials, _metric_arguments, event)
+    yield from guarded(trials, _unused_metrics, trials)
 
 
 def _metric_arguments(event: Event) -> Iterator[Finding]:
@@ -68,6 +69,11 @@ def _metric_arguments(event: Event) -> Iterator[Finding]:
         wrong = f"BinaryAccuracy takes labels 0 and 1, and got classes up to {labels.max():.0f}"
     elif kind == "Accuracy" and not (outputs == np.round(outputs)).all():
         wrong = "Accuracy counts outputs that equal the labels, and the outputs are no classes"
+    elif kind == "BinaryAccuracy" and _one_of_several(labels, outputs):
+        wrong = (
+            f"BinaryAccuracy takes each of {classes} classes for a question of its own: with these "
+            f"one-hot labels it is {1 - 1 / classes:.0%} if no class is ever chosen"
+        )
     if wrong:
         yield Finding(
             "M-labels",
@@ -79,6 +85,15 @@ def _metric_arguments(event: Event) -> Iterator[Finding]:
             "labels, BinaryAccuracy for 0 and 1",
             event.info.line,
         )
+
+
+def _one_of_several(labels: Array, outputs: Array) -> bool:
+    """Return whether labels are one-hot, and outputs are probabilities of several classes."""
+    if labels.shape != outputs.shape or labels.ndim < 2 or labels.shape[-1] < 3:
+        return False
+    one_hot = np.isin(labels, (0, 1)).all() and (labels.sum(-1) == 1).all()
+    sums_to_one = np.abs(outputs.sum(-1) - 1).max() < 0.02  # not of several independent labels
+    return bool(one_hot and sums_to_one and outputs.min() >= 0)
 
 
 def _takes_logits(metric: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
+from .guarding import guarded
 from .recording import APPLY, GRADIENTS, Event
 from .report import Finding
 from .trials import Trials
@@ -28,7 +29,7 @@ def check(trials: Trials) -> Iterator[Finding]:
             if not slopes:
                 continue
             name = max(slopes, key=lambda name: abs(slopes[name]))
-            found = list(_pairs(trials, event, gradients, name))
+            found = guarded(trials, _pairs, trials, event, gradients, name)
             yield from found
             own = {n: slope for n, slope in slopes.items() if abs(abs(slope) - 1) < 0.03}
             judged = own or slopes  # of several values, the one that these gradients are of

@@ -1,6 +1,6 @@
 """Checks of optimizers: schedules, sizes of updates, weight decay, accumulation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -8,6 +8,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ..numbers import as_floats, norm_of
+from .guarding import guarded
 from .report import Finding
 from .trials import Trial, Trials
 
@@ -17,6 +18,9 @@ FEWEST: Final = 16
 LARGE: Final = 0.5
 SMALL: Final = 1e-8
 """Sizes of an update relative to its weights that are far from the usual 0.001."""
+
+LOST: Final = 0.3
+"""The share of weights that an update leaves as they are from which it is lost in rounding."""
 
 
 def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
@@ -28,10 +32,10 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
     """
     for path, optimizer in trials.state.optimizers.items():
         if steps is not None:
-            yield from _schedule(path, optimizer, steps)
-        yield from _accumulation(path, optimizer)
-        yield from _decay(trials, path, optimizer)
-        yield from _sizes(trials, path, optimizer)
+            yield from guarded(trials, _schedule, path, optimizer, steps)
+        yield from guarded(trials, _accumulation, path, optimizer)
+        yield from guarded(trials, _decay, trials, path, optimizer)
+        yield from guarded(trials, _sizes, trials, path, optimizer)
 
 
 def _rate(schedule: Any, step: int) -> float:
@@ -155,7 +159,9 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "the learning rate is probably far too large",
             "divide the learning rate by 10 or more; treadle find-lr suggests one",
         )
-    elif largest < SMALL and not scheduled:
+    elif not scheduled and (
+        largest < SMALL or (largest < 1e-6 and _lost(trials.base, kernels) > LOST)
+    ):
         yield Finding(
             "O-small-updates",
             "warning",
@@ -164,6 +170,17 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "in float32 such updates are lost, or nothing is learned",
             "increase the learning rate; treadle find-lr suggests one",
         )
+
+
+def _lost(trials: Sequence[Trial], names: Sequence[str]) -> float:
+    """Return the share of weights with a gradient that a step leaves as they are, by rounding."""
+    shares = [
+        np.mean((trial.after[name] == trial.before[name])[as_floats(trial.applied[name]) != 0])
+        for trial in trials
+        for name in names
+        if _is_updated(trial, name)
+    ]
+    return float(np.min(shares, initial=1.0)) if shares else 0.0
 
 
 def _is_updated(trial: Trial, name: str) -> bool:

@@ -1,12 +1,14 @@
 """Checks of outputs: logits and probabilities, targets that an activation reaches, softmax."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import enters_a_layer, same
+from .guarding import guarded
+from .intervening import changed_outputs, constant, losses_of, outer_calls
 from .recording import ACTIVATION, ENTROPY, LAYER, LOSS, Event, Info
 from .report import Finding
 from .trials import Trial, Trials, leaves_of, rows_of
@@ -20,12 +22,14 @@ def check(trials: Trials) -> Iterator[Finding]:
     for trial in (trials.last, trials.evaluation):
         if trial is not None:
             for event in trial.of(ENTROPY):
-                yield from _logits(event, trial)
+                yield from guarded(trials, _logits, event, trial)
             for event in trial.of(LOSS):
-                yield from _targets(event, trial)
-    yield from _targets_by_hand(trials)
-    yield from _softmax_twice(trials.last)
-    yield from _softmax_over_rows(trials.last)
+                yield from guarded(trials, _targets, event, trial)
+    yield from guarded(trials, _targets_by_hand, trials)
+    yield from guarded(trials, _inputs_as_targets, trials)
+    yield from guarded(trials, _generated, trials.last)
+    yield from guarded(trials, _softmax_twice, trials.last)
+    yield from guarded(trials, _softmax_over_rows, trials.last)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -127,6 +131,63 @@ def _targets_by_hand(trials: Trials) -> Iterator[Finding]:
         yield from found
 
 
+def _inputs_as_targets(trials: Trials) -> Iterator[Finding]:
+    """Find inputs, as of an autoencoder, that the last activation cannot reach.
+
+    They are targets if the loss is least where the outputs equal them, and rises on both sides.
+    """
+    trial = trials.last
+    calls = outer_calls(trial)
+    for number, event in list(calls.items())[-1:]:
+        output = event.get("outputs")
+        activation = "" if output is None else _activation(as_floats(output), trial, True)
+        for leaf in leaves_of(trial.batch):
+            if (
+                output is None
+                or output.shape != leaf.array.shape
+                or not enters_a_layer(trial, leaf)
+            ):
+                continue
+            found = list(_outside(activation, as_floats(leaf.array), event.info))
+            if found and _is_least_at(trials, number, output, as_floats(leaf.array)):
+                yield from found
+
+
+def _is_least_at(trials: Trials, number: int, output: Array, target: Array) -> bool:
+    losses: list[Array] = []
+    for share in (1.0, 0.0, -1.0):
+        value = (target + share * (as_floats(output) - target)).astype("float32")
+
+        def placed(name: str, tensor: Any, value: Array = value) -> Any:
+            return constant(value, tensor) if name == "outputs" else tensor
+
+        with changed_outputs({number: placed}):
+            trial = trials.attempt("L-range", trials.last.batch)
+        losses.append(np.array([np.nan] if trial is None else losses_of(trial)))
+    there, at, beyond = losses
+    even = np.abs(there - beyond) < 0.05 * np.abs(there)
+    return bool((even & (at < 0.1 * there)).any())
+
+
+def _generated(trial: Trial) -> Iterator[Finding]:
+    """Find data that a generator cannot reach: both are the input of one layer."""
+    calls = list(outer_calls(trial).values())
+    for judge in calls:
+        given = [e.arrays.get("inputs[0]") for e in calls if e.info.of is judge.info.of]
+        real = [x for x in leaves_of(trial.batch) if any(_equal(y, x.array) for y in given)]
+        for maker in calls:
+            output = maker.get("outputs")
+            if maker.info.of is judge.info.of or not any(_equal(y, output) for y in given):
+                continue
+            for leaf in real:
+                activation = _activation(as_floats(output), trial, layers_only=True)
+                yield from _outside(activation, as_floats(leaf.array), maker.info)
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    return a is not None and b is not None and a.shape == b.shape and same(a, b)
+
+
 def _outside(activation: str, targets: Array, info: Info) -> Iterator[Finding]:
     """Compare the range of targets with that of an activation."""
     if activation not in RANGES or not targets.size:
@@ -148,7 +209,23 @@ def _outside(activation: str, targets: Array, info: Info) -> Iterator[Finding]:
 
 
 def _softmax_twice(trial: Trial) -> Iterator[Finding]:
-    """Find softmax layers whose inputs are probabilities already."""
+    """Find softmax layers and functions whose inputs are probabilities already."""
+    for event in trial.of(ACTIVATION):
+        inputs = event.get("inputs")
+        again = event.info.kind in ("softmax", "log_softmax") and inputs is not None
+        if again and _from_softmax(as_floats(inputs), trial):
+            yield _twice(event)
+        gate = event.info.kind == "sigmoid" and inputs is not None
+        if gate and _activation(as_floats(inputs), trial, layers_only=True) == "sigmoid":
+            yield Finding(
+                "T-softmax-twice",
+                "error",
+                event.info.path,
+                "its inputs are what a layer with sigmoid returns",
+                "sigmoid of a probability lies between 0.5 and 0.73",
+                "apply sigmoid once",
+                event.info.line,
+            )
     for event in trial.of(LAYER):
         activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
         own_weights = bool(getattr(event.info.of, "_trainable_variables", ()))
@@ -159,15 +236,37 @@ def _softmax_twice(trial: Trial) -> Iterator[Finding]:
             continue
         x = as_floats(inputs)
         if x.min() >= 0 and np.abs(x.sum(-1) - 1).max() < 1e-4:
-            yield Finding(
-                "T-softmax-twice",
-                "error",
-                event.info.path,
-                "its inputs are probabilities already: rows sum to 1",
-                "softmax of probabilities is nearly uniform, so the model cannot be certain",
-                "apply softmax once",
-                event.info.line,
-            )
+            yield _twice(event)
+
+
+def _twice(event: Event) -> Finding:
+    return Finding(
+        "T-softmax-twice",
+        "error",
+        event.info.path,
+        "its inputs are probabilities already: rows sum to 1",
+        "softmax of probabilities is nearly uniform, so the model cannot be certain",
+        "apply softmax once",
+        event.info.line,
+    )
+
+
+def _from_softmax(x: Array, trial: Trial) -> bool:
+    """Return whether an array is a multiple, as by a temperature, of what a softmax returned."""
+    if x.ndim < 2 or x.shape[-1] < 2 or not np.isfinite(x).all() or x.min() < 0:
+        return False
+    sums = x.sum(-1, keepdims=True)
+    if sums.min() <= 0 or np.ptp(sums) > 1e-4 * sums.max():
+        return False
+    found = [e for e in trial.of(ACTIVATION) if e.info.kind == "softmax"]
+    found += [
+        event
+        for event in trial.of(LAYER)
+        if event.info.kind == "Softmax"
+        or getattr(getattr(event.info.of, "activation", None), "__name__", "") == "softmax"
+    ]
+    outputs = [y for event in found if (y := event.get("outputs")) is not None]
+    return any(y.shape == x.shape and np.allclose(x / sums, y, atol=1e-5) for y in outputs)
 
 
 def _softmax_over_rows(trial: Trial) -> Iterator[Finding]:

@@ -7,10 +7,11 @@ import numpy as np
 from keras import ops
 
 from ..numbers import Array, as_floats
+from .guarding import guarded
 from .intervening import changed_outputs, floats_of, losses_of, noise_like, outer_calls
-from .recording import LAYER, LOSS, OBJECTIVE, Event
+from .recording import LAYER, LOSS, METRIC, OBJECTIVE, Event
 from .report import Finding
-from .trials import Leaf, Trial, Trials, leaves_of, rows_of
+from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of
 
 CODE: Final = "L-padding"
 SHORTEST: Final = 4
@@ -21,8 +22,10 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Change outputs at positions of padding, and add padding: losses must stay the same."""
     batch = trials.last.batch
     for length, padded in _padding(batch).items():
-        found = list(_counted(trials, length, padded)) or list(_pooled(trials.last, length, padded))
-        yield from found or _wrong_count(trials, length, padded)
+        found = guarded(trials, _counted, trials, length, padded) or guarded(
+            trials, _pooled, trials.last, length, padded
+        )
+        yield from found or guarded(trials, _wrong_count, trials, length, padded)
 
 
 def _padding(batch: Any) -> dict[int, Array]:
@@ -136,6 +139,22 @@ def _counted(trials: Trials, length: int, padded: Array) -> Iterator[Finding]:
                 "the model learns to predict padding, and long rows count less than short ones",
                 "multiply by a mask before the sum, and divide by the sum of the mask",
                 lines[which] if which < len(lines) else "",
+            )
+            return
+    if trial is None:
+        return
+    for name, metric in trials.state.metrics.items():
+        paths = [trials.state.path_of(variable) for variable in metric.variables]
+        if any(distance(trial.after[p], last.after[p]) > 1e-6 for p in paths if p in last.after):
+            yield Finding(
+                CODE,
+                "warning",
+                name,
+                f"with other outputs at the {padded.mean():.0%} of positions that are padding, "
+                "the metric changes, and the loss does not",
+                "it counts padding, which the loss leaves out",
+                "pass the mask as sample_weight to update_state",
+                next((e.info.line for e in last.of(METRIC) if e.info.path == name), ""),
             )
             return
 

@@ -12,6 +12,7 @@ from keras import ops
 from ...backends.step_context import context
 from ...core.keras_internals import INTERNALS
 from ..numbers import Array, as_floats
+from .guarding import guarded
 from .intervening import (
     Change,
     changed_outputs,
@@ -37,9 +38,9 @@ GEOMETRIC: Final = ("RandomFlip", "RandomRotation", "RandomTranslation", "Random
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check contrastive losses, pairs of arrays, and images with their masks."""
-    yield from _self_pairs(trials)
-    yield from _other_order(trials)
-    found = list(_flipped_data(trials)) or list(_flipped_in_the_step(trials))
+    yield from guarded(trials, _self_pairs, trials)
+    yield from guarded(trials, _other_order, trials)
+    found = guarded(trials, _flipped_data, trials) or guarded(trials, _flipped_in_the_step, trials)
     yield from found
 
 
@@ -56,9 +57,7 @@ def _self_pairs(trials: Trials) -> Iterator[Finding]:
     )
     if rows is None or rows < FEWEST or not embeds:
         return
-    seen: list[int] = []
-    with _without_self_pairs(rows, seen):
-        trial = trials.attempt("L-self-pairs", last.batch)
+    trial, seen = without_self_pairs(trials, rows)
     if trial is None or not seen:
         return
     for a, b in zip(losses_of(last), losses_of(trial), strict=False):
@@ -73,6 +72,18 @@ def _self_pairs(trials: Trials) -> Iterator[Finding]:
                 "subtract 1e9 * ops.eye(n) from the similarities before the softmax",
             )
             return
+
+
+def without_self_pairs(trials: Trials, rows: int) -> tuple[Trial | None, list[int]]:
+    """Repeat the last step without similarities of examples to themselves.
+
+    Returns:
+        The trial, and the size of each square matrix of similarities that enters a softmax.
+    """
+    seen: list[int] = []
+    with _without_self_pairs(rows, seen):
+        trial = trials.attempt("L-self-pairs", trials.last.batch)
+    return trial, seen
 
 
 @contextmanager
@@ -196,7 +207,7 @@ def _flipped_data(trials: Trials) -> Iterator[Finding]:
             if len(decided) >= MOST:
                 break
         share = float(np.mean(decided)) if len(decided) >= FEWEST else 0.0
-        if share > 0.15 and _is_target(trials, i, j):
+        if share > 0.15 and is_target(trials, i, j):
             yield Finding(
                 "D-flipped",
                 "warning",
@@ -209,7 +220,7 @@ def _flipped_data(trials: Trials) -> Iterator[Finding]:
             return
 
 
-def _is_target(trials: Trials, *numbers: int) -> bool:
+def is_target(trials: Trials, *numbers: int) -> bool:
     """Return whether one of these arrays counts in the losses, with all outputs of layers held.
 
     Two views of an image do not, and are often flipped independently on purpose.

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..numbers import as_floats
 from .checks_losses import same
+from .guarding import guarded
 from .recording import ENTROPY, LAYER
 from .report import Finding
 from .trials import Trial, Trials, leaves_of
@@ -13,8 +14,8 @@ from .trials import Trial, Trials, leaves_of
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check the targets of models of sequences."""
-    yield from _not_shifted(trials.last)
-    yield from _sees_the_future(trials)
+    yield from guarded(trials, _not_shifted, trials.last)
+    yield from guarded(trials, _sees_the_future, trials)
 
 
 def _not_shifted(trial: Trial) -> Iterator[Finding]:

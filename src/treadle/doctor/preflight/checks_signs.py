@@ -1,29 +1,21 @@
-"""Checks of signs: losses that fall as outputs leave their targets, and terms without a bound."""
+"""Checks of signs: losses that fall as outputs leave their targets."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from ..numbers import Array, as_floats
+from .changed_losses import CODE, Losses, line_of
+from .checks_entropy import entropy
 from .checks_losses import enters_a_layer, same
-from .intervening import (
-    MOST_CALLS,
-    Change,
-    changed_outputs,
-    constant,
-    floats_of,
-    held,
-    losses_of,
-    noise_like,
-    outer_calls,
-)
-from .recording import GRADIENTS, OBJECTIVE, Event
+from .checks_terms import outputs_without_bound, proportional_weights, weights_without_bound
+from .guarding import guarded
+from .intervening import MOST_CALLS, Change, constant, floats_of, outer_calls
+from .recording import GRADIENTS, Event
 from .report import Finding
-from .trials import Leaf, Trial, Trials, leaves_of, rows_of
+from .trials import Leaf, Trial, Trials, leaves_of
 
-CODE: Final = "L-sign"
 WHY: Final = "training drives the outputs away from where they should be"
 FIX: Final = "change the sign of this part of the loss"
 
@@ -35,11 +27,14 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Look at how the losses answer to better labels, and to outputs and weights far too large."""
     if not trials.last.gradients or _is_ascent(trials.last):  # which O-ascent finds
         return
-    found = list(_labels(trials)) or list(_inputs_as_targets(trials))
-    found = found or list(_outputs_without_bound(trials)) or list(_weights_without_bound(trials))
-    yield from found
-    if not found:
-        yield from _entropy(trials)
+    for part in (
+        *(_labels, _inputs_as_targets),
+        *(outputs_without_bound, weights_without_bound, proportional_weights, entropy),
+    ):
+        found = guarded(trials, part, trials)
+        yield from found
+        if found:  # one wrong sign has several effects
+            return
 
 
 def _is_ascent(trial: Trial) -> bool:
@@ -56,36 +51,6 @@ def _is_ascent(trial: Trial) -> bool:
     return min(products, default=0.0) < 0
 
 
-@dataclass(frozen=True)
-class _Losses:
-    """The losses of steps that differ from the last one in one thing.
-
-    Attributes:
-        trials: The trials.
-    """
-
-    trials: Trials
-
-    @property
-    def count(self) -> int:
-        """The number of losses of a step."""
-        last = self.trials.last
-        return len(last.of(GRADIENTS)) or len(losses_of(last))
-
-    def of(self, batch: Any = None, changes: Any = None, variables: Any = None) -> Array:
-        """Return the losses of a changed step; NaN if it failed or has other losses."""
-        batch = self.trials.last.batch if batch is None else batch
-        with changed_outputs(changes or {}):
-            trial = self.trials.attempt(CODE, batch, variables)
-        found = [] if trial is None else losses_of(trial)
-        return np.array(found) if len(found) == self.count else np.full(self.count, np.nan)
-
-
-def _line(trial: Trial, number: int) -> str:
-    events = trial.of(OBJECTIVE)
-    return events[number].info.line if number < len(events) else ""
-
-
 # Labels
 
 
@@ -94,7 +59,7 @@ def _labels(trials: Trials) -> Iterator[Finding]:
 
     Both for each half of the rows: a loss that is a mean of terms, one for each row, adds up.
     """
-    last, losses = trials.last, _Losses(trials)
+    last, losses = trials.last, Losses(trials)
     calls = list(outer_calls(last).values())[-MOST_CALLS:]
     for leaf in leaves_of(last.batch):
         if leaf.array.ndim == 0 or enters_a_layer(last, leaf):
@@ -107,6 +72,10 @@ def _labels(trials: Trials) -> Iterator[Finding]:
                 if labels is not None:
                     gaps = losses.of(batch(labels[0])) - losses.of(batch(labels[1]))
                     found.append((np.nan_to_num(gaps), event, outputs, labels))
+        if any(
+            gaps.any() for gaps, *_ in found
+        ):  # labels need not fit to the outputs of each layer
+            trials.failed.pop(CODE, None)
         for number in range(losses.count if found else 0):
             # Labels from the outputs that they are compared with make the largest difference.
             gaps, event, outputs, labels = max(found, key=lambda entry: abs(entry[0][number]))
@@ -122,13 +91,13 @@ def _labels(trials: Trials) -> Iterator[Finding]:
                     f"{values[1]:.4g} if it names something else",
                     WHY,
                     FIX,
-                    _line(last, number),
+                    line_of(last, number),
                 )
                 return
 
 
 def _reversed(
-    losses: _Losses,
+    losses: Losses,
     leaf: Leaf,
     batch: Callable[[Array], Any],
     number: int,
@@ -168,7 +137,7 @@ def _are_inputs(trials: Trials, one: Any, other: Any) -> bool:
 
 
 def _rows_agree(
-    losses: _Losses,
+    losses: Losses,
     batch: Callable[[Array], Any],
     number: int,
     outputs: Array,
@@ -249,7 +218,7 @@ def _others_positive(batch: Any, leaf: Leaf) -> Callable[[Array], Any]:
 
 def _inputs_as_targets(trials: Trials) -> Iterator[Finding]:
     """Move the outputs to an array of the batch and beyond: a distance is smallest at the array."""
-    last, losses = trials.last, _Losses(trials)
+    last, losses = trials.last, Losses(trials)
     for number, event in list(outer_calls(last).items())[-MOST_CALLS:]:
         for leaf in leaves_of(last.batch):
             output = event.get("outputs")
@@ -271,7 +240,7 @@ def _inputs_as_targets(trials: Trials) -> Iterator[Finding]:
                     f"{leaf.name}",
                     WHY,
                     FIX,
-                    _line(last, int(which)),
+                    line_of(last, int(which)),
                 )
                 return
 
@@ -279,189 +248,3 @@ def _inputs_as_targets(trials: Trials) -> Iterator[Finding]:
 def _placed(target: Array, output: Array, share: float) -> Change:
     value = (target + share * (as_floats(output) - target)).astype("float32")
     return lambda name, tensor: constant(value, tensor) if name == "outputs" else tensor
-
-
-# Terms without a bound
-
-
-def _outputs_without_bound(trials: Trials) -> Iterator[Finding]:
-    """Scale one output of a call, and hold other calls: the loss must not fall ever faster.
-
-    Several outputs at once may be multiplied with each other, as likelihoods and values are.
-    """
-    last, losses = trials.last, _Losses(trials)
-    calls = outer_calls(last)
-    for number, event in list(calls.items())[-MOST_CALLS:]:
-        others = {n: held(e) for n, e in calls.items() if n != number}
-        for name in floats_of(event):
-            which = _falling(
-                lambda scale, n=number, e=event, o=others, name=name: losses.of(
-                    changes={**o, n: _scaled(e, scale, name)}
-                )
-            )
-            if which is not None:
-                yield _without_bound(event.info.path, "its outputs", last, *which)
-                return
-
-
-def _scaled(event: Event, scale: float, name: str) -> Change:
-    """Return a change to a multiple of an output, which noise keeps from being zero."""
-    value = as_floats(event[name]) + 0.1 * noise_like(event[name])
-
-    def change(key: str, tensor: Any) -> Any:
-        return constant((scale * value).astype("float32"), tensor) if key == name else tensor
-
-    return change
-
-
-def _weights_without_bound(trials: Trials) -> Iterator[Finding]:
-    """Scale the trained variables, and hold the outputs of layers: what is left are penalties."""
-    last, losses = trials.last, _Losses(trials)
-    # Calls in `input_gradients` are not held: a gradient penalty depends on weights through them.
-    calls = {n: e for n, e in outer_calls(last).items() if not e.info.more["nested"]}
-    changes = {number: held(event) for number, event in calls.items()}
-    # Variables that the step uses by itself, or in calls that are not recorded, act on its outputs.
-    paths = {
-        trials.state.path_of(v) for e in outer_calls(last).values() for v in e.info.of.variables
-    }
-    before = {
-        p: as_floats(last.before[p])
-        for p in last.gradients
-        if p in paths and last.before[p].size > 1
-    }
-    if not before:
-        return
-
-    def scaled(scale: float) -> Array:
-        values = {p: (scale * x).astype(last.before[p].dtype) for p, x in before.items()}
-        return losses.of(changes=changes, variables=values)
-
-    if (which := _falling(scaled)) is not None:
-        yield _without_bound(min(before), "the weights", last, *which)
-
-
-def _falling(losses: Callable[[float], Array]) -> tuple[int, float, float] | None:
-    """Return the number of a loss that falls ever faster, and two of its values.
-
-    A loss with a lower bound may fall faster at first, as an error of products of small numbers;
-    so may one in proportion, as the logarithm of a probability times a negative advantage.
-    """
-    one, four = losses(1.0), losses(4.0)
-    if not (four < one - 1e-6 * np.abs(one)).any():
-        return None
-    sixteen = losses(16.0)
-    falls = (four - one < -1e-6 * np.abs(one)) & (sixteen - one < 10 * (four - one))
-    if not falls.any():
-        return None
-    with np.errstate(invalid="ignore"):  # twice as much as in proportion, as before
-        falls &= (losses(256.0) - sixteen < 40 * (sixteen - four)) | np.isneginf(sixteen)
-    for number in np.flatnonzero(falls):
-        return int(number), float(one[number]), float(sixteen[number])
-    return None
-
-
-def _without_bound(
-    path: str, what: str, trial: Trial, number: int, first: float, last: float
-) -> Finding:
-    return Finding(
-        CODE,
-        "warning",
-        path,
-        f"with 16 times {what}, and other layers as before, the loss is {last:.4g} instead of "
-        f"{first:.4g}: a term of it falls without bound",
-        "the loss is smallest where this part is largest, so a penalty works as a reward",
-        "change the sign of the term: losses are minimized, so distances and penalties are added",
-        _line(trial, number),
-    )
-
-
-# Entropy
-
-
-def _entropy(trials: Trials) -> Iterator[Finding]:
-    """Without advantages, sharper policies must not have less loss: a bonus rewards entropy.
-
-    Only where an array with one number for each row counts in proportion, as advantages do.
-    """
-    last, losses = trials.last, _Losses(trials)
-    rows, leaves = rows_of(last.batch), leaves_of(last.batch)
-    calls = outer_calls(last)
-    for number, event in list(calls.items())[-MOST_CALLS:]:
-        for name, logits in floats_of(event).items():
-            actions = [x for x in leaves if _names_columns(x, logits)]
-            weights = [x for x in leaves if x.array.size == rows and x.array.dtype.kind == "f"]
-            if not actions or rows is None or rows < 4:
-                continue
-            for leaf in weights:
-                if np.isin(leaf.array, (0, 1)).all():
-                    continue
-                changes = _policy_alone(calls, number, name)
-                which = _rewards_certainty(losses, leaf, changes)
-                if which is not None:
-                    yield Finding(
-                        CODE,
-                        "warning",
-                        event.info.path,
-                        f"with zeros in {leaf.name}, the loss falls if these logits are doubled "
-                        f"(by {which[1]:.3g})",
-                        "the entropy is subtracted as a bonus and not added: here the policy is "
-                        "rewarded for certainty, and stops exploring",
-                        "subtract the entropy from the loss: loss - 0.01 * entropy",
-                        _line(last, which[0]),
-                    )
-                    return
-
-
-def _names_columns(leaf: Leaf, outputs: Array) -> bool:
-    x = leaf.array
-    return (
-        x.dtype.kind in "iu"
-        and outputs.ndim == 2
-        and outputs.shape[1] > 1
-        and x.size == len(outputs)
-        and x.min() >= 0
-        and x.max() < outputs.shape[1]
-    )
-
-
-def _policy_alone(calls: dict[int, Event], number: int, name: str) -> Callable[[float], Any]:
-    """Return changes to multiples of some logits, with zeros for values of a single column."""
-
-    def changes(scale: float) -> dict[int, Change]:
-        own = _scaled(calls[number], scale, name)
-        found: dict[int, Change] = {}
-        for n, event in calls.items():
-
-            def change(key: str, tensor: Any, n: int = n, event: Event = event) -> Any:
-                if n == number and key == name:
-                    return own(key, tensor)
-                if len(tensor.shape) > 1 and tensor.shape[-1] > 1:
-                    return held(event)(key, tensor)
-                return 0.0 * tensor
-
-            found[n] = change
-        return found
-
-    return changes
-
-
-def _rewards_certainty(
-    losses: _Losses, leaf: Leaf, changes: Callable[[float], Any]
-) -> tuple[int, float] | None:
-    """Return the number of a loss that sharper logits reduce without advantages, and how much."""
-    zero = leaf.with_(np.zeros_like(leaf.array))
-    flat, usual, sharp = (losses.of(zero, changes(scale)) for scale in (0.25, 1.0, 2.0))
-    falls = (sharp < usual - 1e-6) & (usual < flat - 1e-6)
-    if not falls.any():
-        return None
-    gains: list[Array] = [sharp - flat]
-    for times in (1.0, 2.0):
-        batch = leaf.with_((times * leaf.array).astype(leaf.array.dtype))
-        gains.append(losses.of(batch, changes(2.0)) - losses.of(batch, changes(0.25)))
-    none, once, twice = gains
-    for number in np.flatnonzero(falls):
-        share = float(once[number] - none[number])  # an advantage counts in proportion
-        both = float(twice[number] - none[number])
-        if abs(share) > 1e-6 and abs(both - 2 * share) < 0.05 * abs(share):
-            return int(number), float(usual[number] - sharp[number])
-    return None

@@ -1,5 +1,6 @@
 """Checks of data sources: order, forms of batches, rows in both sets."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from ...data.source import is_closed_loop
 from ...errors import DataError
 from ..numbers import Array
 from .checks_losses import same
+from .guarding import guarded
 from .recording import ENTROPY, LOSS, METRIC
 from .report import Finding
 from .trials import STEPS, Trial, Trials, leaves_of
@@ -22,20 +24,23 @@ MOST_ROWS: Final = 20_000
 SLOW: Final = 1.0
 """The seconds of reading from which the first batches are not read again."""
 
+FREQUENT: Final = 20
+"""The number of copies of a row from which it may be one without content, as a black image."""
+
 MANY_FORMS: Final = 6
 """The least number of forms among the first batches that may be too many."""
 
 
 def check(trials: Trials, train: Any, validation: Any) -> Iterator[Finding]:
     """Check the first batches of any source and, of arrays in memory, the data sets."""
-    yield from _forms(trials)
-    yield from _passes(trials, train)
+    yield from guarded(trials, _forms, trials)
+    yield from guarded(trials, _passes, trials, train)
     if isinstance(train, ArraySource):
-        yield from _sorted(train)
+        yield from guarded(trials, _sorted, train)
         if isinstance(validation, ArraySource):
-            yield from _overlap(train, validation)
+            yield from guarded(trials, _overlap, train, validation)
     else:
-        yield from _sorted_batches(trials)
+        yield from guarded(trials, _sorted_batches, trials)
 
 
 def _forms(trials: Trials) -> Iterator[Finding]:
@@ -211,17 +216,32 @@ def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
         return
     if x[0].size < 3 and x.dtype.kind != "f":
         return
-    known = {row.tobytes() for row in x[:MOST_ROWS]}
+    known = Counter(row.tobytes() for row in x[:MOST_ROWS])
     checked = y[:MOST_ROWS]
-    if len(known) < 0.9 * len(x[:MOST_ROWS]):
-        return  # rows repeat in the training data alone
-    shared = sum(row.tobytes() in known for row in checked)
+    repeats = len(known) < 0.9 * len(x[:MOST_ROWS])
+    if repeats and not _are_copies(x[:MOST_ROWS]):
+        return  # rows repeat by chance
+    shared = sum(0 < known[row.tobytes()] <= FREQUENT for row in checked)
     if shared > max(1, 0.01 * len(checked)):
         yield Finding(
             "D-overlap",
-            "error" if shared > 0.2 * len(checked) else "warning",
+            "error" if shared > 0.2 * len(checked) and not repeats else "warning",
             theirs[widest].name,
-            f"{shared} of {len(checked)} rows of the validation data are also training data",
+            f"{shared} of {len(checked)} rows of the validation data are also training data"
+            + (", in which rows repeat as well" if repeats else ""),
             "the validation shows what was learned by heart",
             "split the data before copies or augmentations are made",
         )
+
+
+def _are_copies(x: Array) -> bool:
+    """Return whether rows are too long to repeat by chance, if their entries are independent."""
+    columns = x.reshape(len(x), -1)
+    columns = columns[
+        :, np.linspace(0, columns.shape[1] - 1, min(64, columns.shape[1])).astype(int)
+    ]
+    chance = float(len(x)) ** 2
+    for column in columns.T:
+        shares = np.unique(column, return_counts=True)[1] / len(column)
+        chance *= float((shares * shares).sum())
+    return chance < 0.01

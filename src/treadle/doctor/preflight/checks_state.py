@@ -1,10 +1,15 @@
 """Checks of state: averages that nothing uses, Python values, frozen layers."""
 
+import dis
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any, Final
 
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
 from ..numbers import Array, as_floats, norm_of
+from .guarding import guarded
 from .initial import has_initial_value
 from .recording import LAYER
 from .report import Finding
@@ -12,6 +17,9 @@ from .trials import Trial, Trials, distance
 
 PARALLEL: Final = 0.999
 """The cosine from which a change counts as one towards another variable."""
+
+OFTEN: Final = 50
+"""The number of steps between two compilations that is too small."""
 
 REMAINS: Final = 0.5
 """The share of the first weights in an average at the end of a run from which it is too slow."""
@@ -24,11 +32,13 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
         trials: The trials.
         steps: The number of training steps that are planned; None if unknown.
     """
-    yield from _python_values(trials)
-    yield from _frozen(trials)
-    yield from _own_averages(trials)
+    yield from guarded(trials, _python_values, trials)
+    yield from guarded(trials, _changed_by_hooks, trials)
+    yield from guarded(trials, _unused_schedules, trials)
+    yield from guarded(trials, _frozen, trials)
+    yield from guarded(trials, _own_averages, trials)
     for path, optimizer in trials.state.optimizers.items():
-        yield from _averages_of(path, optimizer, trials, steps)
+        yield from guarded(trials, _averages_of, path, optimizer, trials, steps)
 
 
 def _python_values(trials: Trials) -> Iterator[Finding]:
@@ -43,6 +53,83 @@ def _python_values(trials: Trials) -> Iterator[Finding]:
             "a compiled step does that only while it is traced, and a resumed run starts again",
             "store changing values in a keras.Variable, or compute them from treadle.step()",
         )
+
+
+def _changed_by_hooks(trials: Trials) -> Iterator[Finding]:
+    """Find Python values that a function of a hook changes every few steps."""
+    task = trials.task
+    methods = _methods(task)
+    inner = _reached(methods, "train_step")
+    read = {name for key in inner for name in _names(methods[key])}
+    read &= {name for name, value in vars(task).items() if isinstance(value, (int, float))}
+    written = {name for key, code in methods.items() if key not in inner for name in _stored(code)}
+    if not read & written or not hasattr(task, "hooks"):
+        return
+    for hook in task.hooks():
+        when, function = getattr(hook, "when", None), getattr(hook, "function", None)
+        code, called = getattr(function, "__code__", None), getattr(function, "__name__", "")
+        if when is None or code is None or not when.repeat or when.span.of != "step":
+            continue
+        for name in sorted(_stored(code) & read):
+            if when.span.amount < OFTEN:
+                yield Finding(
+                    "S-recompiles",
+                    "warning",
+                    name,
+                    f"{called} changes this Python value every {when.span.amount:g} steps",
+                    "it is a constant of the compiled step, which is compiled again for each value",
+                    "store it in a keras.Variable, or compute it from treadle.step()",
+                )
+
+
+def _stored(code: CodeType) -> set[str]:
+    """Return the attributes that a function assigns."""
+    return {x.argval for x in dis.get_instructions(code) if x.opname == "STORE_ATTR"}
+
+
+def _unused_schedules(trials: Trials) -> Iterator[Finding]:
+    """Find schedules of the task that no optimizer has, although one has their first value."""
+    optimizers = trials.state.optimizers
+    used = {id(getattr(optimizer, "_learning_rate", None)) for optimizer in optimizers.values()}
+    for name, schedule in vars(trials.task).items():
+        if not isinstance(schedule, LearningRateSchedule) or id(schedule) in used:
+            continue
+        first = float(ops.convert_to_numpy(schedule(ops.convert_to_tensor(0, "int32"))))
+        for path, optimizer in optimizers.items():
+            rate = optimizer._learning_rate
+            if isinstance(rate, LearningRateSchedule) or trials.base[0].changed(
+                trials.state.path_of(rate)
+            ):
+                continue
+            value = float(ops.convert_to_numpy(rate))
+            if abs(value - first) <= 1e-6 * abs(first) and not _matters(trials, name, schedule):
+                yield Finding(
+                    "O-schedule-unused",
+                    "warning",
+                    path,
+                    f"its learning rate is always {value:.3g}, the first value of {name}, which no "
+                    "optimizer has",
+                    "the schedule was evaluated once, when the optimizer was made",
+                    f"pass the schedule itself as learning_rate, not {name}(0)",
+                )
+
+
+def _matters(trials: Trials, name: str, schedule: Any) -> bool:
+    """Return whether a step computes something else with twice the values of a schedule.
+
+    Values that it only returns do not count. A schedule may be of a weight, and not of the rate.
+    """
+    last, task = trials.last, trials.task
+
+    def doubled(step: Any) -> Any:
+        return 2.0 * schedule(step)
+
+    object.__setattr__(task, name, doubled)
+    try:
+        trial = trials.attempt("O-schedule-unused", last.batch)
+    finally:
+        object.__setattr__(task, name, schedule)
+    return trial is None or any(distance(x, last.after[p]) > 1e-6 for p, x in trial.after.items())
 
 
 def _frozen(trials: Trials) -> Iterator[Finding]:
@@ -143,19 +230,30 @@ def _same_without(a: Trial, b: Trial, paths: list[str]) -> bool:
 
 def is_named_elsewhere(task: Any, name: str) -> bool:
     """Return whether a method that `train_step` does not call, such as a hook's, names it."""
+    methods = _methods(task)
+    inner = {"__init__", "eval_step", *_reached(methods, "train_step")}
+    return any(name in _names(code) for key, code in methods.items() if key not in inner)
+
+
+def _methods(task: Any) -> dict[str, CodeType]:
     methods: dict[str, CodeType] = {}
     for kind in reversed(type(task).__mro__[:-1]):
         if not kind.__module__.startswith("treadle.steps"):
             functions = {key: getattr(x, "fget", x) for key, x in vars(kind).items()}
             methods |= {key: f.__code__ for key, f in functions.items() if hasattr(f, "__code__")}
-    inner = {"__init__", "eval_step"}
-    waiting = ["train_step"]
+    return methods
+
+
+def _reached(methods: dict[str, CodeType], first: str) -> set[str]:
+    """Return the methods that one calls, directly or through others, itself included."""
+    reached: set[str] = set()
+    waiting = [first]
     while waiting:
         key = waiting.pop()
-        if key in methods and key not in inner:
-            inner.add(key)
+        if key in methods and key not in reached and key not in ("__init__", "eval_step"):
+            reached.add(key)
             waiting += _names(methods[key])
-    return any(name in _names(code) for key, code in methods.items() if key not in inner)
+    return reached
 
 
 def _names(code: CodeType) -> set[str]:

@@ -8,6 +8,7 @@ import numpy as np
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import same
 from .checks_state import PARALLEL, is_named_elsewhere
+from .guarding import guarded
 from .intervening import changed_outputs, held, losses_of, outer_calls
 from .recording import BRANCH, LAYER, OBJECTIVE, Event
 from .report import Finding
@@ -20,11 +21,11 @@ FAST: Final = 0.9
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check copies of models, averages of weights, and values of the next state."""
-    yield from _copies(trials)
-    yield from _fast_averages(trials)
-    yield from _momentum(trials)
-    yield from _through_the_target(trials)
-    yield from _trained_targets(trials)
+    yield from guarded(trials, _copies, trials)
+    yield from guarded(trials, _fast_averages, trials)
+    yield from guarded(trials, _momentum, trials)
+    yield from guarded(trials, _through_the_target, trials)
+    yield from guarded(trials, _trained_targets, trials)
 
 
 def _trained_targets(trials: Trials) -> Iterator[Finding]:
@@ -74,8 +75,7 @@ def _copies(trials: Trials) -> Iterator[Finding]:
     for event in outer_calls(last).values():
         models.setdefault(id(event.info.of), []).append(event)
     paths = {
-        key: [state.path_of(v) for v in events[0].info.of.variables]
-        for key, events in models.items()
+        key: [state.path_of(v) for v in events[0].info.of.weights] for key, events in models.items()
     }
     for key, events in models.items():
         if any(path in last.gradients or path in trials.assigned for path in paths[key]):
@@ -208,6 +208,8 @@ def _through_the_target(trials: Trials) -> Iterator[Finding]:
     if rows is None or len(leaves) < 3 or not last.of(OBJECTIVE):
         return
     rewards = [x for x in leaves if x.array.size == rows and x.array.dtype.kind == "f"]
+    # What marks the end of an episode is no reward, if there is another array that may be one.
+    rewards = [x for x in rewards if not np.isin(x.array, (0, 1)).all()] or rewards
     for number, event in calls.items():
         values = event.get("outputs")
         twins = [e for n, e in calls.items() if n != number and e.info.of is event.info.of]

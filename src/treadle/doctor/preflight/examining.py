@@ -12,7 +12,9 @@ from ...loop import Loop
 from ...steps.task import Datasets
 from . import (
     checks_accumulation,
+    checks_adversaries,
     checks_batches,
+    checks_evaluation,
     checks_gradients,
     checks_layers,
     checks_losses,
@@ -22,12 +24,14 @@ from . import (
     checks_outputs,
     checks_padding,
     checks_pairs,
+    checks_rows,
     checks_sequences,
     checks_signs,
     checks_sources,
     checks_state,
     checks_targets,
 )
+from .guarding import guarded
 from .report import Finding, Report, ordered
 from .trials import Trials
 
@@ -87,7 +91,7 @@ def examine(
                 trials.restore()
     skipped = {} if planned else {"O-over-early, O-over-late": "the length of the run is unknown"}
     if held_out is None or trials.evaluation is None:
-        skipped["E-trains, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"
+        skipped["E-trains, E-random, E-scale, T-on-in-eval, D-overlap"] = "there is no evaluation"
     skipped |= trials.failed
     return Report(
         task=type(task).__name__,
@@ -100,22 +104,17 @@ def examine(
 
 
 def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) -> Iterator[Finding]:
-    yield from checks_gradients.check(trials)
-    yield from checks_losses.check(trials)
-    yield from checks_outputs.check(trials)
-    yield from checks_metrics.check(trials)
-    yield from checks_layers.check(trials)
-    yield from checks_batches.check(trials)
-    yield from checks_sequences.check(trials)
-    yield from checks_sources.check(trials, train, validation)
-    yield from checks_optimizers.check(trials, steps)
-    yield from checks_state.check(trials, steps)
-    yield from checks_accumulation.check(trials)
-    yield from checks_signs.check(trials)
-    yield from checks_padding.check(trials)
-    yield from checks_targets.check(trials)
-    yield from checks_pairs.check(trials)
-    yield from checks_native.check(trials)
+    for module in (checks_gradients, checks_losses, checks_outputs, checks_metrics, checks_layers):
+        yield from guarded(trials, module.check, trials)
+    yield from guarded(trials, checks_batches.check, trials)
+    yield from guarded(trials, checks_sequences.check, trials)
+    yield from guarded(trials, checks_sources.check, trials, train, validation)
+    yield from guarded(trials, checks_optimizers.check, trials, steps)
+    yield from guarded(trials, checks_state.check, trials, steps)
+    for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
+        yield from guarded(trials, module.check, trials)
+    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
+        yield from guarded(trials, module.check, trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:

@@ -64,7 +64,7 @@ class Report:
     Example:
         >>> import keras, numpy as np, treadle
         >>> x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
-        >>> unscaled = treadle.data.from_arrays(100 * x, x[:, :1], batch_size=16)
+        >>> unscaled = treadle.data.from_arrays(100 * x, x[:, :1] + x[:, 1:], batch_size=16)
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> task = treadle.Supervised(model, "mse", keras.optimizers.SGD(1e-5))
         >>> report = treadle.doctor.examine(task, unscaled)

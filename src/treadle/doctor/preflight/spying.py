@@ -43,7 +43,7 @@ DRAWS: Final = (
     *("normal", "uniform", "truncated_normal", "randint", "categorical", "dropout"),
     *("beta", "binomial", "gamma", "shuffle"),
 )
-ACTIVATIONS: Final = ("sigmoid", "softmax", "relu", "tanh")
+ACTIVATIONS: Final = ("sigmoid", "softmax", "log_softmax", "relu", "tanh")
 
 
 def _recorder() -> StepRecorder | None:
@@ -248,7 +248,7 @@ def _activations(original: Callable[..., Any]) -> Callable[..., Any]:
         if recorder is not None:
             name, axis = original.__name__, kwargs.get("axis", args[0] if args else -1)
             info = Info(name, name, user_line(), more={"axis": axis})
-            recorder.add(ACTIVATION, info, outputs=outputs)
+            recorder.add(ACTIVATION, info, inputs=x, outputs=outputs)
         return outputs
 
     return called

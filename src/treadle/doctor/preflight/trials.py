@@ -128,7 +128,8 @@ class Trials:
         ahead: The first batches of the source, at most `AHEAD`, those of `base` included.
         seconds_of_reading: How long it took to read them.
         moving: Descriptions of the Python values of the task that the first steps changed.
-        failed: The checks whose changed steps failed, by code, with the error.
+        failed: The checks that could not run, or whose changed steps failed, with the reason.
+        raised: The last exception that a step of the task raised; None without one.
         assigned: Paths of variables that training may change in any branch.
         applied: Ids of the optimizers that training applies in any branch.
     """
@@ -136,6 +137,7 @@ class Trials:
     def __init__(self, loop: Loop, train: Any, validation: Any) -> None:
         self._loop, self.task, self.steps = loop, loop.task, 0
         self.failed: dict[str, str] = {}
+        self.raised: Exception | None = None
         loop.prepare(train)
         few = is_closed_loop(train) or isinstance(train, ArraySource)
         started = time.monotonic()
@@ -255,7 +257,11 @@ class Trials:
             recorded_by(recorder),
             spying(recorder, state.layer_paths, state.metrics, state.optimizers, inlined),
         ):
-            values, _, _ = step.run(window, number).fetch()
+            try:
+                values, _, _ = step.run(window, number).fetch()
+            except Exception as error:
+                self.raised = error
+                raise
             events = recorder.events()
             for event in events:
                 _ = event.arrays  # now, since PyTorch changes tensors in place
@@ -295,6 +301,17 @@ class Trials:
         self._eval.state.assign({**before, **variables}, among=list(before))
         set_random_states(self._random_of_evaluation)
         return self._run(self._eval, window_of(self.evaluation.batch), 0)
+
+    def evaluated_with_other_seeds(self) -> Trial | None:
+        """Repeat the evaluation from equal state, with other states of its random generators."""
+        if self.evaluation is None:
+            return None
+        paths = {self.state.path_of(variable) for variable in self.state.seeds}
+        before = self.evaluation.before
+        seeds = {
+            path: before[path] + np.ones_like(before[path]) for path in paths if path in before
+        }
+        return self.evaluated_again(seeds) if seeds else None
 
     def until_applied(self, most: int) -> list[Trial]:
         """Repeat the last batch, from the state before the first step, until gradients are applied.
