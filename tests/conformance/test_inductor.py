@@ -351,6 +351,18 @@ def test_half_precision_allows_its_own_rounding_and_no_more(wrong: str | None) -
         assert re.match("when replayed, it computes a different ", reason(plan)), plan
 
 
+@pytest.mark.parametrize("wrong", [None, "a sign", "no update"])
+def test_a_small_update_hides_no_wrong_gradient(wrong: str | None) -> None:
+    """Each step changes the weights by a few units in their last place, and there are no moments."""
+    small = of(dense, optimizer=lambda: keras.optimizers.SGD(1e-5))
+    with changed_product(WRONG[wrong] if wrong else None):
+        plan = trace(small).plan
+    if wrong is None:
+        assert plan == COMPILED
+    else:
+        assert re.match("when replayed, it computes a different ", reason(plan)), plan
+
+
 def test_labels_that_are_floats_hide_no_wrong_gradient() -> None:
     """A step that casts them would get other labels from other last bits."""
 

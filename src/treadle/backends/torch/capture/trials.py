@@ -44,6 +44,7 @@ from ..patches import get_device, variables_made
 from .rounding import COMPILED, EXACT, FEW, MANY, Disturbance, Sizes, agree, larger, sizes
 
 FAR, NEAR = 1000, 10  # by how much trials 3 and 4 advance; near, if the step fails far away
+DIFFERENT = "computes a different "
 Around = Callable[[Program], AbstractContextManager[Any]]
 Replay = Callable[[Sequence[Any], Sequence[Any], Any], StepResult]
 
@@ -81,19 +82,25 @@ class _Outcome:
     Attributes:
         result: What it returned.
         state: The variables' values after it, by path.
+        before: Their values before it.
         generators: The states of PyTorch's generators after it.
         drawn: Another generator from which it drew, or an empty string.
     """
 
     result: StepResult
     state: dict[str, Any]
+    before: dict[str, Any]
     generators: list[Any]
     drawn: str
+
+    def before_of(self, what: str) -> Any:
+        """Return the value before the step of what a clause of `tensors` names, or None."""
+        return self.before.get(what.removeprefix(DIFFERENT))
 
     @property
     def tensors(self) -> dict[str, Any]:
         """The variables' values and what the step returned, by a clause for one that differs."""
-        found = {f"computes a different {path}": x for path, x in self.state.items()}
+        found = {f"{DIFFERENT}{path}": x for path, x in self.state.items()}
         parts = {"": self.result.values, "weight of ": self.result.weights}
         for kind, part in {**parts, "check of ": self.result.broken}.items():
             found |= {f"returns a different {kind}{name!r}": x for name, x in part.items()}
@@ -257,7 +264,8 @@ class Trials:
         for what, x in other.tensors.items():
             old = olds[what]
             if x.dtype.is_floating_point and x.shape == old.shape:
-                found[what] = larger(found.get(what, (0.0, 0.0)), sizes(x, old))
+                difference = sizes(x, old, other.before_of(what), eager.before_of(what))
+                found[what] = larger(found.get(what, (0.0, 0.0)), difference)
 
     def _check_replay(
         self,
@@ -278,7 +286,7 @@ class Trials:
                 result = replayed()
             except Exception as error:
                 raise _DifferentError(in_one_line(error)) from error
-            found = _Outcome(result, self._named(self._state), _generators(), "")
+            found = _Outcome(result, self._named(self._state), eager.before, _generators(), "")
             self._check_equal("replayed", eager, found, how, disturbed)
             if how == COMPILED:
                 found = replace(found, state=self._named(_copies(self._state)))
@@ -292,12 +300,12 @@ class Trials:
     def _outcome(self, run: Callable[[], StepResult]) -> _Outcome:
         """Run a step, and restore the state."""
         with undone(self._program):
-            drawn = _RandomStates()
+            drawn, before = _RandomStates(), self._named(_copies(self._state))
             found = run()
             parts = (found.values, found.weights, found.broken)
             copies = ({name: on_host(x.detach()) for name, x in part.items()} for part in parts)
             state = self._named(_copies(self._state))
-            return _Outcome(StepResult(*copies), state, _generators(), drawn.moved())
+            return _Outcome(StepResult(*copies), state, before, _generators(), drawn.moved())
 
     def _named(self, state: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self._paths, state, strict=True))
@@ -327,7 +335,7 @@ class Trials:
             names = [[*x.result.values, *x.result.weights] for x in (old, new)]
             raise _DifferentError(f"it returns {names[1]} first and then {names[0]}")
         for what, x in olds.items():
-            if not agree(news[what], x, how, (disturbed or {}).get(what)):
+            if not agree(news[what], x, how, (disturbed or {}).get(what), old.before_of(what)):
                 kind = _DifferentError if disturbed is None else _BeyondRoundingError
                 raise kind(f"when {when}, it {what}")
         if not all(map(torch.equal, old.generators, new.generators)):
