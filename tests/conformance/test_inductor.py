@@ -353,7 +353,7 @@ def test_half_precision_allows_its_own_rounding_and_no_more(wrong: str | None) -
 
 @pytest.mark.parametrize("wrong", [None, "a sign", "no update"])
 def test_a_small_update_hides_no_wrong_gradient(wrong: str | None) -> None:
-    """Each step changes the weights by a few units in their last place, and there are no moments."""
+    """Each step changes weights by a few units in their last place, without moments."""
     small = of(dense, optimizer=lambda: keras.optimizers.SGD(1e-5))
     with changed_product(WRONG[wrong] if wrong else None):
         plan = trace(small).plan

@@ -133,7 +133,10 @@ class Feed:
         return window
 
     def read_ahead(
-        self, size: Callable[[], int], placed: Callable[[Window], Window], running: Callable[[], bool]
+        self,
+        size: Callable[[], int],
+        placed: Callable[[Window], Window],
+        running: Callable[[], bool],
     ) -> None:
         """Prefetch the next window while another one runs; `take` raises errors that occur here.
 

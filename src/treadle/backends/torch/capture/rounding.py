@@ -119,9 +119,7 @@ def larger(these: Sizes, others: Sizes) -> Sizes:
     return max(these[0], others[0]), max(these[1], others[1])
 
 
-def agree(
-    a: Any, b: Any, how: str, disturbed: Sizes | None = None, before: Any = None
-) -> bool:
+def agree(a: Any, b: Any, how: str, disturbed: Sizes | None = None, before: Any = None) -> bool:
     """Return whether two tensors are equal, bit for bit or within roundings.
 
     Args:
