@@ -41,9 +41,9 @@ SIZES = {
     "transformer": Size(32, 30, 512, 6, 256, 8192),
 }
 SMALL = {
-    "mlp": Size(8, 4, 16),
-    "resnet18": Size(2, 2, 2),
-    "transformer": Size(2, 2, 16, 1, 8, 20),
+    "mlp": Size(32, 100, 64),
+    "resnet18": Size(4, 20, 4),
+    "transformer": Size(4, 40, 32, 2, 16, 100),
 }
 HALF = ("resnet18", "transformer")  # these compute in bfloat16
 CLASSES = 10

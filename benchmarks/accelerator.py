@@ -9,7 +9,8 @@ a call is over, the next call measures the rest. Remove the file to measure agai
     python -m benchmarks accelerator --backend jax --workload mlp --seconds 500
 
 The second form runs in the environment of a machine that has the frameworks for its GPU already.
-Without a GPU, `--small` shows that everything runs; its results have a file of their own.
+Without a GPU, `--small` shows that everything runs; its results have a file and a section of the
+page of their own.
 """
 
 import argparse
@@ -30,6 +31,11 @@ WORKLOADS = {
     "resnet18": "ResNet-18 for 32 × 32 images, batch 256, bfloat16",
     "transformer": "width 512, 6 blocks, 256 tokens, batch 32, bfloat16",
 }
+TINY = {
+    "mlp": "784-64-64-10, batch 32, float32",
+    "resnet18": "the same layers with 4 to 32 channels, batch 4, bfloat16",
+    "transformer": "width 32, 2 blocks, 16 tokens, batch 4, bfloat16",
+}
 COMMON = (
     "treadle, windows",
     "treadle, windows, deterministic",
@@ -47,7 +53,7 @@ OTHERS = {
 LONGEST = 240  # seconds for one contestant, most of which PyTorch's compiler takes
 RESULTS, SMALL = Path("build/accelerator.json"), Path("build/accelerator-small.json")
 PAGE = Path(__file__).parent.parent / "docs" / "accelerators.md"
-BEGIN, END = "<!-- scripts/bench accelerator --write -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- scripts/bench accelerator{} --write -->\n", "<!-- end -->\n"
 
 Results = dict[str, dict[str, Any]]
 """What was measured, by backend, workload and contestant, joined by `/`."""
@@ -64,14 +70,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--results", type=Path, help=f"file of the results ({RESULTS}, with --small {SMALL})"
     )
-    parser.add_argument("--small", action="store_true", help="tiny networks, for a trial on a CPU")
+    parser.add_argument("--small", action="store_true", help="tiny networks, for a CPU")
     parser.add_argument(
         "--write", action="store_true", help=f"write the tables in docs/{PAGE.name}"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    if chosen.small and chosen.write:
-        parser.error(f"--small measures tiny networks, which docs/{PAGE.name} does not show")
     chosen.results = chosen.results or (SMALL if chosen.small else RESULTS)
     if chosen.child:
         found = measured(chosen.workload[0], chosen.contestant[0], chosen.rounds, chosen.small)
@@ -90,12 +94,12 @@ def main(arguments: list[str]) -> None:
         print(f"{key}: {found.get('failed') or _cells(found)}", flush=True)
         chosen.results.parent.mkdir(parents=True, exist_ok=True)
         chosen.results.write_text(json.dumps(kept, indent=1))
-    print("\n".join(["", *tables(kept)]))
+    print("\n".join(["", *tables(kept, chosen.small)]))
     missing = [key for key in _keys(chosen) if key not in kept]
     if missing:
         print(f"\nnot measured yet: {', '.join(missing)}\nrun the same command again")
     if chosen.write:
-        write(kept)
+        write(kept, chosen.small)
 
 
 def _keys(chosen: Any) -> list[str]:
@@ -158,11 +162,11 @@ def measured(workload: str, name: str, rounds: int, small: bool) -> dict[str, An
     }
 
 
-def tables(kept: Results) -> list[str]:
+def tables(kept: Results, small: bool) -> list[str]:
     """Return a table for each backend and workload, with times relative to windows of Treadle."""
     lines: list[str] = []
     for backend in BACKENDS:
-        for workload, about in WORKLOADS.items():
+        for workload, about in (TINY if small else WORKLOADS).items():
             prefix = f"{backend}/{workload}/"
             found = {key.removeprefix(prefix): x for key, x in kept.items() if prefix in key}
             if not found:
@@ -189,8 +193,9 @@ def _cells(found: dict[str, Any], base: list[float] | None = None) -> str:
     return f"{median:,.0f} ({low:,.0f} to {high:,.0f}) | {ratio} | {peak} | {found['first']:.0f}"
 
 
-def write(kept: Results) -> None:
-    """Write the tables in the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    body = "\n".join(tables(kept))
-    PAGE.write_text(f"{before}{BEGIN}\n{body}\n{END}{rest.partition(END)[2]}")
+def write(kept: Results, small: bool) -> None:
+    """Write the tables in the page; those of tiny networks have a section of their own."""
+    begin = BEGIN.format(" --small" if small else "")
+    before, _, rest = PAGE.read_text().partition(begin)
+    body = "\n".join(tables(kept, small))
+    PAGE.write_text(f"{before}{begin}\n{body}\n{END}{rest.partition(END)[2]}")

@@ -306,6 +306,12 @@ def test_tiny_networks_are_not_taken_for_measured_ones(
         accelerator.main([*one, "--small"])
         accelerator.main(one)
     assert measured == [True, False]
-    with pytest.raises(SystemExit):
-        accelerator.main([*one, "--small", "--write"])
-    assert "--small measures tiny networks" in capsys.readouterr().err
+    page = tmp_path / "page.md"
+    large, tiny = (accelerator.BEGIN.format(size) for size in ("", " --small"))
+    page.write_text(f"{large}here\n{accelerator.END}{tiny}there\n{accelerator.END}the end\n")
+    monkeypatch.setattr(accelerator, "PAGE", page)
+    accelerator.main([*one, "--small", "--write"])
+    text = page.read_text()
+    assert text.startswith(f"{large}here\n{accelerator.END}{tiny}") and text.endswith("the end\n")
+    assert "there" not in text and "**jax, mlp** (784-512-512-10" not in text
+    assert "| fit | 1 (1 to 1) |" in text

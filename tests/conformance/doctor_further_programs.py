@@ -283,6 +283,61 @@ def positives_of_other_examples(wrong: bool) -> Any:
     return contrastive(True, 1 if wrong else BATCH), source(numbers()[0])
 
 
+# Numbers that are not finite
+
+
+@finds("G-not-finite")
+def a_logarithm_of_zero(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            found = self.model(x, training=True)
+            return -ops.mean(ops.log(ops.maximum(found, 0.0 if wrong else 1e-7)) * y**2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    return of(Regression(dense(6, 12, 1, last="relu")), train_step=train_step), source(*numbers())
+
+
+@finds("G-not-finite")
+def a_norm_of_zeros(wrong: bool) -> Any:
+    """The distance of equal embeddings is zero, where its gradient is infinite times zero."""
+
+    def train_step(self: Any, x: Any) -> Any:
+        def objective() -> Any:
+            found = self.encoder(x, training=True)
+            squares = ops.sum((found[:, None] - found[None]) ** 2, axis=-1)
+            return ops.mean(ops.relu(1.0 - ops.sqrt(squares + (0.0 if wrong else 1e-6))))
+
+        return {"loss": treadle.minimize(objective, self.encoder, self.optimizer)}
+
+    return stepping(train_step, encoder=dense(6, 12, 8), optimizer=adam()), source(numbers()[0])
+
+
+@finds("G-not-finite")
+def a_batch_with_nan(wrong: bool) -> Any:
+    x, y = numbers()
+    if wrong:
+        x[:, 2] = np.nan
+    return Regression(), source(x, y)
+
+
+@finds("G-not-finite")
+def a_layer_that_divides_by_zero(wrong: bool) -> Any:
+    class Standardized(keras.layers.Layer):
+        """Standardizes each row, of which some are constant."""
+
+        def call(self, x: Any) -> Any:
+            deviation = ops.std(x, axis=-1, keepdims=True)
+            return (x - ops.mean(x, axis=-1, keepdims=True)) / (deviation + (0 if wrong else 1))
+
+    x, y = numbers()
+    x[: ROWS // 2] = 1.0
+    model = keras.Sequential([keras.Input((6,)), Standardized(), keras.layers.Dense(1)])
+    return Regression(model), source(x, y)
+
+
 # Rows
 
 

@@ -5,7 +5,17 @@ from typing import Any
 
 import keras
 import numpy as np
-from doctor_programs import BATCH, ROWS, Regression, classes, network, numbers, rng, source
+from doctor_programs import (
+    BATCH,
+    ROWS,
+    Regression,
+    classes,
+    network,
+    numbers,
+    rng,
+    seeded,
+    source,
+)
 from keras import layers, ops
 
 import treadle
@@ -16,7 +26,7 @@ SOUND: list[Callable[[], Any]] = []
 
 def sound(program: Callable[[], Any]) -> Callable[[], Any]:
     """Register a program: a function that returns a task and its data."""
-    SOUND.append(program)
+    SOUND.append(seeded(program))
     return program
 
 

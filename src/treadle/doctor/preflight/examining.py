@@ -15,6 +15,7 @@ from . import (
     checks_adversaries,
     checks_batches,
     checks_evaluation,
+    checks_finite,
     checks_gradients,
     checks_layers,
     checks_losses,
@@ -104,6 +105,10 @@ def examine(
 
 
 def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) -> Iterator[Finding]:
+    if broken := guarded(trials, checks_finite.check, trials):
+        trials.failed["all others"] = "they compare numbers, which are not finite"
+        yield from broken
+        return
     for module in (checks_gradients, checks_losses, checks_outputs, checks_metrics, checks_layers):
         yield from guarded(trials, module.check, trials)
     yield from guarded(trials, checks_batches.check, trials)
