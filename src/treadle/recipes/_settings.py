@@ -11,6 +11,7 @@ PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NONE = ("none", "null")
 UNKNOWN: Any = object()
+LENGTHS = ("epochs", "steps", "until")  # options of the command that are easily taken for settings
 """Marks a default that is computed, and so is not known without running the file."""
 
 
@@ -162,5 +163,8 @@ def read_given(
     known = {p.name: p for p in (known_parameters(parameters, owner) if texts else ())}
     for name in texts:
         if name not in known:
-            raise ConfigurationError(f"{owner} has no setting {name!r}.{did_you_mean(name, known)}")
+            option = f" `treadle run` has an option --{name}." if name in LENGTHS else ""
+            raise ConfigurationError(
+                f"{owner} has no setting {name!r}.{option}{did_you_mean(name, known)}"
+            )
     return {name: known[name].read(texts[name]) for name in known if name in texts}
