@@ -765,3 +765,21 @@ def nodes_of_one_graph() -> Any:
     x = random.normal(size=(size, 4)).astype("float32")
     task = stepping(train_step, model=dense(4, 8, 1), neighbours=neighbours, optimizer=adam(1e-2))
     return task, [(x, neighbours @ x[:, :1])] * 4
+
+
+@sound
+def rows_that_are_points_in_time() -> Any:
+    """The first axis is time: what is at one point changes all later outputs."""
+
+    class Sums(layers.Layer):
+        """Adds up its inputs over time."""
+
+        def call(self, x: Any) -> Any:
+            return ops.cumsum(x, axis=0) / 4
+
+    def batch(random: np.random.Generator) -> Any:
+        x = random.normal(size=(24, 5, 4)).astype("float32")
+        return x, np.cumsum(x[..., :1] - x[..., 1:2], axis=0) / 4
+
+    model = keras.Sequential([keras.Input((5, 4)), layers.Dense(8), Sums(), layers.Dense(1)])
+    return Regression(model), treadle.data.from_function(batch, length=6)

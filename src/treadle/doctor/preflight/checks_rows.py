@@ -59,16 +59,23 @@ def _mixed(trials: Trials) -> Iterator[Finding]:
         return  # BatchNormalization mixes rows on purpose
     with without_updates(trials.state.optimizers):  # those of one row change all later outputs
         usual = trials.attempt(code, trials.last.batch)
-        others = [_with_other_row(trials, code, row) for row in (1, rows // 2)]
-    if usual is None or None in others:
+        others = {row: _with_other_row(trials, code, row) for row in (1, rows // 2)}
+    if usual is None or None in others.values():
         return
     calls = outer_calls(usual)
     for number, event in calls.items():
         x, y = event.get("inputs[0]"), event.get("outputs")
         if x is None or y is None or y.ndim < 2 or len(x) != rows or len(y) != rows:
             continue
-        counts = [_counts(trial, number, event) for trial in others if trial is not None]
-        if counts and min(counts) > 2 and _is_fed(trials, event):
+        changed = {
+            row: _changed_by(trial, number, event)
+            for row, trial in others.items()
+            if trial is not None
+        }
+        if all(same(found, row + np.arange(len(found))) for row, found in changed.items()):
+            continue  # rows are points in time, and change those that follow
+        counts = [len(found) for found in changed.values()]
+        if min(counts) > 2 and _is_fed(trials, event):
             yield Finding(
                 code,
                 "warning",
@@ -90,12 +97,17 @@ def _is_a_graph(trials: Trials, rows: int) -> bool:
     return matrix or len(ahead) < 2 or same(*ahead)
 
 
-def _counts(trial: Trial, number: int, event: Event) -> int:
+def _changed_by(trial: Trial, number: int, event: Event) -> Array:
+    """Return the rows of the inputs or outputs of a call that differ, whichever are more."""
     other = outer_calls(trial).get(number)
     if other is None or other.info.path != event.info.path:
-        return 0
+        return np.zeros(0, int)
     pairs = [(event[name], other.get(name)) for name in ("inputs[0]", "outputs")]
-    return max(0 if y is None or x.shape != y.shape else len(_changed_rows(x, y)) for x, y in pairs)
+    return max(
+        (_changed_rows(x, y) for x, y in pairs if y is not None and x.shape == y.shape),
+        key=len,
+        default=np.zeros(0, int),
+    )
 
 
 def _is_fed(trials: Trials, event: Event) -> bool:
