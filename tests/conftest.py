@@ -11,6 +11,12 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# PyTorch's threads wait for one another, for long on busy cores: these tensors are tiny. And the
+# forks of processes that `treadle launch` starts, which sets both, come from the server of others.
+if os.environ.get("KERAS_BACKEND") == "torch":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
 os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user's cache directory
 
 
@@ -84,10 +90,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in set(out)]
 
 
-def pytest_collection_finish(session):
-    """Keep the garbage collector from searching the imported modules again and again.
+@pytest.fixture(scope="module", autouse=True)
+def collects_little():
+    """Keep the garbage collector from searching imported modules and caches again and again.
 
-    `keras.utils.clear_session` collects garbage, and most tests call it.
+    `keras.utils.clear_session` collects garbage, and most tests call it: late in a run of all
+    tests, that would take longer than a short training run.
     """
     gc.collect()
     gc.freeze()

@@ -133,7 +133,7 @@ def test_a_killed_process_is_gone_with_what_it_ran(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("variables", [{"PYTHONHASHSEED": "5"}, {"OMP_NUM_THREADS": "1"}])
+@pytest.mark.parametrize("variables", [{"PYTHONHASHSEED": "5"}, {"OMP_NUM_THREADS": "2"}])
 def test_variables_of_the_import_have_a_server_of_their_own(
     monkeypatch: pytest.MonkeyPatch, folder: Path, variables: dict[str, str]
 ) -> None:

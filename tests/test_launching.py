@@ -180,7 +180,10 @@ def launched(folder: Path, script: str, *options: str) -> subprocess.CompletedPr
     )
 
 
-def test_each_process_knows_its_place_and_gets_the_arguments(tmp_path: Path) -> None:
+def test_each_process_knows_its_place_and_gets_the_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # the launcher sets it
     script = (
         "import os, sys\n"
         "from treadle.distribute import found_place\n"

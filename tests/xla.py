@@ -15,4 +15,6 @@ LESS_OPTIMIZED = (
 
 def less_optimized() -> dict[str, str]:
     """Return the environment variable with these flags, in addition to those that are set."""
-    return {"XLA_FLAGS": f"{LESS_OPTIMIZED} {os.environ.get('XLA_FLAGS', '')}".strip()}
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Once: forks of processes with equal flags come from one server, which imports Keras once.
+    return {"XLA_FLAGS": flags if LESS_OPTIMIZED in flags else f"{LESS_OPTIMIZED} {flags}".strip()}

@@ -25,6 +25,7 @@ from keras import layers
 
 import treadle
 from treadle import data
+from treadle.core.randomness import seed_everything
 from treadle.errors import TreadleWarning
 from treadle.testing.running import Runner
 
@@ -329,7 +330,7 @@ def resumed(folder: Path) -> Any:
 def seeds_made_before(_: Path) -> Any:
     """Keras' generator of unseeded numbers may exist before the distribution."""
     keras.backend.clear_session()
-    keras.utils.set_random_seed(0)
+    seed_everything(0)
     keras.random.normal(())
     treadle.setup(devices=4)
     with treadle.Loop(Reference(), console=False) as loop:

@@ -29,6 +29,7 @@ from benchmarks import devices as benchmark
 from treadle import data
 from treadle.backends.base import active
 from treadle.core import processes
+from treadle.core.randomness import seed_everything
 from treadle.distribute.channel import Channel, connect, free_port, listen
 from treadle.testing.running import Runner
 
@@ -237,7 +238,7 @@ def predicted() -> Results:
     hows = ("rows", "coupled", *(("drawn", "one-number", "some-rows") if TORCH else ()))
     for how in hows:
         for execution in ("eager", "auto") if TORCH else ("auto",):  # others compile, for long
-            keras.utils.set_random_seed(0)
+            seed_everything(0)
             task, options = Predicting(how), treadle.Options(execution=execution)
             with treadle.Loop(task, console=False, options=options) as loop:
                 sources = source(19, 8), [rows(8), rows(8, 1), rows(1, 2)], shares()
@@ -514,7 +515,7 @@ def other_seed() -> None:
     try:
         treadle.Loop(Small(usual), console=False)
     finally:
-        keras.utils.set_random_seed(0)
+        seed_everything(0)
 
 
 @fails

@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 from keras import layers  # noqa: E402
 
 from treadle.core.processes import process_group  # noqa: E402
+from treadle.core.randomness import seed_everything  # noqa: E402
 from treadle.errors import TreadleError, TreadleWarning  # noqa: E402
 
 SHARES = [4, 4, 4, 4, 4, 2], [4, 4, 4, 1], [2, 2], [3, 1]
@@ -70,7 +71,7 @@ def task() -> Any:
 
 
 def run(directory: str, steps: int) -> dict[str, Any]:
-    keras.utils.set_random_seed(0)
+    seed_everything(0)
     read.clear()
     hooks = [treadle.hooks.Checkpoint("2 steps", keep_last=99)]
     with (

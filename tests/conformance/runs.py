@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import keras
+import pytest
 from cases import CASES, batches_of
 
 import treadle
@@ -13,6 +14,17 @@ from treadle.testing.running import Runner
 STEPS = 7
 MIXED = (3, 1, 3)
 PARTITIONS = (MIXED, (2,), (7,))  # and (1,), with which these are compared
+
+
+def a_quarter() -> list[Any]:
+    """Return all cases as parameters: PyTorch runs all, the others a quarter, and all with `--all`.
+
+    It is for what runs a case eagerly, which takes XLA as long as compiling it.
+    """
+    return [
+        pytest.param(name, marks=pytest.mark.long_to_compile if number % 4 else ())
+        for number, name in enumerate(CASES)
+    ]
 
 
 def runner(name: str, steady: bool = False, **options: Any) -> Runner:

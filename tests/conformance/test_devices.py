@@ -13,6 +13,7 @@ import pytest
 from cases import CASES
 
 import treadle
+from tests.forked import python
 from tests.xla import less_optimized
 from treadle.cli import environment
 from treadle.errors import ConfigurationError
@@ -33,7 +34,7 @@ def run(folder: Path, *checks: str, devices: int = 4) -> dict[str, Any]:
     flags += f" --xla_force_host_platform_device_count={devices}"
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, str(here / "on_devices.py"), str(folder), *checks],
+        [python(), str(here / "on_devices.py"), str(folder), *checks],
         env={**os.environ, "XLA_FLAGS": flags.strip(), "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,

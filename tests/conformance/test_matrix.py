@@ -10,14 +10,8 @@ from treadle.testing.trace import Tolerance, compare
 
 
 # What XLA compiled is also compared with the other backends (test_across_backends.py). PyTorch, one
-# of them, runs all of these, so the others run a quarter by default.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long_to_compile if number % 4 else ())
-        for number, name in enumerate(CASES)
-    ],
-)
+# of them, runs all of these.
+@pytest.mark.parametrize("name", runs.a_quarter())
 def test_compiled_is_close_to_eager(name: str) -> None:
     tolerance = Tolerance(rtol=CASES[name].rtol, atol=1e-6)
     compiled, eager = runs.compiled(name), runs.eager(name)

@@ -1,4 +1,4 @@
-"""States of the global random generators of Python, NumPy and PyTorch.
+"""Seeds and states of the global random generators of Python, NumPy and PyTorch.
 
 Hooks, sources, native steps and PyTorch's dropout draw from these generators, so a resumed run
 restores their states. The seeds of Keras and Treadle are variables, and part of `State`.
@@ -51,6 +51,28 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         cuda = list(states["torch"].get("cuda", ()))[: torch.cuda.device_count()]
         if cuda:
             torch.cuda.set_rng_state_all([torch.from_numpy(x) for x in cuda])
+
+
+def seed_everything(seed: int) -> None:
+    """Do what `keras.utils.set_random_seed` does, without importing TensorFlow.
+
+    Keras seeds TensorFlow on every backend. If TensorFlow is installed, importing it takes 2 to 3
+    seconds.
+    """
+    import keras
+
+    from . import keras_internals
+
+    if "tensorflow" in sys.modules:
+        keras.utils.set_random_seed(seed)
+        return
+    store = keras_internals.global_state.set_global_attribute
+    store(keras_internals.rng_utils.GLOBAL_RANDOM_SEED, seed)
+    store(keras_internals.seed_generator.GLOBAL_SEED_GENERATOR, None)
+    random.seed(seed)
+    np.random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def _numpy_state() -> dict[str, Any]:

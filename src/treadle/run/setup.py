@@ -1,6 +1,5 @@
 """`setup`: seed, precision, backend and devices of a process, before any layer is created."""
 
-import random
 import sys
 import warnings
 from collections.abc import Generator
@@ -107,7 +106,9 @@ def setup(
                 f"keras.backend.clear_session() first"
             )
     if seed is not None:
-        _seed_everything(seed)
+        from ..core.randomness import seed_everything  # late: commands import this without NumPy
+
+        seed_everything(seed)
     if precision is not None:
         _check_precision(precision)
         keras.config.set_dtype_policy(precision)
@@ -212,27 +213,6 @@ def _check_precision(precision: str) -> None:
             f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "
             "JAX_ENABLE_X64=1 before it starts"
         )
-
-
-def _seed_everything(seed: int) -> None:
-    """Do what `keras.utils.set_random_seed` does, without importing TensorFlow.
-
-    Keras seeds TensorFlow on every backend. If TensorFlow is installed, importing it takes 2 to 3
-    seconds.
-    """
-    import keras
-    import numpy as np
-
-    if "tensorflow" in sys.modules:
-        keras.utils.set_random_seed(seed)
-        return
-    store = keras_internals.global_state.set_global_attribute
-    store(keras_internals.rng_utils.GLOBAL_RANDOM_SEED, seed)
-    store(keras_internals.seed_generator.GLOBAL_SEED_GENERATOR, None)
-    random.seed(seed)
-    np.random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def _existing_layer() -> str:

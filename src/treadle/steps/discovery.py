@@ -4,7 +4,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from types import NoneType
+from inspect import Signature
+from types import FunctionType, NoneType
 from typing import Any
 
 import keras
@@ -27,6 +28,8 @@ BOOKKEEPING = frozenset(
     """.split()  # noqa: SIM905 - a list of strings would take a page
 )
 PLAIN = (bool, int, float, str, NoneType)
+# What most attributes of layers are: no state is in one of these types, or in an empty container.
+STATELESS = frozenset({*PLAIN, set, FunctionType, Signature})
 
 
 class Discovery:
@@ -96,7 +99,8 @@ class Discovery:
                 if constant is not None:
                     self.constants[path] = constant
                 for key, part in list(pairs):
-                    self._walk(part, f"{path}/{key}", constant and _part(constant, key))
+                    if constant is not None or not _is_stateless(part):
+                        self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
                 self._add(f"{path}/state", thing.state)
@@ -167,7 +171,7 @@ class Discovery:
             for i, part in enumerate(layer.layers):
                 self._walk(part, f"{path}/layers/{i}")
         for name, value in attributes.items():
-            if not isinstance(value, PLAIN):  # skips most attributes: this runs once per epoch
+            if not _is_stateless(value):  # skips most attributes: this runs once per epoch
                 self._walk(value, f"{path}/{name}")
         for kind in ("_layers", "_metrics", "_seed_generators"):  # those without an attribute
             for i, part in enumerate(getattr(layer, kind)):
@@ -179,8 +183,9 @@ class Discovery:
     def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
         """Add the numbers, flags and strings of a layer or an optimizer to the constants."""
         for name in names:
-            plain = isinstance(getattr(thing, name, ()), PLAIN)
-            if plain and not name.startswith("_") and name not in ("name", "built"):
+            if name.startswith("_") or name in ("name", "built"):
+                continue
+            if isinstance(getattr(thing, name, ()), PLAIN):
                 self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
 
     def _add_metric(self, path: str, metric: Any) -> None:
@@ -229,6 +234,11 @@ class Discovery:
                 if isinstance(part, keras.optimizers.Optimizer):
                     inner = f"{path}/{name.lstrip('_')}/{i}"
                     self._add_constants_of_optimizer(inner, part)
+
+
+def _is_stateless(value: Any) -> bool:
+    """Say, quickly, that a value holds no state; False for some that hold none."""
+    return type(value) in STATELESS or (isinstance(value, (list, tuple, dict)) and not value)
 
 
 def path_in(paths: Mapping[int, str], variable: Variable) -> str:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from ..core.options import Options
+from ..core.randomness import seed_everything
 from ..errors import ConfigurationError, whole_number
 from .running import Batches, Runner, first_of, run_steps
 from .trace import Tolerance, compare
@@ -160,5 +161,5 @@ def accumulated_equals_large_batch(
 
 
 def _made(make_task: MakeTask) -> Any:
-    keras.utils.set_random_seed(0)
+    seed_everything(0)
     return make_task()
