@@ -29,10 +29,16 @@ Step = Callable[..., None]
 
 
 class Hand:
-    """A task's parts with a hand-written step: `step(x, y)` trains and counts."""
+    """A task's parts with a hand-written step: `step(x, y)` trains and counts.
 
-    def __init__(self, job: Job) -> None:
-        self.task = job.make()
+    Args:
+        job: What to train.
+        replicas: Of how many parts of a batch the step computes one: an optimizer of Keras adds up
+            the gradients of all.
+    """
+
+    def __init__(self, job: Job, replicas: int = 1) -> None:
+        self.task, self.replicas = job.make(), replicas
         self.counted: dict[str, Any] = {}
         self.step: Step = self._gan() if job.workload.kind == "gan" else self._supervised()
 
@@ -57,7 +63,8 @@ class Hand:
             with tf.GradientTape() as tape:
                 logits = model(x, training=True)
                 loss = loss_function(y, logits)
-            gradients = tape.gradient(loss, model.trainable_variables)
+                part = loss / self.replicas if self.replicas > 1 else loss
+            gradients = tape.gradient(part, model.trainable_variables)
             # Keras' Adam takes an embedding's repeated rows one by one; dense they are summed,
             # which is the true gradient and costs less.
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]

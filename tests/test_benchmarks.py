@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic, and that those who are compared learn the same."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,7 +13,9 @@ import pytest
 from benchmarks import (
     accelerator,
     against,
+    agreement,
     contestants_tensorflow,
+    devices_musts,
     evaluation,
     musts,
     page,
@@ -29,6 +32,7 @@ from benchmarks.timing import (
     take_turns,
 )
 from benchmarks.workloads import WORKLOADS, Job
+from treadle.recipes import find
 
 STEPS, BATCH = 30, 64
 
@@ -288,9 +292,7 @@ def test_all_contestants_of_evaluation_find_the_same(call: str) -> None:
         assert found == pytest.approx({key: expected.get(key, found[key]) for key in found}), name
 
 
-def test_tiny_networks_are_not_taken_for_measured_ones(
-    tmp_path: Any, monkeypatch: Any, capsys: Any
-) -> None:
+def test_tiny_networks_are_not_taken_for_measured_ones(tmp_path: Any, monkeypatch: Any) -> None:
     """`bench accelerator` measures what its file lacks, which a trial with `--small` leaves so."""
     found = {"per_step": [1.0], "first": 1.0, "peak": None, "loss": 1.0, "device": "cpu"}
     measured: list[bool] = []
@@ -315,3 +317,64 @@ def test_tiny_networks_are_not_taken_for_measured_ones(
     assert text.startswith(f"{large}here\n{accelerator.END}{tiny}") and text.endswith("the end\n")
     assert "there" not in text and "**jax, mlp** (784-512-512-10" not in text
     assert "| fit | 1 (1 to 1) |" in text
+
+
+def test_every_line_that_devices_must_show_has_commands() -> None:
+    for line in devices_musts.LINES:
+        found = [check for check in devices_musts.CHECKS if check.line == line]
+        assert any(check.short for check in found)
+        for words in [*(check.command for check in found), *(x.short for x in found if x.short)]:
+            if words[0].startswith("tests/"):
+                text = (devices_musts.ROOT / words[0]).read_text()
+                chosen = set(re.findall(r"[\w-]+", words[-1])) - {"and", "or"}
+                assert words[-1] == "--all" or all(word in text for word in chosen), words
+
+
+MEASURED = """
+torch, mlp-adam, 2 processes; median of 25 (extremes)
+         treadle: 868 (700 to 900) µs of a processor a step, 900 (800 to 990) on the clock; loss 0.2
+             DDP: 962 (900 to 990) µs of a processor a step, 900 (800 to 990) on the clock; loss 0.2
+                  Treadle takes 0.91 (0.80 to 1.02) of it
+ DDP, one bucket: 990 (900 to 999) µs of a processor a step, 900 (800 to 990) on the clock; loss 0.2
+                  Treadle takes 0.88 (0.80 to 1.02) of it
+exchanges: 0.31 (0.20 to 0.40) % of Treadle's processor time, 243 µs each; waiting in them 0.3 %
+"""
+FOUND = "0.91 of DDP, 0.88 of DDP, one bucket, exchanges 0.31 %"
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed", "line"),
+    [
+        ("processes", MEASURED, FOUND),
+        ("processes", "Traceback", "did not end"),
+        ("against", "mlp-adam  torch  870  868   1.003 (0.990 to 1.020)", "1.003 (0.990 to 1.020)"),
+        ("tests/test_x.py", "...\n12 passed in 30.65s\n", "12 passed in 30.65s"),
+        ("agreement", "", ""),
+    ],
+)
+def test_what_a_command_has_shown(kind: str, printed: str, line: str) -> None:
+    assert devices_musts.result(kind, printed) == line
+
+
+def test_every_recipe_trains_on_two_workers_of_one_backend() -> None:
+    trained = {name: agreement.programs_for(name, [], False) for name in agreement.TOPOLOGIES}
+    two = [name for of in trained.values() for name in of[agreement.Topology(2)]]
+    assert {x for x in two if x not in agreement.REFERENCE} | {*agreement.REFERENCE} >= {*find()}
+    assert len({*two}) == len([x for x in two if x not in agreement.REFERENCE]) + 7
+    for of in trained.values():
+        assert all(set(agreement.REFERENCE) <= set(names) for names in of.values())
+
+
+def test_what_differs_from_one_device_is_found() -> None:
+    one = {"steps/loss": np.array([1.0, 20.0]), "state/count": np.array(3), "logs/seconds": [1.0]}
+    other = {"steps/loss": np.array([1.0, 20.1]), "state/count": np.array(4), "logs/seconds": [2.0]}
+    apart = [agreement.difference(other, one, group) for group in agreement.GROUPS]
+    assert apart == [(pytest.approx(0.005), "steps/loss"), (0.0, ""), (np.inf, "state/count")]
+    row = agreement.Row("digits", "torch", apart)
+    assert (row.values, row.variables, row.is_wrong) == (pytest.approx(0.005), np.inf, True)
+    rounding = [(1e-7, "steps/loss"), (1e-7, "logs/loss"), (1e-7, "state/count")]
+    assert not agreement.Row("digits", "torch", rounding).is_wrong
+    assert agreement.Row("digits", "torch", [], "the processes have different bits").is_wrong
+    assert agreement.Row("linear-native", "tensorflow", rounding).is_wrong  # it must be refused
+    assert agreement.digest(one) == agreement.digest({**one, "logs/seconds": [2.0]})
+    assert agreement.digest(one) != agreement.digest(other)

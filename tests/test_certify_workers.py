@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,19 +20,42 @@ from treadle.errors import Terminated
 
 TASK = """
 import keras, numpy as np, treadle
+from keras import ops
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y, predicted):
+        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(y - predicted))))
+
+    def result(self):
+        return self.largest
 
 class Line(treadle.Task):
     epochs = 1
 
-    def __init__(self, reduction: str = "sum_over_batch_size"):
+    def __init__(
+        self, reduction: str = "sum_over_batch_size", couples: bool = False, largest: bool = False
+    ):
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         self.optimizer = keras.optimizers.SGD(0.01)
         self.loss = keras.losses.MeanSquaredError(reduction=reduction)
+        self.couples, self.metrics = couples, [Largest()] if largest else []
 
     def train_step(self, batch):
         x, y = batch
-        return {"loss": treadle.minimize(
-            lambda: self.loss(y, self.model(x)), self.model, self.optimizer)}
+
+        def objective():
+            z = self.model(x)
+            for metric in self.metrics:
+                metric.update_state(y, z)
+            if self.couples:
+                return ops.mean(ops.logsumexp(z * ops.transpose(z), axis=1))
+            return self.loss(y, z)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
 
     def datasets(self):
         x = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -62,11 +86,27 @@ def test_equal_results():
     assert last == "equal within rounding"
 
 
-def test_a_step_that_processes_cannot_divide():
-    lines = certify("--set", "reduction=sum", "--steps", "1", code=1)
-    assert lines[1].startswith(
-        "failed          2 processes = one: train_step on 2 processes: a loss is"
-    )
+LOSS = r"a loss is [\d.]+, but [\d.]+ for the whole batch\."
+METRIC = r"metrics/0/largest, a variable of a metric, is no sum or mean over the examples\."
+REMEDY = (
+    r" Each process computes its rows, and the mean over processes is weighted by their number: "
+    r"compute losses and values as means over the examples, combine examples only with "
+    r"treadle\.gathered, or train with one process"
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("reduction=sum", LOSS),
+        pytest.param("couples=True", LOSS, marks=pytest.mark.long),
+        pytest.param("largest=True", METRIC, marks=pytest.mark.long),
+    ],
+)
+def test_a_step_that_processes_cannot_divide(setting, fault):
+    lines = certify("--set", setting, "--steps", "1", code=1)
+    start = "failed          2 processes = one: train_step on 2 processes: "
+    assert re.fullmatch(re.escape(start) + fault + REMEDY, lines[1]), lines[1]
     assert lines[2] == "not verified: see above"
 
 
@@ -147,6 +187,16 @@ def test_an_error_names_no_folder_that_is_removed(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     assert module._error_of(["run"]) == "loss is inf at step 2."
+
+
+def test_processes_that_fail_at_once(tmp_path, monkeypatch):
+    """Each may say that the other one has failed."""
+    program = tmp_path / "program"
+    why = "error: process {} failed: StepError: 'loss' is 6, but 11. This process ends too; start"
+    program.write_text(f'#!/bin/sh\necho "[1] {why.format(0)}\n{why.format(1)}" >&2\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert module._error_of(["launch"]) == "'loss' is 6, but 11"
 
 
 def test_a_failure_without_a_message(monkeypatch):

@@ -5,18 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from tests.forked import python
 from treadle.checkpoint import Checkpoints
+from treadle.checkpoint.learned import learned
 from treadle.core.directory import CHECKPOINTS, read_run
+from treadle.core.processes import free_port
 
 # TensorFlow takes long to start: one test there is enough for the short suite.
 SLOW: Any = pytest.mark.long if keras.config.backend() == "tensorflow" else lambda test: test
+SCRIPT = str(Path(__file__).parent / "group_run.py")
 LAST = re.compile(r"(?:\[\d\] )?(\d) (\d+) ([0-9a-f]{16})")
 
 
@@ -35,19 +40,19 @@ class Ended:
         self.last = {int(m[1]): (int(m[2]), m[3]) for m in found if m}
 
 
+def started(command: list[str], **variables: str) -> Ended:
+    """Run a command, and wait."""
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=200
+    )
+    return Ended(done)
+
+
 def train(directory: Path, *options: str, workers: int = 2, **variables: str) -> Ended:
     """Train `group_run.py` in so many processes; in one without a launcher."""
-    script = [str(Path(__file__).parent / "group_run.py"), str(directory)]
     launch = ["-m", "treadle", "launch", "--workers", str(workers), *options, "--"]
-    return Ended(
-        subprocess.run(
-            [python(), *(launch if workers > 1 else []), *script],
-            env={**os.environ, "PYTHONWARNINGS": "always::UserWarning", **variables},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-    )
+    command = [python(), *(launch if workers > 1 else []), SCRIPT, str(directory)]
+    return started(command, PYTHONWARNINGS="always::UserWarning", **variables)
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +115,71 @@ def test_a_group_with_a_killed_process_starts_again_bit_for_bit(
     assert lines(tmp_path / "run") == lines(whole[0])
 
 
+def by_hand(launcher: str, port: int) -> list[dict[str, str]]:
+    """The variables that a launcher sets in each of two processes of this machine."""
+    address, local = f"127.0.0.1:{port}", {"TREADLE_PORT": str(port)}
+    torchrun = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"}
+    open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    cluster = {"worker": [address, f"127.0.0.1:{free_port()}"]}
+    return {
+        "torchrun": [{**torchrun, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)],
+        "SLURM": [{**slurm, **local, "SLURM_PROCID": str(i)} for i in range(2)],
+        "Open MPI": [{**open_mpi, **local, "OMPI_COMM_WORLD_RANK": str(i)} for i in range(2)],
+        "TF_CONFIG": [
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})}
+            for i in range(2)
+        ],
+    }[launcher]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "SLURM", "Open MPI", "TF_CONFIG"] if TORCH else ["TF_CONFIG"]
+)
+def test_processes_started_by_others_have_the_same_bits(
+    whole: tuple[Path, Ended], tmp_path: Path, launcher: str
+) -> None:
+    """Nothing but environment variables says to a process which one it is."""
+    found = by_hand(launcher, free_port())
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(
+            lambda variables: started(
+                [python(), SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1", **variables
+            ),
+            found,
+        )
+    assert (first.code, second.code) == (0, 0), first.errors + second.errors
+    assert f"treadle: 2 processes, by {launcher}" in first.errors
+    assert {**first.last, **second.last} == whole[1].last
+    assert lines(tmp_path / "run") == lines(whole[0])
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
 def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path) -> None:
-    script = str(Path(__file__).parent / "group_run.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    ended = Ended(
-        subprocess.run(
-            [*torchrun, script, str(tmp_path / "run")],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-    )
+    ended = started([*torchrun, SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1")
     assert ended.code == 0, ended.errors
     assert ended.last == whole[1].last
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
+def test_a_command_has_the_same_bits_by_torchrun(tmp_path: Path) -> None:
+    digits = ["run", "digits", "--steps", "20", "--quiet", "--directory"]
+    launch = [sys.executable, "-m", "treadle", "launch", "--workers", "2", "--"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    for command in (
+        [*launch, *digits, str(tmp_path / "launch")],
+        [*torchrun, "-m", "treadle", *digits, str(tmp_path / "torchrun")],
+    ):
+        ended = started(command, OMP_NUM_THREADS="1")
+        assert ended.code == 0, ended.errors
+    found, expected = (
+        (tmp_path / name / "state.safetensors").read_bytes() for name in ("torchrun", "launch")
+    )
+    assert found == expected
 
 
 @pytest.mark.long
@@ -192,13 +246,19 @@ def test_a_run_resumes_in_another_number_of_processes(
 ) -> None:
     directory = tmp_path / "run"
     assert train(directory, FAULT="term@0@10").code == 143
-    middle = train(directory, workers=3, FAULT="term@0@20")
+    middle = train(directory, workers=4 if TORCH else 3, FAULT="term@0@20")
     assert middle.code == 143, middle.errors
     assert "may not be bit-for-bit exact" in middle.errors
+    assert "the batches are the same" in middle.errors
     ended = train(directory, workers=1)
     assert ended.code == 0, ended.errors
     assert ended.last[0][0] == 35
-    last, expected = lines(directory)[-1], lines(whole[0])[-1]
-    assert last == {
-        k: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v for k, v in expected.items()
-    }
+    for line, expected in zip(lines(directory), lines(whole[0]), strict=True):
+        assert line == {
+            name: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+            for name, value in expected.items()
+        }
+    state, of_two = (learned(path)[0] for path in (directory, whole[0]))
+    assert set(state) == set(of_two)
+    for path, value in of_two.items():
+        assert np.allclose(state[path], value, rtol=1e-5, atol=1e-5), path

@@ -20,8 +20,10 @@ DEFAULT_STEPS: Final = 16
 CLOSE, CLOSE_MIXED = 1e-4, 3e-2
 MOST_NAMED = 5
 PATIENCE: Final = 10.0  # seconds that a training has to end after a signal
-# The first message of a process about its own failure; the others say which process has failed.
+# The first message of a process about its own failure; others say which process has failed, and
+# why. If several fail at once, all of them may say that of another one.
 _ERROR = re.compile(r"^(?:\[\d+\] )?error: (?!process \d+ failed: )(.*)$", re.MULTILINE)
+_OF_ANOTHER = re.compile(r"error: process \d+ failed: (?:\w+: )?(.*?)\. This process ends too")
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _error_of(command: Sequence[str]) -> str:
             raise
     if process.returncode == 0:
         return ""
-    message = _ERROR.search(printed)
+    message = _ERROR.search(printed) or _OF_ANOTHER.search(printed)
     # The folder of the training is removed, so the advice to replay a step in it is left out.
     shown = message and message[1].partition(" To inspect the step: ")[0]
     return shown or f"exit code {process.returncode}: {printed[-2000:]}".strip()

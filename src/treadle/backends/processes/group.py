@@ -141,12 +141,6 @@ class Total:
         return x * self._stand_in if is_float(x) else ops.copy(x)
 
 
-def sum_of(processes: Processes, x: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes, outside of steps."""
-    processes.engine.begin_step()
-    return processes.engine.sum(x)
-
-
 def is_float(x: Tensor) -> bool:
     """Return whether a tensor's type is one of floats."""
     return keras.backend.is_float_dtype(x.dtype)
@@ -158,6 +152,28 @@ _processes: Processes | None = None
 def processes() -> Processes | None:
     """Return the processes that this one is connected to, or None if it trains alone."""
     return _processes
+
+
+def summation(
+    to_device: Callable[[Any], Tensor], to_numpy: Callable[[Tensor], Any]
+) -> Callable[[Any], Any] | None:
+    """Return a function that sums an array over all processes; None if this one trains alone.
+
+    It is called outside of steps, by all processes.
+
+    Args:
+        to_device: Converts an array to a tensor.
+        to_numpy: Converts a tensor to an array.
+    """
+    if _processes is None:
+        return None
+    engine = _processes.engine
+
+    def total(x: Any) -> Any:
+        engine.begin_step()
+        return to_numpy(engine.sum(to_device(x)))
+
+    return total
 
 
 def connected(found: Processes) -> None:

@@ -17,7 +17,7 @@ from ...errors import StepError
 from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
-from ..processes.group import processes, sum_of
+from ..processes.group import processes, summation
 from ..processes.rows import rows, seen, shared, unsplit
 from ..processes.shared import SharedExecutor
 from ..program import Program
@@ -250,10 +250,7 @@ class TensorFlowBackend:
 
     def summation(self) -> Callable[[Any], Any] | None:
         """Return a function that sums an array over all processes; None if there is one."""
-        group = processes()
-        if group is None or group.size == 1:
-            return None
-        return lambda x: self.to_numpy(sum_of(group, self.to_device(x)))
+        return summation(self.to_device, self.to_numpy)
 
     def computes_own_rows(self, examples: int) -> bool:
         """Return True: each process takes its rows of every batch."""
@@ -281,7 +278,7 @@ class TensorFlowBackend:
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
         group = processes()
-        if group is not None and group.size > 1:
+        if group is not None:
             devices = f"{devices} ({group.size} processes)"
         return {"devices": devices, "threads": threads or cores()}
 

@@ -18,7 +18,7 @@ from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.agreement import refusal
-from ..processes.group import processes, sum_of
+from ..processes.group import processes, summation
 from ..processes.rows import rows, seen, shared, unsplit
 from ..processes.shared import SharedExecutor
 from ..program import Program
@@ -224,10 +224,7 @@ class TorchBackend:
 
     def summation(self) -> Callable[[Any], Any] | None:
         """Return a function that sums an array over all processes; None if there is one."""
-        group = processes()
-        if group is None or group.size == 1:
-            return None
-        return lambda x: self.to_numpy(sum_of(group, self.to_device(x)))
+        return summation(self.to_device, self.to_numpy)
 
     def computes_own_rows(self, examples: int) -> bool:
         """Return True: each process takes its rows of every batch."""
@@ -245,7 +242,7 @@ class TorchBackend:
         if kind == "cuda":
             kind = f"{torch.cuda.device_count()} × gpu"
         group = processes()
-        if group is not None and group.size > 1:
+        if group is not None:
             kind = f"{kind} ({group.size} processes)"
         return {"devices": kind, "threads": torch.get_num_threads()}
 
