@@ -110,6 +110,18 @@ def test_a_step_that_processes_cannot_divide(setting, fault):
     assert lines[2] == "not verified: see above"
 
 
+def test_data_of_which_each_process_reads_a_share():
+    text = Path("line.py").read_text()
+    whole = "treadle.data.from_arrays(x, x[:, :1], batch_size=8)"
+    Path("line.py").write_text(text.replace(whole, f"treadle.data.sharded(lambda *_: {whole})"))
+    lines = certify("--steps", "2", code=1)
+    assert lines[1] == (
+        "failed          2 processes = one: 2 processes read other batches than one, since each "
+        "reads its own share of the data (treadle.data.sharded): give all processes the whole data "
+        "to compare them"
+    )
+
+
 @pytest.fixture
 def values(monkeypatch):
     """The values of both trainings, none of which runs."""

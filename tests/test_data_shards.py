@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from treadle.core import exchanged_arrays
-from treadle.core.identity import source_facts
+from treadle.core.identity import SHARDED, source_facts
 from treadle.data import groups, limited, sharded, shards, zipped
 from treadle.data.reader import BatchSource
 from treadle.data.source import shards_of
@@ -172,7 +172,7 @@ def test_a_resumed_run_warns_if_the_batches_differ(
 
     def plan(shards: int) -> str:
         text = "windows of up to 8, graph (XLA has no collectives), data streamed"
-        return text if shards == 1 else f"{text}, {resume.SHARDED.format(shards)}"
+        return text if shards == 1 else f"{text}, {SHARDED.format(shards)}"
 
     monkeypatch.setattr(resume, "circumstances", lambda: {"devices": "cpu (4 processes)"})
     warning = resume.lost_guarantee(

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import treadle
+from treadle import cli
 from treadle.distribute import Place, found_place
 from treadle.errors import ConfigurationError
 
@@ -251,15 +253,26 @@ def test_a_signal_is_passed_on(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ended-*"))) == 2
 
 
-def test_nothing_to_launch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "treadle", "launch", "--workers", "2"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert " ".join(done.stderr.split()) == (
-        "error: there is nothing to launch: give a command of treadle or a Python file after --, "
-        "such as treadle launch --workers 2 -- run digits"
-    )
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            [],
+            "there is nothing to launch: give a command of treadle or a Python file after --, such "
+            "as treadle launch --workers 2 -- run digits",
+        ),
+        (
+            ["replay", "runs/mine"],
+            "treadle replay runs in one process, not in 2: leave out treadle launch",
+        ),
+        (
+            ["certify", "digits"],
+            "treadle certify runs in one process, not in 2: leave out treadle launch, or call "
+            "treadle certify with --workers",
+        ),
+    ],
+)
+def test_what_cannot_be_launched(command: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli.app, ["launch", "--workers", "2", "--", *command])
+    assert result.exit_code == 2
+    assert " ".join(result.stderr.split()) == f"error: {message}"

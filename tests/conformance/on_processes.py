@@ -367,6 +367,62 @@ class Tokens(Small):
         self.accumulator = treadle.Accumulator(steps)
 
 
+class MetricResults(Reference):
+    """Returns the results of metrics so far, as steps for `keras.Model` do: ratios, and sums.
+
+    One counts again after its result, one is updated with a scalar, which has no rows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recall = keras.metrics.F1Score(average="macro")
+        self.losses = keras.metrics.Sum()
+
+    def results(self, x: Any, y: Any, loss: Any) -> Any:
+        logits = self.model(x, training=False)
+        known = self.recall(ops.one_hot(y, CLASSES), ops.softmax(logits))
+        self.recall.update_state(ops.one_hot(y, CLASSES), ops.one_hot(y, CLASSES))
+        found = {"f1": known, "right": self.accuracy.result()}
+        if loss is not None:
+            self.losses.update_state(loss)
+            found["sum"] = self.losses.result()
+        return found
+
+    def train_step(self, batch: Any) -> Any:
+        found = super().train_step(batch)
+        return {**found, **self.results(*batch, found["loss"])}
+
+    def eval_step(self, batch: Any) -> Any:
+        return {**super().eval_step(batch), **self.results(*batch, None)}
+
+
+def metric_results() -> Results:
+    """Train for two epochs, and validate, and return all values of steps too."""
+    treadle.setup(seed=0)
+    with treadle.Loop(MetricResults(), console=False, options=treadle.Options(window=4)) as loop:
+        history = loop.fit(source(51, 8), source(19, 8, shuffle=False), epochs=2)
+        assert processes.process_group().size == 1 or PLAN in loop.plan, loop.plan
+        steps = {f"step {name}": history.steps(name) for name in ("loss", "f1", "right", "sum")}
+        logged = {name: np.array(history[name]) for name in history.names() if name != "seconds"}
+        return {**steps, **logged, **loop.state.arrays()}
+
+
+class OwnFunction(Reference):
+    """Trains in a `tf.function` of its own, of which TensorFlow would use the first trace again.
+
+    Process 0 has as many rows of the last batch as of others, but they are a larger share of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tensorflow as tf
+
+        self.update = tf.function(lambda *batch: Classifier.train_step(self, batch))
+
+    def train_step(self, batch: Any) -> Any:
+        return self.update(*batch)
+
+
 CHECKS |= {
     "tokens": lambda: trained(lambda: Tokens(1)),
     "tokens-accumulated": lambda: trained(lambda: Tokens(3), count=33, batch_size=4),
@@ -375,6 +431,8 @@ CHECKS |= {
     "counted": lambda: trained(lambda: Small(counted)),
     "gathered": lambda: trained(lambda: Small(contrastive), count=21, batch_size=9),
     "on-values": lambda: trained(lambda: Small(on_values), plan="could not be captured"),
+    "metric-results": metric_results,
+    "own-function": lambda: trained(OwnFunction, count=8 * 3 + 7),
 }
 
 
@@ -468,7 +526,7 @@ def own_random_state() -> None:
 
 
 @fails
-def own_function() -> None:
+def concrete_function() -> None:
     import tensorflow as tf
 
     normalized = layers.BatchNormalization()
@@ -476,7 +534,9 @@ def own_function() -> None:
 
     class Normalizing(Small):
         def __init__(self) -> None:
-            super().__init__(lambda task, x, y: usual(task, normalize(x), y))
+            super().__init__(
+                lambda task, x, y: usual(task, normalize.get_concrete_function(x)(x), y)
+            )
             self.normalized = normalized
 
     with treadle.Loop(Normalizing(), console=False) as loop:

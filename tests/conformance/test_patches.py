@@ -44,6 +44,7 @@ def of_tensorflow() -> dict[str, Callable[[], list[Any]]]:
     function = tf.function(lambda x: x)
     return {
         "ConcreteFunction": lambda: [function.get_concrete_function(tf.TensorSpec([]))],
+        "tf.function": lambda: [function],
         "tf.data.Dataset": lambda: [data, data.map(lambda x: x)],
         "tf.data iterator": lambda: [iter(data)],
         "shuffled tf.data.Dataset": lambda: [data.shuffle(2, seed=1)],

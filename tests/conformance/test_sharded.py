@@ -15,6 +15,8 @@ import keras
 import pytest
 
 from tests.forked import python
+from treadle.doctor.recorded import Recorded
+from treadle.errors import DirectoryError
 
 pytestmark = pytest.mark.skipif(
     keras.config.backend() != "torch", reason="test_processes has a short test on each backend"
@@ -71,6 +73,16 @@ def test_each_process_reads_its_share_only(found: Any) -> None:
     # Epochs of six batches of 8, 8, 8, 5, 4 and 2 rows: each row of both shares, once.
     assert whole["examples"] == 3 * 35 + 24
     assert "sharded over 2 processes (inexact on another number of processes)" in whole["plan"]
+
+
+def test_steps_of_shares_are_not_run_again_in_one_process(found: Any) -> None:
+    directory = found[0] / "whole"
+    with pytest.raises(DirectoryError) as error:
+        Recorded(directory)
+    assert str(error.value) == (
+        f"{directory} holds a run of 2 processes, each of which read its own share of the data "
+        "(treadle.data.sharded): steps run again in one process, which cannot read their batches"
+    )
 
 
 def test_the_same_number_of_processes_resumes_bit_for_bit(found: Any) -> None:

@@ -94,7 +94,8 @@ def compare(
         run = ["run", task, "--steps", str(steps), "--quiet", *arguments, "--directory"]
         launch = ["launch", "--workers", str(workers), "--"]
         for command in ([*run, str(one)], [*launch, *run, str(several)]):
-            if error := _error_of(command):
+            error = _error_of(command) or _incomparable(one, workers)
+            if error:
                 return Comparison(name, steps, workers, "", CLOSE, {}, error)
         found, expected = _values(several), _values(one)
         tolerance = CLOSE if read_run(one).get("precision") == "float32" else CLOSE_MIXED
@@ -132,6 +133,17 @@ def _error_of(command: Sequence[str]) -> str:
     # The folder of the training is removed, so the advice to replay a step in it is left out.
     shown = message and message[1].partition(" To inspect the step: ")[0]
     return shown or f"exit code {process.returncode}: {printed[-2000:]}".strip()
+
+
+def _incomparable(directory: Path, workers: int) -> str:
+    """Return why processes train on other batches than the run of one process, or an empty text."""
+    calls = read_run(directory).get("calls", [])
+    if not any((call.get("train") or {}).get("sharded") for call in calls):
+        return ""
+    return (
+        f"{workers} processes read other batches than one, since each reads its own share of the "
+        "data (treadle.data.sharded): give all processes the whole data to compare them"
+    )
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

@@ -1,7 +1,7 @@
 """The command `launch`."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +15,9 @@ EPILOG = (
     "Exit codes: that of the first process that fails, 128 plus the number of the signal that "
     "ended it, or 0."
 )
+
+ALONE: Final = {"replay": "", "certify": ", or call treadle certify with --workers"}
+"""Commands that are refused, each with what to do instead, as a clause."""
 
 
 @app.command(
@@ -47,5 +50,10 @@ def launch(
                 "such as treadle launch --workers 2 -- run digits"
             )
         first = context.args[0]
+        if first in ALONE:
+            raise ConfigurationError(
+                f"treadle {first} runs in one process, not in {workers}: leave out treadle launch"
+                f"{ALONE[first]}"
+            )
         start = [sys.executable] if first.endswith(".py") else [sys.executable, "-m", "treadle"]
         raise typer.Exit(launch_processes([*start, *context.args], workers, restarts))

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import platform
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from .determinism import is_deterministic
 from .functions import closure_of, code_in, function_of
 from .options import backend_name, precision_name, run_seed, without_tensorflow
 from .ownership import Project, namespace_of, namespace_of_class
+
+SHARDED: Final = "sharded over {} processes (inexact on another number of processes)"
+"""What a plan says about a source of which each process reads its own share."""
 
 PLAIN = (bool, int, float, str, type(None))
 SOURCE_FACTS = (
@@ -140,6 +144,17 @@ def source_facts(source: Any) -> dict[str, Any]:
         return {"sharded": True}
     found = {name: getattr(source, name, None) for name in SOURCE_FACTS}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def planned_shards(plan: str) -> int:
+    """Return among how many processes a plan divides the reading of the data, 1 if it does not.
+
+    Example:
+        >>> planned_shards(f"eager, {SHARDED.format(2)}")
+        2
+    """
+    found = re.search(r"sharded over (\d+) processes", plan)
+    return 1 if found is None else int(found[1])
 
 
 def in_json_types(values: Mapping[str, Any]) -> dict[str, Any]:

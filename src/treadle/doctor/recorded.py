@@ -6,6 +6,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, Checkpoints
 from ..checkpoint.recovery import recorded_run
 from ..core.directory import CHECKPOINTS, LOG
+from ..core.identity import planned_shards
 from ..core.run_file import progress_of
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
 from ..hooks.log_file import Log, Mark, read
@@ -27,7 +28,8 @@ class Recorded:
         last: The number of the last step.
 
     Raises:
-        DirectoryError: The directory holds no run, or the run only called `loop.step`.
+        DirectoryError: The directory holds no run, the run only called `loop.step`, or each of
+            several processes read its own share of the data.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -38,6 +40,13 @@ class Recorded:
             raise DirectoryError(
                 f"{directory} holds a run of loop.step(batch) alone: the source of its batches is "
                 "unknown, so its steps cannot be run again"
+            )
+        shards = planned_shards(self.facts.get("plan") or "")
+        if shards > 1:
+            raise DirectoryError(
+                f"{directory} holds a run of {shards} processes, each of which read its own share "
+                "of the data (treadle.data.sharded): steps run again in one process, which cannot "
+                "read their batches"
             )
         self.checkpoints = Checkpoints(directory / CHECKPOINTS)
         log = directory / LOG

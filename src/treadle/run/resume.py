@@ -7,21 +7,18 @@ complete before the checkpoint do nothing, and the call during which it was save
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from ..backends.base import active
 from ..checkpoint import Checkpoint
 from ..core.directory import differences
-from ..core.identity import versions
+from ..core.identity import planned_shards, versions
 from ..core.options import backend_name
 from ..core.progress import Progress
 from ..core.randomness import set_random_states
 from ..errors import ConfigurationError, StateError
 from ..steps.state import State
 from .saved_state import LoopState
-
-SHARDED: Final = "sharded over {} processes (inexact on another number of processes)"
-"""What a plan says about a source of which each process reads its own share."""
 
 
 class Resuming:
@@ -191,12 +188,6 @@ def without_reason(plan: str) -> str:
     return re.sub(r",? (to|on) \d+ devices", "", plan)
 
 
-def _shards(plan: str) -> str:
-    """Return among how many processes a plan divides the data, or ""."""
-    found = re.search(r"sharded over (\d+) processes", plan)
-    return "" if found is None else found[1]
-
-
 def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
     """Return a warning if a resumed run may not be bit-for-bit exact, or "".
 
@@ -212,7 +203,7 @@ def lost_guarantee(before: Mapping[str, Any], plan: str) -> str:
         return ""
     moved = known.get("devices") not in (None, now["devices"])
     same = ", and the batches are the same" if moved else ""
-    if moved and _shards(before.get("plan") or "") != _shards(plan):
+    if moved and planned_shards(before.get("plan") or "") != planned_shards(plan):
         same = (
             ", but the batches differ from here on, since treadle.data.sharded divides the data "
             "among another number of processes"

@@ -17,7 +17,7 @@ from ..checkpoint import Checkpoint
 from ..core.error_notes import noting
 from ..core.history import History
 from ..core.hook import LoopView
-from ..core.identity import in_json_types
+from ..core.identity import SHARDED, in_json_types
 from ..core.logs import Record
 from ..core.options import Options
 from ..core.processes import process_group, require_equal
@@ -40,7 +40,7 @@ from .evaluation import Evaluation
 from .explanations import explaining, new_form_note
 from .recorded_history import recorded_history
 from .restoring import Restoring
-from .resume import SHARDED, Resuming, circumstances, lost_guarantee
+from .resume import Resuming, circumstances, lost_guarantee
 from .saved_state import LoopState
 from .services import Services
 from .training import Training

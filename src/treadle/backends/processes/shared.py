@@ -26,6 +26,7 @@ from .agreement import (
     variables_of,
     whole_batch,
 )
+from .counts import Counts, metric_classes
 from .group import Processes, is_float
 from .rows import Rows, Seen, computing
 
@@ -66,6 +67,7 @@ class SharedExecutor:
         self._processes = processes
         self._rows: Rows | None = None
         self._is_ready = False
+        self._metrics = metric_classes()
         self._shared = replace(program, function=self._function)
         self._executor = make(self._shared)
         self.plan, self.whole = self._executor.plan, self._executor.whole
@@ -114,9 +116,9 @@ class SharedExecutor:
             return self._program.function(batch)
         engine = self._processes.engine
         engine.begin_step()
-        counts = _Counts(self._program, engine.watched(variables_of(self._program).values()))
+        counts = Counts(self._program, mine, engine, self._metrics)
         try:
-            with computing(mine), engine.patched():
+            with computing(mine), engine.patched(), counts.exact_results():
                 values, weights = self._program.function(mine.of_batch(batch))
             return _reduced(mine, values, weights, counts)
         finally:
@@ -136,9 +138,9 @@ class SharedExecutor:
         program, name = self._program, self._program.name
         if program.native and name == "train_step":
             raise StepError(
-                f"{name} computes no gradients with treadle.gradients or treadle.minimize, or only "
-                f"inside of a compiled function of its own, so {self._processes.size} processes "
-                "would train apart: use these, outside of @tf.function, or train with one process"
+                f"{name} computes no gradients with treadle.gradients or treadle.minimize, so "
+                f"{self._processes.size} processes would train apart: use these, or train with one "
+                "process"
             )
         first = window.batch(0)
         if window.shares is not None and not window.shares.whole:
@@ -175,7 +177,11 @@ class SharedExecutor:
         mine.results = []
         with processes.engine.undone(program), self._around(program):
             found = run_step(self._shared, batch, 0)
-            why = _difference(mine, expected, found) or _different_count(program, counted)
+            why = (
+                _different_gradients(mine)
+                or _different_count(program, counted)  # which values may be computed from
+                or _different_value(expected, found)
+            )
             digests = digests_of(program)
         mine.results = None
         result = [why and [why.kind, why.text, why.names], digests]
@@ -237,41 +243,11 @@ class _Difference:
     names: Sequence[str] = ()
 
 
-class _Counts:
-    """Variables whose values are combined after a step, as their `aggregation` says.
-
-    Args:
-        program: The step.
-        is_changed: Returns whether a variable was assigned.
-    """
-
-    def __init__(self, program: Program, is_changed: Callable[[Any], bool]) -> None:
-        self._is_changed = is_changed
-        self._before = [
-            (path, v, ops.copy(value_of(v)))
-            for path, v in variables_of(program).items()
-            if v.aggregation in ("sum", "mean")
-        ]
-
-    def changes(self, mine: Rows) -> list[tuple[Any, Any, Any]]:
-        """Return the changed variables, each with its value before and what is to be summed."""
-        found: list[tuple[Any, Any, Any]] = []
-        for path, variable, before in self._before:
-            if not self._is_changed(variable):
-                continue
-            change = value_of(variable) - before
-            if variable.aggregation == "mean" or path in mine.averaged:
-                change = change if is_float(change) else ops.cast(change, "float64")
-                change = change * mine.share
-            found.append((variable, before, change))
-        return found
-
-
 def _reduced(
-    mine: Rows, values: Mapping[str, Any], weights: Mapping[str, Any], counts: _Counts
+    mine: Rows, values: Mapping[str, Any], weights: Mapping[str, Any], counts: Counts
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the means of values over all processes, and add up what metrics have counted."""
-    changes = counts.changes(mine)
+    changes = counts.changes()
     parts: list[Any] = []
     for name, value in values.items():
         wide = value if is_float(value) else ops.cast(value, "float64")
@@ -281,7 +257,7 @@ def _reduced(
             # Of a mean, zeros: sums have the same forms whichever values Python returns, and need
             # not wait for the mean.
             parts.append(ops.zeros_like(wide) if mine.is_mean(value) else wide * mine.share)
-    found = iter(mine.totals([*parts, *(change for _, _, change in changes)]))
+    found = iter(mine.totals([*parts, *(change for _, change in changes)]))
     means: dict[str, Any] = {}
     totals: dict[str, Any] = {}
     for name, value in values.items():
@@ -294,10 +270,8 @@ def _reduced(
             # A part of a message would keep all of it, with the gradients, until it is fetched.
             mean = ops.copy(value if mine.is_mean(value) else total)
         means[name] = mean if is_float(value) else ops.cast(ops.round(mean), value.dtype)
-    for variable, before, _ in changes:
-        total = next(found)
-        total = total if is_float(before) else ops.cast(ops.round(total), before.dtype)
-        variable.assign(before + total)
+    for path, _ in changes:
+        counts.add(path, next(found))
     return means, totals
 
 
@@ -310,19 +284,25 @@ def _copied(result: StepResult) -> StepResult:
     return StepResult(*({name: _array(x) for name, x in part.items()} for part in parts))
 
 
-def _difference(mine: Rows, expected: StepResult, found: StepResult) -> _Difference | None:
-    """Return what several processes compute differently than one."""
+def _different_gradients(mine: Rows) -> _Difference | None:
+    """Return which loss or gradient several processes compute differently than one."""
     one, several = mine.seen.results, mine.results or []
-    if len(one) == len(several):
-        for (losses, gradients), (others, sums) in zip(one, several, strict=True):
-            for a, b in zip(losses, others, strict=True):
-                if not _close(a, b):
-                    text = f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
-                    return _Difference("gradients", text)
-            apart = _distance(gradients, sums)
-            if apart > CLOSE_GRADIENTS:
-                text = f"gradients differ by {apart:.0%} from those of the whole batch"
+    if len(one) != len(several):
+        return None
+    for (losses, gradients), (others, sums) in zip(one, several, strict=True):
+        for a, b in zip(losses, others, strict=True):
+            if not _close(a, b):
+                text = f"a loss is {float(b):.6g}, but {float(a):.6g} for the whole batch"
                 return _Difference("gradients", text)
+        apart = _distance(gradients, sums)
+        if apart > CLOSE_GRADIENTS:
+            text = f"gradients differ by {apart:.0%} from those of the whole batch"
+            return _Difference("gradients", text)
+    return None
+
+
+def _different_value(expected: StepResult, found: StepResult) -> _Difference | None:
+    """Return which value of a step several processes compute differently than one."""
     for name, a in expected.values.items():
         b = found.values.get(name)
         if b is not None and not _close(a, b):

@@ -1,7 +1,7 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
 from .calls import GraphCaller
-from .patches import FuncGraph, true_moments
+from .patches import FuncGraph, traced_again, true_moments
 from .processes.engine import connect
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, tensors
@@ -177,6 +177,7 @@ class TensorFlowBackend:
         scope = Scope()
         try:
             with (
+                traced_again(),
                 tf.variable_creator_scope(creator),
                 running(step),
                 scope,
@@ -206,13 +207,13 @@ class TensorFlowBackend:
 
         def make(program: Program) -> Executor:
             if options.execution == "eager":
-                return EagerExecutor(program, _nothing, self.to_device, self.to_numpy, device())
+                return EagerExecutor(program, _eager, self.to_device, self.to_numpy, device())
             refusal = "" if group is None else "XLA does not compile sums over processes"
             return TensorFlowExecutor(program, refusal)
 
         if group is None:
             return make(program)
-        return SharedExecutor(program, make, _nothing, self.to_device, group)
+        return SharedExecutor(program, make, _eager, self.to_device, group)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
@@ -387,9 +388,9 @@ def _sentence(message: str) -> str:
     return f"TensorFlow reports: {last}" if last != message.strip() else ""
 
 
-@contextmanager
-def _nothing(program: Program) -> Generator[None]:
-    yield
+def _eager(program: Program) -> AbstractContextManager[Any]:
+    """Return a context in which a `tf.function` that a step calls is Python, as the step is."""
+    return traced_again()
 
 
 BACKEND = TensorFlowBackend()

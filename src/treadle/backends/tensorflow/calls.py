@@ -11,6 +11,7 @@ from ..base import Fetch, start_each
 from ..program import Program, scope_of_call
 from ..step_context import running
 from ..window import Window
+from .patches import traced_again
 from .windows import leaves, tensors
 
 
@@ -57,4 +58,5 @@ class GraphCaller:
 
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         traced = tf.function(pure, autograph=False)
-        return traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))
+        with traced_again():
+            return traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...core.internals import KERAS, Attribute, Internal
+from ...core.internals import KERAS, Attribute, Internal, wrapped
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
@@ -67,6 +67,12 @@ INTERNALS: dict[str, Internal] = {
         "the graph of a step, in which all sums over processes take the same resource",
         f"{_TENSORFLOW}/python/framework/func_graph.py",
         members=("as_default", "external_captures", "capture", "outer_graph"),
+    ),
+    "call_function": Internal(
+        "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
+        "patched: a `tf.function` that a step calls keeps no trace of another run of the step",
+        f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
+        "(self, *args, **kwds)",
     ),
     "is_op_determinism_enabled": Internal(
         "tensorflow.python.framework.config:is_op_determinism_enabled",
@@ -163,6 +169,11 @@ ATTRIBUTES: dict[str, Attribute] = {
         "called with a list of tensors: checking and sorting arguments by name takes 0.2 ms a call",
         f"{_TENSORFLOW}/python/eager/polymorphic_function/concrete_function.py",
     ),
+    "_autograph": Attribute(
+        "tf.function",
+        "whether Python branches of a function become those of a graph, when it is traced again",
+        f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
+    ),
     "_iterator_resource": Attribute(
         "tf.data iterator",
         "an argument of the graph that draws the batches of a window: passing the iterator itself "
@@ -224,6 +235,29 @@ def true_moments() -> Generator[None]:
         return (mean if keepdims else tf.squeeze(mean, axes)), variance
 
     with INTERNALS["moments"].replaced(moments):
+        yield
+
+
+_Function: Any = type(tf.function(lambda: None))
+
+
+def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    if type(function) is not _Function:  # of a SavedModel, which has traces, and no Python
+        return original(function, *args, **kwargs)
+    if tf.executing_eagerly():
+        return function.python_function(*args, **kwargs)
+    again = tf.function(function.python_function, autograph=function._autograph)
+    return original(again, *args, **kwargs)
+
+
+@contextmanager
+def traced_again() -> Generator[None]:
+    """Trace each `tf.function` again that is called in this context, or run it in eager steps.
+
+    TensorFlow would use its first trace: of a dry run, which has no gradients; of a step with
+    another number, other rows or other kernels.
+    """
+    with wrapped({INTERNALS["call_function"]: _call_again}):
         yield
 
 

@@ -16,7 +16,7 @@ from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
 from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
-from .patches import is_op_determinism_enabled, like_kernels
+from .patches import is_op_determinism_enabled, like_kernels, traced_again
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
@@ -253,7 +253,7 @@ class _TracedStep:
         self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
-        with like_kernels() if for_xla else nullcontext():
+        with traced_again(), like_kernels() if for_xla else nullcontext():
             self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]

@@ -88,13 +88,13 @@ class TensorFlowEngine:
         """Call a function.
 
         Raises:
-            StepError: A step that runs as Python calls it while TensorFlow traces another function.
+            StepError: A step that runs as Python calls it while TensorFlow traces a function.
         """
         if self._runs_as_python and not tf.executing_eagerly():
             raise StepError(
-                "the step sums over processes inside of a tf.function of its own, of which "
-                "TensorFlow keeps the first trace, for other rows or without the sums. Remove "
-                "@tf.function: Treadle compiles the whole step"
+                "the step sums over processes inside of a concrete function, which TensorFlow "
+                "traces once, for other rows or without the sums. Call the function without "
+                "get_concrete_function: Treadle compiles the whole step"
             )
         return function(x)
 
