@@ -112,7 +112,7 @@ def test_sums_are_joined_if_no_value_changes(
 def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
     """Until they are fetched: a window of N steps would hold N copies of the gradients."""
     group: Any = SimpleNamespace(rank=0, size=2)
-    processes, counts = Processes(group, TorchEngine()), SimpleNamespace(changes=lambda mine: [])
+    processes, counts = Processes(group, TorchEngine()), SimpleNamespace(changes=lambda: [])
     mine = Rows(processes, 4, Seen())
     state, batch = torch.zeros(100), torch.ones(100)
     with processes.alone(), torch.no_grad():

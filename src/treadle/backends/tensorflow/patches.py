@@ -242,7 +242,8 @@ _Function: Any = type(tf.function(lambda: None))
 
 
 def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if type(function) is not _Function:  # of a SavedModel, which has traces, and no Python
+    # A function of a SavedModel has traces, and no Python; those of TensorFlow need their graph.
+    if type(function) is not _Function or _is_of_framework(function.python_function):
         return original(function, *args, **kwargs)
     if tf.executing_eagerly():
         return function.python_function(*args, **kwargs)
@@ -250,9 +251,13 @@ def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     return original(again, *args, **kwargs)
 
 
+def _is_of_framework(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] in ("tensorflow", "keras")
+
+
 @contextmanager
 def traced_again() -> Generator[None]:
-    """Trace each `tf.function` again that is called in this context, or run it in eager steps.
+    """Trace each `tf.function` of the user again in this context, or run it as Python if eager.
 
     TensorFlow would use its first trace: of a dry run, which has no gradients; of a step with
     another number, other rows or other kernels.
