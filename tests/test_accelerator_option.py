@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,6 +27,7 @@ def test_without_an_accelerator_the_option_fails_and_says_so() -> None:
     assert "--accelerator: no accelerator is visible to torch" in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_tests_for_accelerators_are_skipped_with_the_reason() -> None:
     done = pytest_run("tests/conformance/test_accelerator.py")
     assert done.returncode == 0, done.stdout

@@ -372,6 +372,7 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
         chief.check()
 
 
+@pytest.mark.long
 def test_more_parts_than_a_manifest_can_list_are_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_pages_of_mapped_arrays_are_released_and_their_values_stay(tmp_path, mon
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
+@pytest.mark.long
 def test_reading_a_mapped_array_holds_few_of_its_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "MAPPED_BYTES", 16 * 2**20)
     rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (2**15, 2**11))  # 64 MiB

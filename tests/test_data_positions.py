@@ -33,7 +33,13 @@ def straight(make, **how):
     return kinds.read(as_source(make()), visit=visit, **how), places
 
 
-@pytest.mark.parametrize("name", kinds.KINDS)
+LONG = ("tf.data shuffled twice", "tf.data with random numbers")  # they build a pipeline for each
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in kinds.KINDS],
+)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_all_that_follows_is_the_same(name, ahead):
     check(kinds.KINDS[name], ahead)

@@ -80,7 +80,9 @@ def rows(directory: Path) -> dict[int, Any]:
     return {line["step"]: line for line in read_health(directory) if line["kind"] == "health"}
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@pytest.mark.parametrize(
+    "execution", ["auto", pytest.param("eager", marks=pytest.mark.long_to_compile)]
+)
 def test_training_is_equal_to_the_bit_and_what_is_measured_is_that_of_the_step(
     execution: Any, tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def test_what_a_step_may_do_in_three_processes(name: str, found: Any) -> None:
 
 @pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
 @pytest.mark.parametrize("name", ON_JAX)
+@pytest.mark.long
 def test_two_processes_of_jax_give_what_one_gives(found: Any, name: str) -> None:
     apart, where = found(2, name, *ON_JAX)
     assert apart <= CLOSE, where
