@@ -771,15 +771,44 @@ def nodes_of_one_graph() -> Any:
 def rows_that_are_points_in_time() -> Any:
     """The first axis is time: what is at one point changes all later outputs."""
 
-    class Sums(layers.Layer):
-        """Adds up its inputs over time."""
+    def decay(length: int) -> Any:
+        apart = np.arange(length)[:, None] - np.arange(length)
+        return np.where(apart < 0, 0.0, 0.5 ** np.maximum(apart, 0)).astype("float32")
+
+    class Leaky(layers.Layer):
+        """Adds up its inputs over time, and forgets half at each point."""
 
         def call(self, x: Any) -> Any:
-            return ops.cumsum(x, axis=0) / 4
+            return ops.einsum("ij,jbf->ibf", ops.convert_to_tensor(decay(x.shape[0])), x)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
 
     def batch(random: np.random.Generator) -> Any:
         x = random.normal(size=(24, 5, 4)).astype("float32")
-        return x, np.cumsum(x[..., :1] - x[..., 1:2], axis=0) / 4
+        return x, np.einsum("ij,jbf->ibf", decay(24), x[..., :1] - x[..., 1:2])
 
-    model = keras.Sequential([keras.Input((5, 4)), layers.Dense(8), Sums(), layers.Dense(1)])
+    model = keras.Sequential([keras.Input((5, 4)), layers.Dense(8), Leaky(), layers.Dense(1)])
     return Regression(model), treadle.data.from_function(batch, length=6)
+
+
+@sound
+def nodes_of_a_graph_for_each_batch() -> Any:
+    """Each row lists its neighbors, as points of a cloud do."""
+
+    def train_step(self: Any, batch: Any) -> Any:
+        x, neighbors, y = batch
+
+        def objective() -> Any:
+            around = ops.mean(ops.take(x, neighbors, axis=0), axis=1)
+            return ops.mean((self.model(ops.concatenate([x, around], 1), training=True) - y) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    def batch(random: np.random.Generator) -> Any:
+        x = random.normal(size=(16, 3)).astype("float32")
+        neighbors = random.integers(0, 16, (16, 4)).astype("int32")
+        return x, neighbors, x[neighbors].mean(1)[:, :1] - x[:, 1:2]
+
+    task = stepping(train_step, model=dense(6, 8, 1), optimizer=adam(1e-2))
+    return task, treadle.data.from_function(batch, length=6)

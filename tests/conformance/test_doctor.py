@@ -290,6 +290,21 @@ def test_variables_may_have_any_name() -> None:
     assert treadle.doctor.examine(Named(), source(*numbers())).codes() == []
 
 
+def test_values_that_are_missing_on_purpose_are_not_blamed_for_an_overflow() -> None:
+    class Masked(Regression):
+        def loss_of(self, y: Any, outputs: Any) -> Any:
+            missing = ops.isnan(y)
+            return ops.mean(ops.where(missing, 0.0, outputs - ops.where(missing, 0.0, y)) ** 2)
+
+    x, y = numbers()
+    y[::3] = np.nan
+    (found,) = treadle.doctor.examine(
+        Masked(optimizer=keras.optimizers.SGD(1e25)), source(x, y, shuffle=False)
+    ).findings
+    assert (found.code, found.where) == ("G-not-finite", "loss")
+    assert found.seen.startswith("in step 2 the loss is not finite")
+
+
 def test_a_source_without_batches_is_refused() -> None:
     with pytest.raises(DataError, match="gave no batch in epoch 1"):
         treadle.doctor.examine(Regression(), [])

@@ -52,6 +52,50 @@ class Branching(Plain):
         self.update = tf.function(update)
 
 
+class Declared(Plain):
+    """Declares tensors for numbers, and returns a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tensorflow as tf
+
+        def scaled(x: Any, factor: Any) -> Any:
+            return x * tf.cast(factor, factor.dtype)
+
+        number = tf.TensorSpec([], tf.float32)
+        self.scaled = tf.function(scaled, [tf.TensorSpec([None, FEATURES]), number])
+        self.one = tf.function(lambda: 1.0)
+
+    def update(self, x: Any, y: Any) -> Any:
+        return super().update(self.scaled(x, 2), y) * ops.cast(self.one(), self.one().dtype)
+
+
+class Doubled(Plain):
+    def update(self, x: Any, y: Any) -> Any:
+        return super().update(2 * x, y)
+
+
+class TracedModel(Plain):
+    """Calls a model of Keras by a function, which draws a new mask in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tensorflow as tf
+
+        called = tf.function(self.model)
+        self.call = lambda x: called(x, training=True)
+
+    def update(self, x: Any, y: Any) -> Any:
+        ops.sum(self.call(x))  # a draw of the Dropout
+        return super().update(x, y)
+
+
+class PlainModel(TracedModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.call = lambda x: self.model(x, training=True)
+
+
 def trained(make: type[Plain], execution: Any, data: Any = BATCHES) -> Trace:
     return run_steps(make(), data, treadle.Options(execution=execution), (3, 1, 1), start=0)
 
@@ -61,6 +105,14 @@ def test_a_step_trains_in_a_function_of_its_own(execution: Any) -> None:
     expected, found = (trained(make, execution) for make in (Plain, Traced))
     assert "model/layers/0/kernel" in found.changed
     agree(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("execution", ["eager", pytest.param("auto", marks=pytest.mark.long)])
+@pytest.mark.parametrize("make, same", [(Declared, Doubled), (TracedModel, PlainModel)])
+def test_a_function_gets_and_returns_tensors_and_draws_anew(
+    make: type[Plain], same: type[Plain], execution: Any
+) -> None:
+    agree(trained(make, execution), trained(same, execution), rtol=0, atol=0)
 
 
 @pytest.mark.long

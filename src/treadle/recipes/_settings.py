@@ -10,8 +10,8 @@ from ..errors import ConfigurationError, did_you_mean
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NONE = ("none", "null")
-UNKNOWN: Any = object()
 LENGTHS = ("epochs", "steps", "until")  # options of the command that are easily taken for settings
+UNKNOWN: Any = object()
 """Marks a default that is computed, and so is not known without running the file."""
 
 

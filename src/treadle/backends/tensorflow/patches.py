@@ -18,8 +18,10 @@ operations: a Dropout drops the same units as without XLA.
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...core.internals import KERAS, Attribute, Internal, wrapped
@@ -169,9 +171,9 @@ ATTRIBUTES: dict[str, Attribute] = {
         "called with a list of tensors: checking and sorting arguments by name takes 0.2 ms a call",
         f"{_TENSORFLOW}/python/eager/polymorphic_function/concrete_function.py",
     ),
-    "_autograph": Attribute(
+    "_clone": Attribute(
         "tf.function",
-        "whether Python branches of a function become those of a graph, when it is traced again",
+        "called: the same function with its options and without its traces",
         f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
     ),
     "_iterator_resource": Attribute(
@@ -246,13 +248,35 @@ def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     if type(function) is not _Function or _is_of_framework(function.python_function):
         return original(function, *args, **kwargs)
     if tf.executing_eagerly():
-        return function.python_function(*args, **kwargs)
-    again = tf.function(function.python_function, autograph=function._autograph)
-    return original(again, *args, **kwargs)
+        args, kwargs = _as_declared(function, args, kwargs)
+        found = function.python_function(*args, **kwargs)
+        return tf.nest.map_structure(_as_tensor, found)
+    return original(function._clone(None), *args, **kwargs)
+
+
+def _as_tensor(x: Any) -> Any:
+    """Return a number or an array as the tensor that a traced function returns."""
+    numbers: Any = (bool, int, float, np.generic, np.ndarray)
+    return tf.convert_to_tensor(x) if isinstance(x, numbers) else x
+
+
+def _as_declared(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return arguments with numbers and arrays as the tensors that an input signature declares."""
+    if function.input_signature is None:
+        return args, kwargs
+    declared = function.function_spec.function_type
+    bound = declared.bind(*args, **kwargs)
+    for name, value in bound.arguments.items():
+        spec = declared.parameters[name].type_constraint
+        if isinstance(spec, tf.TensorSpec) and not tf.is_tensor(value):
+            bound.arguments[name] = tf.convert_to_tensor(value, spec.dtype)
+    return bound.args, bound.kwargs
 
 
 def _is_of_framework(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] in ("tensorflow", "keras")
+    """Return whether a function is one of TensorFlow or Keras, and not a layer or its method."""
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    return isinstance(function, FunctionType) and package in ("tensorflow", "keras")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The check that comes before all others: numbers that become NaN or infinite."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def check(trials: Trials) -> Iterator[Finding]:
         )
         if not broken and all(_finite(event["loss"]) for event in trial.of(OBJECTIVE)):
             continue
-        where, what, fix, line = _first(trial)
+        where, what, fix, line = _first(trial, trials.base[: number - 1])
         if broken:
             what += f"; then {len(broken)} of {len(trained)} trained variables are NaN or infinite"
         seen, why = f"in step {number} {what}", "nothing is learned from such numbers"
@@ -35,10 +35,12 @@ def check(trials: Trials) -> Iterator[Finding]:
         return
 
 
-def _first(trial: Trial) -> tuple[str, str, str, str]:
+def _first(trial: Trial, earlier: Sequence[Trial]) -> tuple[str, str, str, str]:
     """Return where numbers were not finite first, what was seen, the usual fix, and the line."""
+    # Missing labels or masks, with which the steps before were right.
+    intended = {x.name for t in earlier for x in leaves_of(t.batch) if not _finite(x.array)}
     for leaf in leaves_of(trial.batch):
-        if not _finite(leaf.array):
+        if leaf.name not in intended and not _finite(leaf.array):
             bad = int((~np.isfinite(as_floats(leaf.array))).sum())
             text = f"the batch has {bad} values that are NaN or infinite"
             return leaf.name, text, "leave these examples out, or replace the values", ""

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
+
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import noisy
 from .guarding import guarded
@@ -297,4 +299,4 @@ def _cosine(a: Array, b: Array) -> float:
     if x.shape != y.shape:
         return 0.0
     sizes = norm_of(x) * norm_of(y)
-    return float(x @ y / sizes) if sizes else 0.0
+    return float(x @ y / sizes) if sizes and np.isfinite(sizes) else 0.0

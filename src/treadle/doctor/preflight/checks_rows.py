@@ -91,10 +91,20 @@ def _mixed(trials: Trials) -> Iterator[Finding]:
 
 
 def _is_a_graph(trials: Trials, rows: int) -> bool:
-    """Return whether rows may be nodes: there is a matrix of them, or each batch is all data."""
+    """Return whether rows may be nodes.
+
+    There is a matrix of them, or lists of the numbers of rows, or each batch is all data.
+    """
     ahead = [leaves_of(batch)[0].array for batch in trials.ahead[:2]]
     matrix = any(x.array.shape[:2] == (rows, rows) for x in leaves_of(trials.last.batch))
-    return matrix or len(ahead) < 2 or same(*ahead)
+    neighbors = any(
+        x.array.dtype.kind in "iu"
+        and x.array.ndim == 2
+        and 0 <= x.array.min() <= x.array.max() < rows
+        for x in leaves_of(trials.last.batch)
+        if x.array.size and x.array.shape[1] > 1
+    )
+    return matrix or neighbors or len(ahead) < 2 or same(*ahead)
 
 
 def _changed_by(trial: Trial, number: int, event: Event) -> Array:
