@@ -298,11 +298,12 @@ def test_values_that_are_missing_on_purpose_are_not_blamed_for_an_overflow() -> 
 
     x, y = numbers()
     y[::3] = np.nan
-    (found,) = treadle.doctor.examine(
-        Masked(optimizer=keras.optimizers.SGD(1e25)), source(x, y, shuffle=False)
-    ).findings
+    task = Masked(optimizer=keras.optimizers.SGD(1e25))
+    report = treadle.doctor.examine(task, source(x, y, shuffle=False))
+    (found,) = report.findings
     assert (found.code, found.where) == ("G-not-finite", "loss")
     assert found.seen.startswith("in step 2 the loss is not finite")
+    assert report.skipped["all others"] == "they need finite numbers"
 
 
 def test_a_source_without_batches_is_refused() -> None:

@@ -66,7 +66,8 @@ def test_the_calls_of_python_do_not_depend_on_the_number_of_variables(every: str
             nonlocal inside
             if frame.f_code.co_qualname == COMPILED and event in ("call", "return"):
                 inside = event == "call"
-            if event == "call" and not inside:
+            locks = frame.f_globals.get("__name__") == "threading"  # as often as threads must wait
+            if event == "call" and not inside and not locks:
                 found[frame.f_code] += 1
 
         def profile(on: bool) -> None:

@@ -106,7 +106,7 @@ def examine(
 
 def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) -> Iterator[Finding]:
     if broken := guarded(trials, checks_finite.check, trials):
-        trials.failed["all others"] = "they compare numbers, which are not finite"
+        trials.failed["all others"] = "they need finite numbers"
         yield from broken
         return
     for module in (checks_gradients, checks_losses, checks_outputs, checks_metrics, checks_layers):
