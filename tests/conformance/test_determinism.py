@@ -106,3 +106,17 @@ def test_the_plan_says_that_an_accelerator_does_not_repeat(
     keras.backend.clear_session()
     treadle.setup(deterministic=True)
     assert "repeats" not in plan()
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA is a choice of TensorFlow's")
+def test_xla_adds_in_a_fixed_order_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan() -> str:
+        with treadle.Loop(Line(), console=False, options=treadle.Options(jit=True)) as loop:
+            loop.fit([np.float32(1.0)], epochs=1)
+            return loop.plan
+
+    windows = "treadle.backends.tensorflow.windows"
+    monkeypatch.setattr(f"{windows}.is_op_determinism_enabled", lambda: True)
+    assert "XLA" in plan()
+    monkeypatch.setattr(f"{windows}.device", lambda: "gpu")
+    assert "graph (TensorFlow's op determinism is enabled)" in plan()
