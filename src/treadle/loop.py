@@ -545,6 +545,11 @@ class Loop:
         return self._session.state
 
     @property
+    def known_state(self) -> State:
+        """The variables that the task had when its step was built: `state` without a search."""
+        return self._session.known_state
+
+    @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
         return self._session.plan

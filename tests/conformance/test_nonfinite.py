@@ -14,6 +14,7 @@ import treadle
 from treadle import data
 from treadle.backends.base import active
 from treadle.errors import NonFiniteError
+from treadle.steps.state import State
 
 pytestmark = pytest.mark.any_backend
 
@@ -161,3 +162,18 @@ def test_nonfinite_results_of_evaluations_are_warned_of_once() -> None:
         "that are not finite in the data it was computed on, and check the step or metric that "
         "computed it"
     ]
+
+
+def test_at_the_end_of_an_epoch_the_task_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    original = State.discover
+    with loop_of(Ruined(0)) as loop:
+
+        def counted(task: Any) -> State:
+            searched.append(loop.progress.epoch)
+            return original(task)
+
+        monkeypatch.setattr(State, "discover", counted)
+        loop.fit(source(), epochs=4)
+        assert searched and set(searched) <= {0, 4}
+        assert loop.known_state.variables.keys() == loop.state.variables.keys()

@@ -123,7 +123,15 @@ class LoopView(Protocol):
 
     @property
     def state(self) -> Variables:
-        """All variables of the task by path; exact at window boundaries."""
+        """All variables of the task by path; exact at window boundaries.
+
+        Each access searches the task, which takes milliseconds for hundreds of variables.
+        """
+        ...
+
+    @property
+    def known_state(self) -> Variables:
+        """The variables that the task had when its step was built: `state` without a search."""
         ...
 
     @property

@@ -226,7 +226,7 @@ class Checkpoint(Hook):
 
     def _is_non_finite(self, loop: LoopView) -> bool:
         """Return whether the state became non-finite since the start, and log a warning if so."""
-        bad = set(not_finite(loop))
+        bad = set(not_finite(loop.state))
         if loop.progress.step == 0:
             self._exempt = bad
         bad -= self._exempt

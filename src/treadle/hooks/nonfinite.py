@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core import schema
 from ..core.directory import RUN, read_run
-from ..core.hook import Hook, LoopView
+from ..core.hook import Hook, LoopView, Variables
 from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
 from ..core.processes import own_rows, process_group
 from ..core.progress import Progress
@@ -102,7 +102,8 @@ class NonFinite(Hook):
             )
             return
         self._warned = set()
-        self._exempt = {p for p, v in not_finite(loop).items() if not getattr(v, "trainable", True)}
+        found = not_finite(loop.state)
+        self._exempt = {p for p, v in found.items() if not getattr(v, "trainable", True)}
 
     def state(self) -> dict[str, Any]:
         """Return the logged warnings, the variables non-finite at the start, and the skip count."""
@@ -209,7 +210,9 @@ class NonFinite(Hook):
         clean, self._checked_step = self._checked_step, loop.progress.step
         if clean == loop.progress.step or self._acted:
             return
-        bad = {path: v for path, v in not_finite(loop).items() if path not in self._exempt}
+        # Steps change no other variables than those known; at the end, all are written to a file.
+        found = not_finite(loop.state if ended else loop.known_state)
+        bad = {path: v for path, v in found.items() if path not in self._exempt}
         if bad:
             path, last = next(iter(bad)), loop.progress.step
             known = last == clean + 1
@@ -299,13 +302,12 @@ def _reason(rows: list[str], narrow: bool) -> str:
     )
 
 
-def not_finite(loop: LoopView) -> dict[str, Any]:
+def not_finite(state: Variables) -> dict[str, Any]:
     """Return the float variables (except of metrics) that contain NaN or infinity, by path."""
     import keras  # late: it fixes the backend, which may not be chosen yet at import
 
     from ..backends.base import active
 
-    state = loop.state
     metrics = {id(v) for metric in state.metrics.values() for v in metric.variables}
     chosen = {
         path: v

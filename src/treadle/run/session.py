@@ -120,6 +120,12 @@ class Session:
         return State.discover(self._task)
 
     @property
+    def known_state(self) -> State:
+        """The variables that the task had when its step was built, found without a search."""
+        step = self.training.prepared
+        return self.state if step is None else step.state
+
+    @property
     def plan(self) -> str:
         """How steps are executed, in one line; empty before the first step."""
         text = self.training.prepared.plan_text() if self.training.prepared else ""
