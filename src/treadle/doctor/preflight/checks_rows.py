@@ -25,7 +25,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from guarded(trials, _views, trials)
 
 
-def _with_other_row(trials: Trials, code: str, row: int) -> Trial | None:
+def with_other_row(trials: Trials, code: str, row: int) -> Trial | None:
     """Repeat the last step with another example in the place of one."""
     batch = trials.last.batch
     for number in range(len(leaves_of(batch))):
@@ -59,7 +59,7 @@ def _mixed(trials: Trials) -> Iterator[Finding]:
         return  # BatchNormalization mixes rows on purpose
     with without_updates(trials.state.optimizers):  # those of one row change all later outputs
         usual = trials.attempt(code, trials.last.batch)
-        others = {row: _with_other_row(trials, code, row) for row in (1, rows // 2)}
+        others = {row: with_other_row(trials, code, row) for row in (1, rows // 2)}
     if usual is None or None in others.values():
         return
     calls = outer_calls(usual)
@@ -68,14 +68,14 @@ def _mixed(trials: Trials) -> Iterator[Finding]:
         if x is None or y is None or y.ndim < 2 or len(x) != rows or len(y) != rows:
             continue
         changed = {
-            row: _changed_by(trial, number, event)
+            row: changed_by(trial, number, event)
             for row, trial in others.items()
             if trial is not None
         }
         if all(same(found, row + np.arange(len(found))) for row, found in changed.items()):
             continue  # rows are points in time, and change those that follow
         counts = [len(found) for found in changed.values()]
-        if min(counts) > 2 and _is_fed(trials, event):
+        if min(counts) > 2 and is_fed(trials, event):
             yield Finding(
                 code,
                 "warning",
@@ -109,7 +109,7 @@ def _lists_rows(x: Array, rows: int) -> bool:
     return bool(x.min() >= 0 and x.max() < rows)
 
 
-def _changed_by(trial: Trial, number: int, event: Event) -> Array:
+def changed_by(trial: Trial, number: int, event: Event) -> Array:
     """Return the rows of the inputs or outputs of a call that differ, whichever are more."""
     other = outer_calls(trial).get(number)
     if other is None or other.info.path != event.info.path:
@@ -122,7 +122,7 @@ def _changed_by(trial: Trial, number: int, event: Event) -> Array:
     )
 
 
-def _is_fed(trials: Trials, event: Event) -> bool:
+def is_fed(trials: Trials, event: Event) -> bool:
     """Return whether gradients flow to the layer, which computes predictions and not targets."""
     paths = [trials.state.path_of(variable) for variable in event.info.of.trainable_variables]
     return any(path in trials.last.gradients for path in paths)
@@ -192,7 +192,7 @@ def _examples(trials: Trials, code: str, event: Event, rows: int) -> Array | Non
     halves, turns = np.arange(2 * rows) % rows, np.arange(2 * rows) // 2
     found: list[list[int]] = []
     for row in (1, rows - 2):
-        trial = _with_other_row(trials, code, row)
+        trial = with_other_row(trials, code, row)
         other = None if trial is None else outer_calls(trial).get(event.info.more["outer"])
         y = None if other is None else other.get("inputs[0]")
         if y is None or y.shape != event["inputs[0]"].shape:

@@ -17,6 +17,7 @@ from . import (
     checks_evaluation,
     checks_finite,
     checks_gradients,
+    checks_labels,
     checks_layers,
     checks_losses,
     checks_metrics,
@@ -118,8 +119,9 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_state.check, trials, steps)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
+    for module in (checks_native, checks_adversaries, checks_rows, checks_labels):
         yield from guarded(trials, module.check, trials)
+    yield from guarded(trials, checks_evaluation.check, trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:
