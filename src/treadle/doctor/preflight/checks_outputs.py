@@ -23,13 +23,16 @@ def check(trials: Trials) -> Iterator[Finding]:
         if trial is not None:
             for event in trial.of(ENTROPY):
                 yield from guarded(trials, _logits, event, trial)
+                yield from guarded(trials, _several_labels, event, trial)
             for event in trial.of(LOSS):
                 yield from guarded(trials, _targets, event, trial)
+                yield from guarded(trials, _divergence, event)
     yield from guarded(trials, _targets_by_hand, trials)
     yield from guarded(trials, _inputs_as_targets, trials)
     yield from guarded(trials, _generated, trials.last)
     yield from guarded(trials, _softmax_twice, trials.last)
     yield from guarded(trials, _softmax_over_rows, trials.last)
+    yield from guarded(trials, _softmax_of_one, trials.last)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -66,6 +69,52 @@ def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
                 "pass from_logits=False, or end the model without softmax or sigmoid",
                 event.info.line,
             )
+
+
+def _divergence(event: Event) -> Iterator[Finding]:
+    """Find a Kullback-Leibler divergence of logits: Keras clips both arguments to 0 and 1."""
+    for name in ("true", "pred"):
+        x = event.get(name)
+        if event.info.kind != "KLDivergence" or x is None or not x.size:
+            continue
+        values = as_floats(x)
+        if values.min() < -1e-3 or values.max() > 1 + 1e-3:
+            yield Finding(
+                "L-logits-not-told",
+                "error",
+                event.info.path,
+                f"y_{name} ranges from {values.min():.3g} to {values.max():.3g}: the divergence "
+                "needs probabilities, and these are logits",
+                "the loss clips them, and its gradients are wrong or zero",
+                "pass softmax(logits)",
+                event.info.line,
+            )
+
+
+def _several_labels(event: Event, trial: Trial) -> Iterator[Finding]:
+    """Find rows with several labels in a cross-entropy of one distribution over the classes.
+
+    An autoencoder of sets of items has its input as the target, which is a multinomial likelihood.
+    """
+    true = event.get("true")
+    if event.info.kind != "categorical_crossentropy" or true is None or true.ndim < 2:
+        return
+    targets = as_floats(true)
+    several = float((targets.sum(-1) > 1.5).mean())
+    if several < 0.05 or not np.isin(targets, (0, 1)).all():
+        return
+    inputs = [x for e in trial.of(LAYER) for n, x in e.arrays.items() if n.startswith("inputs")]
+    if any(x.shape == true.shape and same(x, true) for x in inputs):
+        return
+    yield Finding(
+        "L-range",
+        "warning",
+        event.info.path,
+        f"{several:.0%} of the rows have several labels, and what softmax returns sums to 1",
+        "no output can be near 1 if another one is",
+        "use sigmoid and BinaryCrossentropy for labels that do not exclude each other",
+        event.info.line,
+    )
 
 
 def _activation(outputs: Array, trial: Trial, layers_only: bool = False) -> str:
@@ -295,3 +344,22 @@ def _softmax_over_rows(trial: Trial) -> Iterator[Finding]:
                 "pass axis=-1",
                 event.info.line,
             )
+
+
+def _softmax_of_one(trial: Trial) -> Iterator[Finding]:
+    """Find a loss of what softmax over one class returns, which is always 1."""
+    for event in (*trial.of(LOSS), *trial.of(ENTROPY)):
+        pred = event.get("pred")
+        if pred is None or pred.ndim < 2 or pred.shape[-1] != 1 or not (as_floats(pred) == 1).all():
+            continue
+        if _activation(as_floats(pred), trial) == "softmax":
+            yield Finding(
+                "L-axis",
+                "error",
+                event.info.path,
+                f"it gets outputs of shape {pred.shape}, which softmax over one class made all 1",
+                "the outputs are constant, and nothing is learned",
+                "use sigmoid for one output, or one output for each class",
+                event.info.line,
+            )
+            return
