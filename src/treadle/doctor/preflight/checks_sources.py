@@ -237,6 +237,8 @@ def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
 def _are_copies(x: Array) -> bool:
     """Return whether rows are too long to repeat by chance, if their entries are independent."""
     columns = x.reshape(len(x), -1)
+    if x.dtype.kind in "iub" and len(np.unique(columns)) <= len(x) ** 0.5:
+        return _chance_of_texts(columns) < 0.01
     columns = columns[
         :, np.linspace(0, columns.shape[1] - 1, min(64, columns.shape[1])).astype(int)
     ]
@@ -245,3 +247,18 @@ def _are_copies(x: Array) -> bool:
         shares = np.unique(column, return_counts=True)[1] / len(column)
         chance *= float((shares * shares).sum())
     return chance < 0.01
+
+
+def _chance_of_texts(x: Array) -> float:
+    """Return how many pairs of rows of few symbols are expected to be equal.
+
+    Each entry depends on the one before it, as in texts and in padding that goes on to the end.
+    """
+    symbols = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+    count = int(symbols.max()) + 1
+    shares = np.bincount(symbols[:, 0], minlength=count) / len(x)
+    equal = shares**2
+    for before, after in zip(symbols.T[:-1], symbols.T[1:], strict=True):
+        pairs = np.bincount(before * count + after, minlength=count * count).reshape(count, count)
+        equal = equal @ (pairs / np.maximum(pairs.sum(1, keepdims=True), 1)) ** 2
+    return float(equal.sum()) * len(x) ** 2
