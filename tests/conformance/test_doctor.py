@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import doctor_further_programs  # noqa: F401  # adds to PAIRS
+import doctor_label_programs  # noqa: F401  # adds to PAIRS and SOUND
 import doctor_other_programs  # noqa: F401  # adds to PAIRS
 import doctor_term_programs  # noqa: F401  # adds to PAIRS
 import keras
@@ -52,6 +53,7 @@ def examined(task: Any, data: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")  # Keras on TensorFlow
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*softmax over axis")  # Keras, of one class
 @pytest.mark.parametrize("pair", marked(PAIRS))
 def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(True)
