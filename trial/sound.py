@@ -133,7 +133,7 @@ def warmup_and_accumulation():
                 0.0, 1000, warmup_target=0.1, warmup_steps=100
             )
             self.optimizer = keras.optimizers.Adam(schedule)
-            self.accumulator = treadle.Accumulator(self.model.trainable_variables, 8)
+            self.accumulator = treadle.Accumulator(8)
 
         def train_step(self, batch):
             loss, grads = treadle.gradients(self.objective(batch), self.model)
