@@ -121,7 +121,8 @@ def _function_of_the_label(trials: Trials, place: int, of: int) -> Iterator[Find
     An input of one column that the label is a multiple of is the task itself.
     """
     batches = [leaves_of(batch) for batch in trials.ahead]
-    batches = [leaves for leaves in batches if len(leaves) == len(batches[0])]
+    columns = [[leaf.array.shape[1:] for leaf in leaves] for leaves in batches]
+    batches = [b for b, found in zip(batches, columns, strict=True) if found == columns[0]]
     x, y = (np.concatenate([as_floats(b[i].array) for b in batches]) for i in (place, of))
     x, y = x.reshape(len(x), -1), y.reshape(len(y), 1)
     label = batches[0][of]

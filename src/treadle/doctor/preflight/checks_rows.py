@@ -96,15 +96,17 @@ def _is_a_graph(trials: Trials, rows: int) -> bool:
     There is a matrix of them, or lists of the numbers of rows, or each batch is all data.
     """
     ahead = [leaves_of(batch)[0].array for batch in trials.ahead[:2]]
-    matrix = any(x.array.shape[:2] == (rows, rows) for x in leaves_of(trials.last.batch))
-    neighbors = any(
-        x.array.dtype.kind in "iu"
-        and x.array.ndim == 2
-        and 0 <= x.array.min() <= x.array.max() < rows
-        for x in leaves_of(trials.last.batch)
-        if x.array.size and x.array.shape[1] > 1
-    )
+    arrays = [x.array for x in leaves_of(trials.last.batch)]
+    matrix = any(x.shape[:2] == (rows, rows) for x in arrays)
+    neighbors = any(_lists_rows(x, rows) for x in arrays)
     return matrix or neighbors or len(ahead) < 2 or same(*ahead)
+
+
+def _lists_rows(x: Array, rows: int) -> bool:
+    """Return whether an array may hold the numbers of several rows for each of its own."""
+    if x.dtype.kind not in "iu" or x.ndim != 2 or x.shape[1] < 2 or not x.size:
+        return False
+    return bool(x.min() >= 0 and x.max() < rows)
 
 
 def _changed_by(trial: Trial, number: int, event: Event) -> Array:
