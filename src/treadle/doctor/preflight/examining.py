@@ -31,6 +31,8 @@ from . import (
     checks_sources,
     checks_state,
     checks_targets,
+    checks_terms,
+    checks_unused,
 )
 from .guarding import guarded
 from .report import Finding, Report, ordered
@@ -116,9 +118,10 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_sources.check, trials, train, validation)
     yield from guarded(trials, checks_optimizers.check, trials, steps)
     yield from guarded(trials, checks_state.check, trials, steps)
+    yield from guarded(trials, checks_terms.constant_terms, trials)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
+    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation, checks_unused):
         yield from guarded(trials, module.check, trials)
 
 

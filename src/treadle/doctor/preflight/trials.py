@@ -202,6 +202,7 @@ class Trials:
         batch: Any = None,
         variables: Mapping[str, Array] | None = None,
         inlined: bool = False,
+        step: int | None = None,
     ) -> Trial:
         """Repeat the last step of `base` from equal state and random numbers, with changes.
 
@@ -209,11 +210,13 @@ class Trials:
             batch: The batch; default: the same.
             variables: New values of some variables, by path.
             inlined: Whether to record in branches of `cond` and in `for_each`, too.
+            step: Another number of the step.
 
         Raises:
             Exception: What the step raises for such a batch.
         """
         arrays, random, number = self._from
+        number = number if step is None else step
         batch = self.last.batch if batch is None else batch
         window = window_of(batch)
         self._train.prepare(window.batch(0))
