@@ -1,21 +1,16 @@
 """Checks of gradients that a step computes and does not use."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import keras
 import numpy as np
 from keras import ops
 
-from ...backends.step_context import context
-from ...steps import gradients
 from ..numbers import Array, as_floats
+from .changed_gradients import Call, gradient_calls
 from .guarding import guarded
-from .recording import BRANCH, StepRecorder, user_line
+from .recording import APPLY, BRANCH
 from .report import Finding
-from .spying import replaced
 from .trials import Trial, Trials, distance
 
 CODE: Final = "G-unused"
@@ -27,19 +22,6 @@ OTHER_TIMES: Final = (720720, 720719)
 """Step numbers at which a part of a step that runs every few steps, or later, does so."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of `gradients` or `input_gradients`.
-
-    Attributes:
-        paths: The variables; empty for inputs.
-        line: The line of the user's code.
-    """
-
-    paths: tuple[str, ...]
-    line: str
-
-
 def check(trials: Trials) -> Iterator[Finding]:
     """Change the gradients that one call returns: something that the step does must change."""
     yield from guarded(trials, _unused, trials)
@@ -49,12 +31,13 @@ def _unused(trials: Trials) -> Iterator[Finding]:
     last = trials.last
     if last.of(BRANCH) or not last.applied:
         return  # the branch that uses them may not have been taken
-    updated = {path for path, gradient in last.applied.items() if as_floats(gradient).any()}
-    calls: list[_Call] = []
-    with _gradient_calls(calls):
+    updates = last.of(APPLY)
+    updated = {p for p in last.applied if all(_is_nonzero(e.get(p)) for e in updates)}
+    calls: list[Call] = []
+    with gradient_calls(calls):
         trials.again()
     for number, call in enumerate(calls[:MOST]):
-        # Gradients that are not due in this step leave their variables as they are.
+        # Gradients that are not due in this step, or masked, are applied as zeros or not at all.
         if not updated.issuperset(call.paths) or len(calls) == 1:
             continue
         if all(_without_effect(trials, number, step) for step in (None, *OTHER_TIMES)):
@@ -72,6 +55,10 @@ def _unused(trials: Trials) -> Iterator[Finding]:
             return
 
 
+def _is_nonzero(gradient: Array | None) -> bool:
+    return gradient is None or bool(as_floats(gradient).any())
+
+
 def _without_effect(trials: Trials, number: int, step: int | None) -> bool:
     """Return whether other gradients from a call change nothing, in a step of any number."""
     counters = {
@@ -81,7 +68,7 @@ def _without_effect(trials: Trials, number: int, step: int | None) -> bool:
     variables: Mapping[str, Array] = {} if step is None else _of_known(trials, counters)
     try:
         usual = trials.again(variables=variables, step=step)
-        with _gradient_calls([], number):
+        with gradient_calls([], number, _other):
             other = trials.again(variables=variables, step=step)
     except Exception:
         return False
@@ -101,31 +88,8 @@ def _same(a: Trial, b: Trial) -> bool:
     )
 
 
-@contextmanager
-def _gradient_calls(calls: list[_Call], changed: int | None = None) -> Generator[None]:
-    """List the calls that differentiate; let one of them return other gradients."""
-
-    def spied(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(function: Any, names: Any, variables: Any, *more: Any) -> Any:
-            result, found = original(function, names, variables, *more)
-            step = context()
-            if isinstance(step.recorder, StepRecorder):
-                paths = tuple(step.path_of(variable) for variable in variables)
-                calls.append(_Call(paths, user_line()))
-                if len(calls) - 1 == changed:
-                    found = keras.tree.map_structure(_other, found)
-            return result, found
-
-        return called
-
-    with replaced(gradients, "_differentiate", spied):
-        yield
-
-
 def _other(gradient: Any) -> Any:
     """Return noise of the size of a gradient."""
-    if gradient is None:
-        return None
     noise = np.random.default_rng(0).normal(size=gradient.shape)
     size = ops.sqrt(ops.mean(ops.square(gradient))) + 1e-3
     return size * ops.cast(ops.convert_to_tensor(noise.astype("float32")), gradient.dtype)

@@ -28,6 +28,7 @@ from . import (
     checks_rows,
     checks_sequences,
     checks_signs,
+    checks_slopes,
     checks_sources,
     checks_state,
     checks_targets,
@@ -121,7 +122,9 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_terms.constant_terms, trials)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation, checks_unused):
+    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
+        yield from guarded(trials, module.check, trials)
+    for module in (checks_unused, checks_slopes):
         yield from guarded(trials, module.check, trials)
 
 

@@ -316,16 +316,17 @@ class Trials:
         }
         return self.evaluated_again(seeds) if seeds else None
 
-    def until_applied(self, most: int) -> list[Trial]:
+    def until_applied(self, most: int, times: int = 1) -> list[Trial]:
         """Repeat the last batch, from the state before the first step, until gradients are applied.
 
         The branches of `cond` that are taken are recorded.
 
         Args:
             most: The largest number of steps.
+            times: How often gradients are to be applied.
 
         Returns:
-            The steps; empty if none of them applied gradients.
+            The steps; empty if they did not apply gradients so often.
         """
         set_random_states(self._random)
         self.state.assign(self.base[0].before, among=list(self.base[0].before))
@@ -333,7 +334,8 @@ class Trials:
         done: list[Trial] = []
         for number in range(most):
             done.append(self._run(self._train, window, number, inlined=True))
-            if done[-1].applied:
+            times -= bool(done[-1].applied)
+            if not times:
                 return done
         return []
 
