@@ -7,14 +7,16 @@ from typing import Any
 
 import keras
 from doctor_programs import (
+    ROWS,
     Regression,
     finds,
     numbers,
     of,
+    rng,
     source,
     supervised,
 )
-from doctor_sound import sound, stepping
+from doctor_sound import adam, sound, stepping
 from keras import layers, ops
 
 import treadle
@@ -191,3 +193,136 @@ def inputs_that_are_moved_and_not_used(wrong: bool) -> Any:
         return {"loss": loss, "clean": clean}
 
     return of(Regression(), train_step=train_step), source(*numbers())
+
+
+@sound
+def a_second_update_that_is_masked() -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        loss = treadle.minimize(lambda: self.objective(batch), self.model, self.optimizer)
+        later, grads = treadle.gradients(lambda: self.objective(batch), self.variables())
+        allowed = ops.cast(later > 1.5 * loss, "float32")
+        self.update([allowed * g for g in grads])
+        return {"loss": loss}
+
+    return of(Regression(), train_step=train_step), source(*numbers())
+
+
+@finds("L-sign")
+def inputs_that_are_moved_down_the_loss(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        _, (slope,) = treadle.input_gradients(
+            lambda x: self.loss_of(y, self.model(x, training=True)), x
+        )
+        moved = x + (-0.05 if wrong else 0.05) * slope / (ops.max(ops.abs(slope)) + 1e-6)
+        loss, grads = treadle.gradients(
+            lambda: self.loss_of(y, self.model(moved, training=True)), self.variables()
+        )
+        self.update(grads)
+        return {"loss": loss}
+
+    return of(Regression(), train_step=train_step), source(*numbers())
+
+
+@sound
+def inputs_that_are_moved_down_an_energy() -> Any:
+    def train_step(self: Any, x: Any) -> Any:
+        noisy = x + 0.3 * keras.random.normal(x.shape, seed=self.seed)
+
+        def objective() -> Any:
+            _, (slope,) = treadle.input_gradients(lambda x: ops.sum(self.model(x)), noisy)
+            return ops.mean((noisy - 0.1 * slope - x) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(16, "tanh"), layers.Dense(1, use_bias=False)]
+    )
+    seed = keras.random.SeedGenerator(1)
+    return stepping(train_step, model=model, seed=seed, optimizer=adam()), source(numbers()[0])
+
+
+@finds("L-norm-over-batch")
+def a_penalty_of_the_slope_of_all_rows(wrong: bool) -> Any:
+    def objective(self: Any, batch: Any) -> Any:
+        _, (slope,) = treadle.input_gradients(lambda x: ops.sum(self.model(x)), batch[0])
+        norms = ops.sqrt(ops.sum(slope**2, axis=None if wrong else 1) + 1e-12)
+        return Regression.objective(self, batch) + 3.0 * ops.mean((norms - 1.0) ** 2)
+
+    return of(Regression(), objective=objective), source(*numbers())
+
+
+@sound
+def a_penalty_of_slopes_towards_zero() -> Any:
+    def objective(self: Any, batch: Any) -> Any:
+        _, (slope,) = treadle.input_gradients(lambda x: ops.sum(self.model(x)), batch[0])
+        return Regression.objective(self, batch) + ops.mean(ops.sum(slope**2, axis=-1))
+
+    return of(Regression(), objective=objective), source(*numbers())
+
+
+@finds("O-not-reset")
+def sums_that_are_not_reset(wrong: bool) -> Any:
+    def update(self: Any, gradients: Any) -> None:
+        for kept, gradient in zip(self.kept, gradients, strict=True):
+            kept.assign_add(gradient)
+        self.count.assign_add(1)
+
+        def apply() -> None:
+            self.optimizer.apply([kept / 3 for kept in self.kept], self.variables())
+            for variable in [] if wrong else self.kept:
+                variable.assign(ops.zeros_like(variable))
+
+        treadle.cond(ops.equal(self.count % 3, 0), apply, lambda: None)
+
+    task = of(Regression(), update=update)
+    task.kept = [keras.Variable(ops.zeros(v.shape)) for v in task.model.trainable_variables]
+    task.count = keras.Variable(0, dtype="int32")
+    return task, source(*numbers())
+
+
+class Reversed(treadle.Task):
+    """Learns to reverse sequences, with the previous token as a further input."""
+
+    def __init__(self, wrong: bool, length: int = 6) -> None:
+        given, before = keras.Input((length,), dtype="int32"), keras.Input((length,), dtype="int32")
+        read = layers.Flatten()(layers.Embedding(7, 4)(given))
+        state = layers.RepeatVector(length)(layers.Dense(8, "tanh")(read))
+        seen = layers.Conv1D(8, 3, padding="causal")(layers.Embedding(7, 4)(before))
+        scores = layers.Dense(7)(layers.Concatenate()([state, seen]))
+        self.model, self.wrong = keras.Model([given, before], scores), wrong
+        self.optimizer = adam(1e-2)
+
+    def train_step(self, batch: Any) -> Any:
+        tokens, target = batch
+        before = target if self.wrong else ops.pad(target[:, :-1], ((0, 0), (1, 0)))
+
+        def objective() -> Any:
+            scores = self.model([tokens, before], training=True)
+            entropy = keras.losses.sparse_categorical_crossentropy(target, scores, True)
+            return ops.mean(entropy)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+
+@finds("D-label-in-inputs")
+def a_decoder_that_gets_its_target(wrong: bool) -> Any:
+    tokens = rng(4).integers(1, 7, (ROWS, 6)).astype("int32")
+    return Reversed(wrong), source(tokens, tokens[:, ::-1].copy())
+
+
+@sound
+def outputs_that_are_normalized_over_the_batch() -> Any:
+    def train_step(self: Any, x: Any) -> Any:
+        noise = [0.2 * keras.random.normal(x.shape, seed=self.seed) for _ in range(2)]
+
+        def objective() -> Any:
+            a, b = (ops.normalize(self.model(x + part), axis=0) for part in noise)
+            product = ops.matmul(ops.transpose(a), b)
+            return ops.mean((product - ops.eye(4)) ** 2)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    seed = keras.random.SeedGenerator(1)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "tanh"), layers.Dense(4)])
+    return stepping(train_step, model=model, seed=seed, optimizer=adam()), source(numbers()[0])

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from ..numbers import Array
+from . import checks_unused
 from .changed_gradients import Call, gradient_calls
 from .changed_losses import CODE
 from .checks_losses import same
@@ -22,10 +23,11 @@ MOST: Final = 4
 
 
 def check(trials: Trials) -> Iterator[Finding]:
-    """Change what `input_gradients` returns, and compare the losses of the step."""
+    """Change what `gradients` and `input_gradients` return, and compare what the step does."""
     calls: list[Call] = []
     with gradient_calls(calls):
         trials.again()
+    yield from guarded(trials, checks_unused.check, trials, calls)
     numbers = [number for number, call in enumerate(calls) if call.shape and len(call.shape) > 1]
     for number in numbers[:MOST]:
         yield from guarded(trials, _one_norm, trials, number, calls[number])
@@ -81,7 +83,9 @@ def _downhill(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
         return
     if not any(same(leaf.array, x) for leaf in leaves_of(trials.last.batch)):
         return
-    usual, none, opposite = (_losses(trials, number, lambda g, f=f: f * g) for f in (1.0, 0.0, -1.0))
+    usual, none, opposite = (
+        _losses(trials, number, lambda g, f=f: f * g) for f in (1.0, 0.0, -1.0)
+    )
     if not len(usual) == len(none) == len(opposite):
         return
     clean = float(value.reshape(()))

@@ -1,6 +1,6 @@
 """Checks of terms of a loss that fall without bound: penalties that work as rewards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from .intervening import (
     constant,
     floats_of,
     held,
+    losses_of,
     outer_calls,
 )
 from .recording import GRADIENTS, Event
@@ -101,16 +102,35 @@ def constant_terms(trials: Trials) -> Iterator[Finding]:
     owned = {state.path_of(v) for e in outer_calls(last).values() for v in e.info.of.variables}
     fixed = {number: held(event) for number, event in calls.items()}
     smaller = {number: _smaller(event) for number, event in calls.items()}
+
+    def larger(paths: Iterable[str]) -> dict[str, Array]:
+        before = {p: last.before[p] for p in paths}
+        return {p: (1.5 * as_floats(x)).astype(x.dtype) for p, x in before.items()}
+
     with changed_outputs(fixed):
         trial = trials.attempt(CONSTANT, last.batch)
     if trial is None or len(trial.of(GRADIENTS)) != len(last.of(GRADIENTS)):
         return
-    for number, event in enumerate(trial.of(GRADIENTS)):
-        paths = [p for p in event.info.more["paths"] if p in owned and last.before[p].size > 1]
-        if not paths or any(as_floats(gradient).any() for gradient in event.arrays.values()):
-            continue
-        other = {p: (1.5 * as_floats(last.before[p])).astype(last.before[p].dtype) for p in paths}
-        at, with_outputs = (float(losses.of(changes=c)[number]) for c in (fixed, smaller))
+    stopped = [
+        number
+        for number, event in enumerate(trial.of(GRADIENTS))
+        if not any(as_floats(gradient).any() for gradient in event.arrays.values())
+    ]
+    paths = {
+        number: [p for p in event.info.more["paths"] if p in owned and last.before[p].size > 1]
+        for number, event in enumerate(last.of(GRADIENTS))
+    }
+    every = larger({p for number in stopped for p in paths[number]})
+    if not every:
+        return
+    before, after = losses_of(trial), losses.of(changes=fixed, variables=every)
+    for number in stopped:
+        if not paths[number] or not abs(after[number] - before[number]) > 1e-6 * abs(
+            before[number]
+        ):
+            continue  # the loss is one of outputs alone, as most are
+        other, at = larger(paths[number]), before[number]
+        with_outputs = float(losses.of(changes=smaller)[number])
         added = float(losses.of(changes=fixed, variables=other)[number]) - at
         again = float(losses.of(changes=smaller, variables=other)[number]) - with_outputs
         rounding = 1e-5 * max(abs(at), abs(with_outputs))
@@ -118,7 +138,7 @@ def constant_terms(trials: Trials) -> Iterator[Finding]:
             yield Finding(
                 CONSTANT,
                 "warning",
-                min(paths),
+                min(paths[number]),
                 f"with 1.5 times the weights, and the outputs of layers as before, the loss is "
                 f"{at + added:.4g} instead of {at:.4g}, but no gradient flows through this term",
                 "the term is a constant: it is logged with the loss, and trains nothing",

@@ -1,6 +1,6 @@
 """Checks of gradients that a step computes and does not use."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -8,7 +8,6 @@ from keras import ops
 
 from ..numbers import Array, as_floats
 from .changed_gradients import Call, gradient_calls
-from .guarding import guarded
 from .recording import APPLY, BRANCH
 from .report import Finding
 from .trials import Trial, Trials, distance
@@ -22,20 +21,18 @@ OTHER_TIMES: Final = (720720, 720719)
 """Step numbers at which a part of a step that runs every few steps, or later, does so."""
 
 
-def check(trials: Trials) -> Iterator[Finding]:
-    """Change the gradients that one call returns: something that the step does must change."""
-    yield from guarded(trials, _unused, trials)
+def check(trials: Trials, calls: Sequence[Call]) -> Iterator[Finding]:
+    """Change the gradients that one call returns: something that the step does must change.
 
-
-def _unused(trials: Trials) -> Iterator[Finding]:
+    Args:
+        trials: The trials.
+        calls: The calls of the step that differentiate.
+    """
     last = trials.last
     if last.of(BRANCH) or not last.applied:
         return  # the branch that uses them may not have been taken
     updates = last.of(APPLY)
     updated = {p for p in last.applied if all(_is_nonzero(e.get(p)) for e in updates)}
-    calls: list[Call] = []
-    with gradient_calls(calls):
-        trials.again()
     for number, call in enumerate(calls[:MOST]):
         # Gradients that are not due in this step, or masked, are applied as zeros or not at all.
         if not updated.issuperset(call.paths) or len(calls) == 1:

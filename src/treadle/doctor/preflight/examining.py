@@ -33,7 +33,6 @@ from . import (
     checks_state,
     checks_targets,
     checks_terms,
-    checks_unused,
 )
 from .guarding import guarded
 from .report import Finding, Report, ordered
@@ -122,9 +121,13 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_terms.constant_terms, trials)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
-        yield from guarded(trials, module.check, trials)
-    for module in (checks_unused, checks_slopes):
+    for module in (
+        checks_native,
+        checks_adversaries,
+        checks_rows,
+        checks_evaluation,
+        checks_slopes,
+    ):
         yield from guarded(trials, module.check, trials)
 
 
