@@ -271,13 +271,13 @@ def sums_that_are_not_reset(wrong: bool) -> Any:
         def apply() -> None:
             self.optimizer.apply([kept / 3 for kept in self.kept], self.variables())
             for variable in [] if wrong else self.kept:
-                variable.assign(ops.zeros_like(variable))
+                variable.assign(ops.zeros(variable.shape))
 
         treadle.cond(ops.equal(self.count % 3, 0), apply, lambda: None)
 
     task = of(Regression(), update=update)
     task.kept = [keras.Variable(ops.zeros(v.shape)) for v in task.model.trainable_variables]
-    task.count = keras.Variable(0, dtype="int32")
+    task.count = keras.Variable(0, dtype="int32", trainable=False)
     return task, source(*numbers())
 
 
