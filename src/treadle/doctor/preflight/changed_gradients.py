@@ -2,62 +2,48 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import keras
-from keras import ops
-
-from ...backends.base import active
 from ...backends.step_context import context
 from ...steps import gradients
-from ..numbers import Array
-from .recording import StepRecorder, user_line
+from .recording import Info, StepRecorder, user_line
 from .spying import replaced
 
-
-@dataclass(frozen=True)
-class Call:
-    """A call that differentiates.
-
-    Attributes:
-        paths: The variables; empty for inputs.
-        shape: The shape of the only input; None for variables and for several inputs.
-        inputs: The only input; None inside of an objective.
-        value: What was differentiated, as an array; None inside of an objective.
-        line: The line of the user's code.
-    """
-
-    paths: tuple[str, ...]
-    shape: tuple[int, ...] | None
-    inputs: Array | None
-    value: Array | None
-    line: str
+CALL: Final = "differentiation"
+"""The event of a call: its number, the paths of its variables, its inputs and what it returned."""
 
 
 @contextmanager
 def gradient_calls(
-    calls: list[Call], changed: int | None = None, change: Callable[[Any], Any] | None = None
+    changed: int | None = None, change: Callable[[Any], Any] | None = None
 ) -> Generator[None]:
-    """List the calls that differentiate in a step; change the gradients that one of them returns.
+    """Record the calls that differentiate in a step; change the gradients that one returns.
+
+    On JAX an objective is traced before it runs, so some numbers are of calls without an event.
 
     Args:
-        calls: The list.
         changed: The number of the call to change.
         change: Returns another gradient.
     """
+    count = 0
 
     def spied(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(
             function: Any, names: Any, variables: Any, inputs: Any, *more: Any
         ) -> tuple[Any, Any]:
+            nonlocal count
             result, found = original(function, names, variables, inputs, *more)
-            if isinstance(context().recorder, StepRecorder):
-                calls.append(_call(variables, inputs, result))
-                if len(calls) - 1 == changed and change is not None:
-                    found = keras.tree.map_structure(
-                        lambda g: None if g is None else change(g), found
-                    )
+            recorder = context().recorder
+            if isinstance(recorder, StepRecorder):
+                path_of = context().path_of
+                facts = {"number": count, "paths": [path_of(v) for v in variables]}
+                value = result[0] if isinstance(result, tuple) else result
+                recorder.add(
+                    CALL, Info("", CALL, user_line(), more=facts), inputs=inputs, value=value
+                )
+                if change is not None and count == changed:
+                    found = {name: _mapped(change, part) for name, part in found.items()}
+                count += 1
             return result, found
 
         return called
@@ -66,15 +52,5 @@ def gradient_calls(
         yield
 
 
-def _call(variables: Any, inputs: Any, result: Any) -> Call:
-    step = context()
-    paths = tuple(step.path_of(variable) for variable in variables)
-    if len(inputs) != 1:
-        return Call(paths, None, None, None, user_line())
-    outside = step.depth == 0
-    values = [active().to_numpy(ops.stop_gradient(inputs[0]))] if outside else [None]
-    scalar = result[0] if isinstance(result, tuple) and result else result
-    if outside and ops.is_tensor(scalar):
-        values.append(active().to_numpy(ops.stop_gradient(scalar)))
-    shape = tuple(inputs[0].shape)
-    return Call(paths, shape, values[0], values[1] if len(values) > 1 else None, user_line())
+def _mapped(change: Callable[[Any], Any], part: Any) -> list[Any]:
+    return [None if gradient is None else change(gradient) for gradient in part]

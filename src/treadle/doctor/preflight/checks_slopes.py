@@ -8,11 +8,12 @@ from keras import ops
 
 from ..numbers import Array
 from . import checks_unused
-from .changed_gradients import Call, gradient_calls
+from .changed_gradients import CALL, gradient_calls
 from .changed_losses import CODE
 from .checks_losses import same
 from .guarding import guarded
 from .intervening import losses_of
+from .recording import Event
 from .report import Finding
 from .trials import Trials, leaves_of
 
@@ -24,26 +25,26 @@ MOST: Final = 4
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Change what `gradients` and `input_gradients` return, and compare what the step does."""
-    calls: list[Call] = []
-    with gradient_calls(calls):
-        trials.again()
+    with gradient_calls():
+        calls = trials.again().of(CALL)
     yield from guarded(trials, checks_unused.check, trials, calls)
-    numbers = [number for number, call in enumerate(calls) if call.shape and len(call.shape) > 1]
-    for number in numbers[:MOST]:
-        yield from guarded(trials, _one_norm, trials, number, calls[number])
-        yield from guarded(trials, _downhill, trials, number, calls[number])
+    slopes = [call for call in calls if "inputs[0]" in call.arrays]
+    for call in slopes[:MOST]:
+        if "inputs[1]" not in call.arrays and call["inputs[0]"].ndim > 1:
+            yield from guarded(trials, _one_norm, trials, call)
+            yield from guarded(trials, _downhill, trials, call)
 
 
-def _losses(trials: Trials, number: int, change: Callable[[Any], Any]) -> Array:
+def _losses(trials: Trials, call: Event, change: Callable[[Any], Any]) -> Array:
     """Return the losses of a step in which one call returns something else; empty if it failed."""
-    with gradient_calls([], number, change):
+    with gradient_calls(call.info.more["number"], change):
         trial = trials.attempt(NORM, trials.last.batch)
     return np.array([] if trial is None else losses_of(trial))
 
 
-def _one_norm(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
+def _one_norm(trials: Trials, call: Event) -> Iterator[Finding]:
     """Find a penalty that is least where all rows together, and not each of them, have norm 1."""
-    rows = (call.shape or (0,))[0]
+    rows = len(call["inputs[0]"])
     if rows < 4:
         return
 
@@ -53,7 +54,7 @@ def _one_norm(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
             norms = ops.sqrt(ops.sum(flat**2, axis=1, keepdims=True)) + 1e-12
             return ops.reshape(size * flat / norms, gradient.shape)
 
-        return _losses(trials, number, change)
+        return _losses(trials, call, change)
 
     root = rows**-0.5
     least, below, above, one = (of_size(x) for x in (root, 0.9 * root, 1.1 * root, 1.0))
@@ -71,21 +72,19 @@ def _one_norm(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
                 f"{at:.4g}, but {far:.4g} where each row has norm 1",
                 "the penalty depends on the batch size, and keeps the slopes far too small",
                 "take the norm of each row: sum the squares over all axes but the first",
-                call.line,
+                call.info.line,
             )
             return
 
 
-def _downhill(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
+def _downhill(trials: Trials, call: Event) -> Iterator[Finding]:
     """Find inputs of the batch that are moved down the loss that is then trained with them."""
-    x, value = call.inputs, call.value
-    if x is None or value is None or value.size != 1:
+    x, value = call["inputs[0]"], call.get("value")
+    if value is None or value.size != 1:
         return
     if not any(same(leaf.array, x) for leaf in leaves_of(trials.last.batch)):
         return
-    usual, none, opposite = (
-        _losses(trials, number, lambda g, f=f: f * g) for f in (1.0, 0.0, -1.0)
-    )
+    usual, none, opposite = (_losses(trials, call, lambda g, f=f: f * g) for f in (1.0, 0.0, -1.0))
     if not len(usual) == len(none) == len(opposite):
         return
     clean = float(value.reshape(()))
@@ -100,6 +99,6 @@ def _downhill(trials: Trials, number: int, call: Call) -> Iterator[Finding]:
                 f"the opposite sign it is {up:.4g}",
                 "the moved examples are easier than those of the data, not adversarial",
                 "add the sign of the gradient to the inputs: x + epsilon * ops.sign(gradient)",
-                call.line,
+                call.info.line,
             )
             return

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from ..numbers import Array, as_floats
-from .changed_gradients import Call, gradient_calls
-from .recording import APPLY, BRANCH
+from .changed_gradients import gradient_calls
+from .recording import APPLY, BRANCH, Event
 from .report import Finding
 from .trials import Trial, Trials, distance
 
@@ -21,7 +21,7 @@ OTHER_TIMES: Final = (720720, 720719)
 """Step numbers at which a part of a step that runs every few steps, or later, does so."""
 
 
-def check(trials: Trials, calls: Sequence[Call]) -> Iterator[Finding]:
+def check(trials: Trials, calls: Sequence[Event]) -> Iterator[Finding]:
     """Change the gradients that one call returns: something that the step does must change.
 
     Args:
@@ -33,21 +33,22 @@ def check(trials: Trials, calls: Sequence[Call]) -> Iterator[Finding]:
         return  # the branch that uses them may not have been taken
     updates = last.of(APPLY)
     updated = {p for p in last.applied if all(_is_nonzero(e.get(p)) for e in updates)}
-    for number, call in enumerate(calls[:MOST]):
+    for call in calls[:MOST]:
+        number, paths = call.info.more["number"], call.info.more["paths"]
         # Gradients that are not due in this step, or masked, are applied as zeros or not at all.
-        if not updated.issuperset(call.paths) or len(calls) == 1:
+        if not updated.issuperset(paths) or len(calls) == 1:
             continue
         if all(_without_effect(trials, number, step) for step in (None, *OTHER_TIMES)):
-            what = f"{len(call.paths)} variables" if call.paths else "inputs"
+            what = f"{len(paths)} variables" if paths else "inputs"
             yield Finding(
                 CODE,
                 "warning",
-                "treadle.gradients" if call.paths else "treadle.input_gradients",
+                "treadle.gradients" if paths else "treadle.input_gradients",
                 f"with other gradients of {what} from it, the step returns and updates the same",
                 "they are computed, and not used: the updates are those of the other gradients",
                 "use what it returns: apply the second gradients of a two-pass update, or train "
                 "with the inputs that were moved",
-                call.line,
+                call.info.line,
             )
             return
 
@@ -65,7 +66,7 @@ def _without_effect(trials: Trials, number: int, step: int | None) -> bool:
     variables: Mapping[str, Array] = {} if step is None else _of_known(trials, counters)
     try:
         usual = trials.again(variables=variables, step=step)
-        with gradient_calls([], number, _other):
+        with gradient_calls(number, _other):
             other = trials.again(variables=variables, step=step)
     except Exception:
         return False
