@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import doctor_advanced_programs  # noqa: F401  # adds to PAIRS
 import doctor_further_programs  # noqa: F401  # adds to PAIRS
 import doctor_label_programs  # noqa: F401  # adds to PAIRS and SOUND
 import doctor_other_programs  # noqa: F401  # adds to PAIRS

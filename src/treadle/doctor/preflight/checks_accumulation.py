@@ -37,6 +37,45 @@ def check(trials: Trials) -> Iterator[Finding]:
         yield from guarded(
             trials, _judged, events, done[-1].of(APPLY), "batches", clips[0] if all(clips) else []
         )
+        yield from guarded(trials, _not_reset, trials, len(done))
+
+
+def _not_reset(trials: Trials, length: int) -> Iterator[Finding]:
+    """Find a second update that gets the gradients of the first one again."""
+    done = trials.until_applied(2 * length, 2)
+    first, second = done[:length], done[length:]
+    if not second:
+        return
+    for old, new in zip(first[-1].of(APPLY), second[-1].of(APPLY), strict=False):
+        before, after = (
+            _sums([e for trial in cycle for e in trial.of(GRADIENTS)], list(old.arrays))[0]
+            for cycle in (first, second)
+        )
+        paths = [p for p in before if p in after and new.get(p) is not None]
+        share = {p: _share(old[p], before[p]) for p in paths}
+        if not paths or any(distance(old[p], share[p] * before[p]) > 1e-3 for p in paths):
+            continue  # they are clipped, or processed in other ways
+        expected = {p: share[p] * after[p] for p in paths}
+        if all(
+            distance(new[p], as_floats(old[p]) + expected[p]) < 1e-3 < distance(new[p], expected[p])
+            for p in paths
+        ):
+            yield Finding(
+                "O-not-reset",
+                "error",
+                new.info.path,
+                "the second update gets the gradients of the first one again, together with those "
+                f"of the {len(second)} batches since then",
+                "the accumulated gradients grow, and old ones never end",
+                "assign zeros to the accumulators after the update, or use treadle.Accumulator",
+                new.info.line,
+            )
+
+
+def _share(applied: Array, total: Array) -> float:
+    """Return the factor of a sum that fits what was applied best."""
+    x, y = as_floats(applied).ravel(), as_floats(total).ravel()
+    return float(x @ y / (y @ y))
 
 
 def _parts_of_a_batch(trials: Trials) -> Iterator[Finding]:

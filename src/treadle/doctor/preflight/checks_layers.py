@@ -9,6 +9,7 @@ import numpy as np
 
 from ..numbers import as_floats
 from .checks_losses import same
+from .checks_state import is_named_elsewhere
 from .guarding import guarded
 from .intervening import floats_of, outer_calls
 from .recording import ADDED_LOSS, DRAW, LAYER, Event
@@ -25,6 +26,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from guarded(trials, _frozen_in_training_mode, trials)
     if trials.evaluation is not None:
         yield from guarded(trials, _training_in_evaluation, trials, trials.evaluation)
+        yield from guarded(trials, _first_statistics, trials, trials.evaluation)
     yield from guarded(trials, _regularization, trials)
     yield from guarded(trials, _constant_seeds, trials.last)
     yield from guarded(trials, _not_repeatable, trials)
@@ -142,6 +144,33 @@ def _training_in_evaluation(trials: Trials, trial: Trial) -> Iterator[Finding]:
                 "the change is undone after each evaluation, so later batches are evaluated with "
                 "other values than training has",
                 "only compute values and update metrics in eval_step",
+            )
+            return
+
+
+def _first_statistics(trials: Trials, trial: Trial) -> Iterator[Finding]:
+    """Find an evaluated copy whose weights are updated, and whose statistics are the first ones."""
+    trained = {event.info.path for event in trials.last.of(LAYER)}
+    for event in trial.of(LAYER):
+        if not _normalizes(event) or event.info.path in trained:
+            continue
+        paths = _statistics(trials, event)
+        mean, variance = (as_floats(trial.before[path]) for path in paths)
+        if mean.any() or (variance != 1).any() or any(p in trials.assigned for p in paths):
+            continue
+        copy = event.info.path.partition("/")[0]
+        updated = [p for p in trials.assigned if p.partition("/")[0] == copy]
+        if updated and not is_named_elsewhere(trials.task, copy):
+            yield Finding(
+                "O-not-updated",
+                "warning",
+                paths[0],
+                f"eval_step normalizes with it, and train_step updates {len(updated)} other "
+                f"variables of {copy}, but not this one",
+                "it keeps its initial value, so the evaluation normalizes with mean 0, variance 1",
+                "average or copy all variables, with the statistics: treadle.blend, or "
+                "model.variables instead of model.trainable_variables",
+                event.info.line,
             )
             return
 

@@ -109,6 +109,8 @@ def _reduction(trials: Trials) -> Iterator[Finding]:
         if _size(g) and path in trial.gradients
     ]
     ratio = float(np.median(ratios)) if ratios else 1.0
+    if ratio < 1 and not _falls(last, trial):
+        return  # as of outputs that are normalized over the batch
     for least, most, code, sentence, fix in (
         (1.8, 2.2, "L-sum", "twice as large", "use ops.mean, or a loss with its default reduction"),
         (0.45, 0.55, "L-divided", "half as large", "do not divide a mean by the number of rows"),
@@ -123,6 +125,13 @@ def _reduction(trials: Trials) -> Iterator[Finding]:
                 "otherwise",
                 fix,
             )
+
+
+def _falls(last: Trial, doubled: Trial) -> bool:
+    """Return whether a loss is smaller with every row twice."""
+    pairs = zip(last.of(OBJECTIVE), doubled.of(OBJECTIVE), strict=False)
+    sizes = [[abs(float(as_floats(e["loss"]).sum())) for e in pair] for pair in pairs]
+    return not sizes or any(b < a for a, b in sizes)
 
 
 def _constant_divisor(trial: Trial) -> Iterator[Finding]:

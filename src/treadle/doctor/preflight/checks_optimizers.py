@@ -10,6 +10,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 from ..numbers import as_floats, norm_of
 from .guarding import guarded
 from .report import Finding
+from .spying import without_updates
 from .trials import Trial, Trials
 
 FEWEST: Final = 16
@@ -18,6 +19,9 @@ FEWEST: Final = 16
 LARGE: Final = 0.5
 SMALL: Final = 1e-8
 """Sizes of an update relative to its weights that are far from the usual 0.001."""
+
+IDLE: Final = 8
+"""The number of steps with a learning rate of zero that is too large."""
 
 LOST: Final = 0.3
 """The share of weights that an update leaves as they are from which it is lost in rounding."""
@@ -36,6 +40,7 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
         yield from guarded(trials, _accumulation, path, optimizer)
         yield from guarded(trials, _decay, trials, path, optimizer)
         yield from guarded(trials, _sizes, trials, path, optimizer)
+    yield from guarded(trials, _idle, trials)
 
 
 def _rate(schedule: Any, step: int) -> float:
@@ -86,6 +91,31 @@ def _schedule(path: str, optimizer: Any, steps: int) -> Iterator[Finding]:
             f"maximum, and it falls to {later[-1]:.3g} later",
             "the run ends before the learning rate has decayed",
             "give the schedule the length of the run in steps, not in epochs or examples",
+        )
+
+
+def _idle(trials: Trials) -> Iterator[Finding]:
+    """Find a run in which every schedule begins with many steps whose rate is exactly zero.
+
+    One of several may begin later on purpose, and a warmup may begin with one step of zero.
+    """
+    applied = {p: x for p, x in trials.state.optimizers.items() if id(x) in trials.applied}
+    schedules = [getattr(optimizer, "_learning_rate", None) for optimizer in applied.values()]
+    if not all(isinstance(schedule, LearningRateSchedule) for schedule in schedules):
+        return
+    iterations = [int(ops.convert_to_numpy(x.iterations)) for x in applied.values()]
+    if schedules and all(
+        _rate(schedule, first + step) == 0
+        for schedule, first in zip(schedules, iterations, strict=True)
+        for step in range(IDLE)
+    ):
+        yield Finding(
+            "O-small-updates",
+            "warning",
+            next(iter(applied)),
+            f"the learning rate of its schedule is 0 in the first {IDLE} steps and more",
+            "nothing is learned in these steps",
+            "let the warmup rise from the first step: look for an integer division (//) in it",
         )
 
 
@@ -150,7 +180,7 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
     )
     ratio = float(np.median(ratios))
     scheduled = isinstance(getattr(optimizer, "_learning_rate", None), LearningRateSchedule)
-    if ratio > LARGE:
+    if ratio > LARGE and not _moved_otherwise(trials, kernels):
         yield Finding(
             "O-large-updates",
             "warning",
@@ -170,6 +200,13 @@ def _sizes(trials: Trials, path: str, optimizer: Any) -> Iterator[Finding]:
             "in float32 such updates are lost, or nothing is learned",
             "increase the learning rate; treadle find-lr suggests one",
         )
+
+
+def _moved_otherwise(trials: Trials, names: Sequence[str]) -> bool:
+    """Return whether the step changes kernels without updates, as by clipping the weights."""
+    with without_updates(trials.state.optimizers):
+        trial = trials.attempt("O-large-updates", trials.last.batch, trials.base[0].before)
+    return trial is None or any(trial.changed(name) for name in names)
 
 
 def _lost(trials: Sequence[Trial], names: Sequence[str]) -> float:

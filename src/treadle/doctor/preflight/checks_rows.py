@@ -114,9 +114,10 @@ def changed_by(trial: Trial, number: int, event: Event) -> Array:
     other = outer_calls(trial).get(number)
     if other is None or other.info.path != event.info.path:
         return np.zeros(0, int)
-    pairs = [(event[name], other.get(name)) for name in ("inputs[0]", "outputs")]
+    pairs = [(event.get(name), other.get(name)) for name in ("inputs[0]", "outputs")]
+    both = [(x, y) for x, y in pairs if x is not None and y is not None]
     return max(
-        (_changed_rows(x, y) for x, y in pairs if y is not None and x.shape == y.shape),
+        (_changed_rows(x, y) for x, y in both if x.shape == y.shape),
         key=len,
         default=np.zeros(0, int),
     )

@@ -16,6 +16,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Check the targets of models of sequences."""
     yield from guarded(trials, _not_shifted, trials.last)
     yield from guarded(trials, _sees_the_future, trials)
+    yield from guarded(trials, _sees_its_target, trials)
 
 
 def _not_shifted(trial: Trial) -> Iterator[Finding]:
@@ -80,6 +81,46 @@ def _sees_the_future(trials: Trials) -> Iterator[Finding]:
                     "the model reads the tokens that it is to predict; it cannot generate text",
                     "use a causal mask (use_causal_mask=True, padding='causal'), and no "
                     "bidirectional layer",
+                    event.info.line,
+                )
+                return
+
+
+def _sees_its_target(trials: Trials) -> Iterator[Finding]:
+    """Change the second half of the targets: if only later predictions change, they must lag.
+
+    A decoder gets the target before; one that gets the target itself copies it. An encoder of the
+    same tokens would change earlier predictions, too.
+    """
+    last = trials.last
+    inputs = [e.get("inputs[0]") for e in last.of(LAYER) if e.info.kind == "Embedding"]
+    inputs = [x for x in inputs if x is not None and x.ndim > 1]
+    for number, event in enumerate(last.of(ENTROPY)):
+        true, pred = event.get("true"), event.get("pred")
+        if true is None or pred is None or pred.ndim != 3 or true.shape != pred.shape[:2]:
+            continue
+        half, given = true.shape[1] // 2, [x for x in inputs if same(x, true)]
+        if half < 2 or len(np.unique(true)) < 3 or not given or len(given) == len(inputs):
+            continue  # without other inputs `_not_shifted` finds it
+        for leaf in leaves_of(last.batch):
+            x = leaf.array
+            if not same(x, true):
+                continue
+            changed = np.concatenate([x[:, :half], np.roll(x[:, half:], 1, axis=0)], axis=1)
+            trial = trials.attempt("D-label-in-inputs", leaf.with_(changed))
+            again = trial.of(ENTROPY)[number].get("pred") if trial is not None else None
+            if again is None or again.shape != pred.shape:
+                continue
+            moves = np.abs(as_floats(again) - as_floats(pred)).max(axis=(0, 2))
+            if moves[:half].max() < 1e-5 < 1e-3 * np.abs(pred).max() < moves[half]:
+                yield Finding(
+                    "D-label-in-inputs",
+                    "warning",
+                    event.info.path,
+                    f"with another target at position {half}, the prediction at this position "
+                    "changes, and those before it do not",
+                    "the decoder gets the token that it is to predict, and copies it",
+                    "shift its input by one position: a start token, then target[:, :-1]",
                     event.info.line,
                 )
                 return

@@ -1,15 +1,27 @@
 """Checks of terms of a loss that fall without bound: penalties that work as rewards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import numpy as np
 
 from ..numbers import Array, as_floats
 from .changed_losses import CODE, Losses, line_of, scaled_output
-from .intervening import MOST_CALLS, floats_of, held, outer_calls
-from .recording import GRADIENTS
+from .intervening import (
+    MOST_CALLS,
+    Change,
+    changed_outputs,
+    constant,
+    floats_of,
+    held,
+    losses_of,
+    outer_calls,
+)
+from .recording import GRADIENTS, Event
 from .report import Finding
 from .trials import Trial, Trials
+
+CONSTANT: Final = "G-constant-term"
 
 
 def outputs_without_bound(trials: Trials) -> Iterator[Finding]:
@@ -76,6 +88,75 @@ def _falling(losses: Callable[[float], Array]) -> tuple[int, float, float] | Non
     for number in np.flatnonzero(falls):
         return int(number), float(one[number]), float(sixteen[number])
     return None
+
+
+def constant_terms(trials: Trials) -> Iterator[Finding]:
+    """Change the trained weights with all outputs of layers held: what changes needs a gradient.
+
+    What it adds to the loss must not depend on the outputs: factors of terms are often held on
+    purpose.
+    """
+    last, losses, state = trials.last, Losses(trials), trials.state
+    # Calls in `input_gradients` are not held: a gradient penalty depends on weights through them.
+    calls = {n: e for n, e in outer_calls(last).items() if not e.info.more["nested"]}
+    owned = {state.path_of(v) for e in outer_calls(last).values() for v in e.info.of.variables}
+    fixed = {number: held(event) for number, event in calls.items()}
+    smaller = {number: _smaller(event) for number, event in calls.items()}
+
+    def larger(paths: Iterable[str]) -> dict[str, Array]:
+        before = {p: last.before[p] for p in paths}
+        return {p: (1.5 * as_floats(x)).astype(x.dtype) for p, x in before.items()}
+
+    with changed_outputs(fixed):
+        trial = trials.attempt(CONSTANT, last.batch)
+    if trial is None or len(trial.of(GRADIENTS)) != len(last.of(GRADIENTS)):
+        return
+    stopped = [
+        number
+        for number, event in enumerate(trial.of(GRADIENTS))
+        if not any(as_floats(gradient).any() for gradient in event.arrays.values())
+    ]
+    paths = {
+        number: [p for p in event.info.more["paths"] if p in owned and last.before[p].size > 1]
+        for number, event in enumerate(last.of(GRADIENTS))
+    }
+    every = larger({p for number in stopped for p in paths[number]})
+    if not every:
+        return
+    before, after = losses_of(trial), losses.of(changes=fixed, variables=every)
+    for number in stopped:
+        if not paths[number] or not abs(after[number] - before[number]) > 1e-6 * abs(
+            before[number]
+        ):
+            continue  # the loss is one of outputs alone, as most are
+        other, at = larger(paths[number]), before[number]
+        with_outputs = float(losses.of(changes=smaller)[number])
+        added = float(losses.of(changes=fixed, variables=other)[number]) - at
+        again = float(losses.of(changes=smaller, variables=other)[number]) - with_outputs
+        rounding = 1e-5 * max(abs(at), abs(with_outputs))
+        if abs(added) > 100 * rounding and abs(again - added) < 0.01 * abs(added) + rounding:
+            yield Finding(
+                CONSTANT,
+                "warning",
+                min(paths[number]),
+                f"with 1.5 times the weights, and the outputs of layers as before, the loss is "
+                f"{at + added:.4g} instead of {at:.4g}, but no gradient flows through this term",
+                "the term is a constant: it is logged with the loss, and trains nothing",
+                "compute it inside the objective, without stop_gradient",
+                line_of(last, number),
+            )
+            return
+
+
+def _smaller(event: Event) -> Change:
+    """Return a change to nine tenths of what a call returned before, without gradients."""
+
+    def change(name: str, value: Any) -> Any:
+        if name not in event.arrays:
+            return value
+        return constant((0.9 * as_floats(event[name])).astype("float32"), value)
+
+    return change
 
 
 def _without_bound(

@@ -29,9 +29,11 @@ from . import (
     checks_rows,
     checks_sequences,
     checks_signs,
+    checks_slopes,
     checks_sources,
     checks_state,
     checks_targets,
+    checks_terms,
 )
 from .guarding import guarded
 from .report import Finding, Report, ordered
@@ -117,9 +119,13 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_sources.check, trials, train, validation)
     yield from guarded(trials, checks_optimizers.check, trials, steps)
     yield from guarded(trials, checks_state.check, trials, steps)
+    yield from guarded(trials, checks_terms.constant_terms, trials)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
     for module in (checks_native, checks_adversaries, checks_rows, checks_labels):
+        yield from guarded(trials, module.check, trials)
+    for module in (checks_evaluation, checks_slopes):
+        yield from guarded(trials, module.check, trials)
         yield from guarded(trials, module.check, trials)
     yield from guarded(trials, checks_evaluation.check, trials)
 

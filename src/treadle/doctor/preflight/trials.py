@@ -202,6 +202,7 @@ class Trials:
         batch: Any = None,
         variables: Mapping[str, Array] | None = None,
         inlined: bool = False,
+        step: int | None = None,
     ) -> Trial:
         """Repeat the last step of `base` from equal state and random numbers, with changes.
 
@@ -209,11 +210,13 @@ class Trials:
             batch: The batch; default: the same.
             variables: New values of some variables, by path.
             inlined: Whether to record in branches of `cond` and in `for_each`, too.
+            step: Another number of the step.
 
         Raises:
             Exception: What the step raises for such a batch.
         """
         arrays, random, number = self._from
+        number = number if step is None else step
         batch = self.last.batch if batch is None else batch
         window = window_of(batch)
         self._train.prepare(window.batch(0))
@@ -313,16 +316,17 @@ class Trials:
         }
         return self.evaluated_again(seeds) if seeds else None
 
-    def until_applied(self, most: int) -> list[Trial]:
+    def until_applied(self, most: int, times: int = 1) -> list[Trial]:
         """Repeat the last batch, from the state before the first step, until gradients are applied.
 
         The branches of `cond` that are taken are recorded.
 
         Args:
             most: The largest number of steps.
+            times: How often gradients are to be applied.
 
         Returns:
-            The steps; empty if none of them applied gradients.
+            The steps; empty if they did not apply gradients so often.
         """
         set_random_states(self._random)
         self.state.assign(self.base[0].before, among=list(self.base[0].before))
@@ -330,7 +334,8 @@ class Trials:
         done: list[Trial] = []
         for number in range(most):
             done.append(self._run(self._train, window, number, inlined=True))
-            if done[-1].applied:
+            times -= bool(done[-1].applied)
+            if not times:
                 return done
         return []
 
