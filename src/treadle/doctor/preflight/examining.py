@@ -41,6 +41,21 @@ from .trials import Trials
 
 IGNORE = "doctor_ignore"
 
+FIRST_CHECKS = (checks_gradients, checks_losses, checks_outputs, checks_metrics, checks_layers)
+LATER_CHECKS = (
+    checks_accumulation,
+    checks_signs,
+    checks_padding,
+    checks_targets,
+    checks_pairs,
+    checks_native,
+    checks_adversaries,
+    checks_rows,
+    checks_labels,
+    checks_evaluation,
+    checks_slopes,
+)
+
 
 def examine(
     task: Any, data: Any = None, *, validation: Any = None, steps: int | None = None
@@ -112,7 +127,7 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
         trials.failed["all others"] = "they need finite numbers"
         yield from broken
         return
-    for module in (checks_gradients, checks_losses, checks_outputs, checks_metrics, checks_layers):
+    for module in FIRST_CHECKS:
         yield from guarded(trials, module.check, trials)
     yield from guarded(trials, checks_batches.check, trials)
     yield from guarded(trials, checks_sequences.check, trials)
@@ -120,14 +135,8 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_optimizers.check, trials, steps)
     yield from guarded(trials, checks_state.check, trials, steps)
     yield from guarded(trials, checks_terms.constant_terms, trials)
-    for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
+    for module in LATER_CHECKS:
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_labels):
-        yield from guarded(trials, module.check, trials)
-    for module in (checks_evaluation, checks_slopes):
-        yield from guarded(trials, module.check, trials)
-        yield from guarded(trials, module.check, trials)
-    yield from guarded(trials, checks_evaluation.check, trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:
