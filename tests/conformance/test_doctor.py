@@ -7,6 +7,7 @@ from typing import Any
 
 import doctor_further_programs  # noqa: F401  # adds to PAIRS
 import doctor_other_programs  # noqa: F401  # adds to PAIRS
+import doctor_supervised_programs  # noqa: F401  # adds to PAIRS
 import doctor_term_programs  # noqa: F401  # adds to PAIRS
 import keras
 import numpy as np
@@ -45,6 +46,7 @@ def marked(pairs: list[Pair]) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")  # Keras on TensorFlow
+@pytest.mark.filterwarnings("ignore:.*using a softmax over axis -1")  # Keras
 @pytest.mark.parametrize("pair", marked(PAIRS))
 def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(True)

@@ -24,12 +24,14 @@ def check(trials: Trials) -> Iterator[Finding]:
             for event in trial.of(ENTROPY):
                 yield from guarded(trials, _logits, event, trial)
             for event in trial.of(LOSS):
+                yield from guarded(trials, _divergence, event)
                 yield from guarded(trials, _targets, event, trial)
     yield from guarded(trials, _targets_by_hand, trials)
     yield from guarded(trials, _inputs_as_targets, trials)
     yield from guarded(trials, _generated, trials.last)
     yield from guarded(trials, _softmax_twice, trials.last)
-    yield from guarded(trials, _softmax_over_rows, trials.last)
+    yield from guarded(trials, _softmax_over_others, trials.last)
+    yield from guarded(trials, _softmax_of_one, trials.last)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -64,6 +66,24 @@ def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
                 f"from_logits=True, but {spread}: these are probabilities",
                 "softmax is applied twice: gradients are small, and the loss cannot fall far",
                 "pass from_logits=False, or end the model without softmax or sigmoid",
+                event.info.line,
+            )
+
+
+def _divergence(event: Event) -> Iterator[Finding]:
+    """Find a divergence of logits, or of logarithms, which Keras clips to 0 and 1."""
+    if getattr(getattr(event.info.of, "fn", None), "__name__", "") != "kl_divergence":
+        return
+    for name, what in (("true", "y_true"), ("pred", "y_pred")):
+        x = event.get(name)
+        if x is not None and x.size and float(x.min()) < -1e-3:
+            yield Finding(
+                "L-logits-not-told",
+                "error",
+                event.info.path,
+                f"it takes probabilities, and {what} ranges from {x.min():.3g} to {x.max():.3g}",
+                "the loss clips it to 0 and 1, and most of its gradients are zero",
+                "apply softmax to both arguments",
                 event.info.line,
             )
 
@@ -269,29 +289,71 @@ def _from_softmax(x: Array, trial: Trial) -> bool:
     return any(y.shape == x.shape and np.allclose(x / sums, y, atol=1e-5) for y in outputs)
 
 
-def _softmax_over_rows(trial: Trial) -> Iterator[Finding]:
-    """Find a softmax of the outputs over the rows of a batch, where each row has a label.
+def _softmax_over_others(trial: Trial) -> Iterator[Finding]:
+    """Find a softmax of the outputs over the rows of a batch, or over positions, not the classes.
 
     Only after the last layer: inside a model, as in slot attention, it is intended.
     """
-    rows = rows_of(trial.batch)
     labels = [x for x in leaves_of(trial.batch) if not enters_a_layer(trial, x)]
     last = max((i for i, event in enumerate(trial.events) if event.what == LAYER), default=-1)
     for event in trial.events[last + 1 :]:
         outputs = event.get("outputs") if event.what == ACTIVATION else None
-        if event.info.kind != "softmax" or outputs is None or outputs.ndim != 2:
+        if event.info.kind not in ("softmax", "log_softmax") or outputs is None:
             continue
-        classes = outputs.shape[1]  # a square matrix compares rows with each other
-        over_rows = event.info.more.get("axis") in (0, -2)
-        if not over_rows or len(outputs) != rows or classes in (1, rows):
+        axis = event.info.more.get("axis")
+        if not isinstance(axis, int) or outputs.ndim < 2 or axis % outputs.ndim == outputs.ndim - 1:
             continue
-        if any(leaf.array.size in (rows, rows * classes) for leaf in labels):
+        axis %= outputs.ndim
+        if any(_names_the_last_axis(leaf.array, outputs.shape, axis) for leaf in labels):
+            over = f"the {outputs.shape[0]} rows of the batch" if axis == 0 else f"axis {axis}"
             yield Finding(
                 "L-axis",
                 "warning",
-                "softmax",
-                f"it normalizes outputs of shape {outputs.shape} over the {rows} rows of the batch",
-                "the classes of a row do not sum to 1, and each row depends on the others",
+                event.info.kind,
+                f"it normalizes outputs of shape {outputs.shape} over {over}, and the classes that "
+                "labels name are the last axis",
+                "the classes of a row or position do not sum to 1, and each depends on the others",
                 "pass axis=-1",
                 event.info.line,
             )
+
+
+def _names_the_last_axis(labels: Array, shape: tuple[int, ...], axis: int) -> bool:
+    """Return whether labels fit to the last axis of outputs, and not to another one.
+
+    A square matrix compares rows with each other.
+    """
+    classes, places = shape[-1], shape[:-1]
+    if classes < 2 or not labels.ndim or len(labels) != shape[0]:
+        return False
+    if len(shape) == 2:
+        return classes != shape[0] and labels.size in (shape[0], shape[0] * classes)
+    if labels.shape == shape:
+        x = as_floats(labels)
+        return bool(np.isin(x, (0, 1)).all() and (x.sum(-1) == 1).all() and (x.sum(axis) > 1).any())
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
+        return False
+    flat = labels.shape[:-1] if labels.shape[-1] == 1 else labels.shape
+    return flat == places and flat != shape[:axis] + shape[axis + 1 :]
+
+
+def _softmax_of_one(trial: Trial) -> Iterator[Finding]:
+    """Find outputs that are a softmax over one unit: they are always 1."""
+    given = [e.get("pred") for e in (*trial.of(LOSS), *trial.of(ENTROPY))]
+    given += [e.get("outputs") for e in list(outer_calls(trial).values())[-1:]]
+    for event in trial.of(LAYER):
+        activation = getattr(getattr(event.info.of, "activation", None), "__name__", "")
+        outputs = event.get("outputs")
+        if activation != "softmax" or outputs is None or outputs.shape[-1] != 1:
+            continue
+        if (outputs == 1).all() and any(_equal(outputs, x) for x in given):
+            yield Finding(
+                "L-axis",
+                "error",
+                event.info.path,
+                f"its outputs, of shape {outputs.shape}, are a softmax over one unit: always 1",
+                "nothing changes the outputs, so nothing is learned",
+                'use activation="sigmoid" for one unit, or one unit for each class',
+                event.info.line,
+            )
+            return
