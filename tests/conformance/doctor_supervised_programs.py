@@ -6,7 +6,18 @@ They are added to the pairs of `doctor_programs`, which explains them.
 from typing import Any
 
 import keras
-from doctor_programs import Regression, classes, finds, network, numbers, of, source, supervised
+import numpy as np
+from doctor_programs import (
+    Regression,
+    classes,
+    finds,
+    network,
+    numbers,
+    of,
+    rng,
+    source,
+    supervised,
+)
 from doctor_sound import adam, dense, sound, stepping
 from keras import layers, ops
 
@@ -123,3 +134,180 @@ def features_without_a_domain() -> Any:
     parts = {"encoder": dense(6, 8, 4), "head": dense(4, 1), "judge": dense(4, 8, 1)}
     task = stepping(train_step, **parts, optimizers=[adam(), adam()])
     return task, source(*numbers(), (numbers()[0][:, 2:3] > 0).astype("float32"))
+
+
+# Mixtures
+
+
+def mixture(partner: str, share: float = 0.0) -> Any:
+    """Return a classifier of mixtures of examples.
+
+    Args:
+        partner: "its own" if the labels are mixed too, "another's" if those of other rows are, or
+            "none".
+        share: The least share of the first example; at 0 the shares are drawn from 0 to 1.
+    """
+
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        order = keras.random.shuffle(ops.arange(ops.shape(x)[0]), seed=self.seeds)
+        a = keras.random.uniform((ops.shape(x)[0], 1), share, 1.0, seed=self.seeds)
+        mixed, target = a * x + (1 - a) * ops.take(x, order, axis=0), ops.one_hot(y, 3)
+        if partner != "none":
+            of = ops.roll(order, 1) if partner == "another's" else order
+            target = a * target + (1 - a) * ops.take(target, of, axis=0)
+
+        def objective() -> Any:
+            chances = ops.log_softmax(self.model(mixed, training=True))
+            return -ops.mean(ops.sum(target * chances, axis=-1))
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+    seeds = keras.random.SeedGenerator(2)
+    return stepping(train_step, model=network(3), optimizer=adam(), seeds=seeds), source(*classes())
+
+
+@finds("L-unpaired")
+def a_mixture_with_labels_of_other_rows(wrong: bool) -> Any:
+    return mixture("another's" if wrong else "its own")
+
+
+@finds("L-unpaired")
+def a_mixture_without_the_labels(wrong: bool) -> Any:
+    return mixture("none" if wrong else "its own")
+
+
+@finds("L-unpaired")
+def inputs_that_the_step_shuffles(wrong: bool) -> Any:
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        order = keras.random.shuffle(ops.arange(ops.shape(x)[0]), seed=self.seeds)
+        x, shuffled = ops.take(x, order, axis=0), ops.take(y, order, axis=0)
+        return self.loss_of(y if wrong else shuffled, self.model(x, training=True))
+
+    task = of(Regression(), objective=objective)
+    task.seeds = keras.random.SeedGenerator(3)
+    return task, source(*numbers())
+
+
+@sound
+def examples_with_others_in_the_background() -> Any:
+    return mixture("none", 0.7)
+
+
+# Evaluation
+
+
+@finds("O-copy-not-updated")
+def an_evaluated_average_that_nothing_updates(wrong: bool) -> Any:
+    def train_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        loss = treadle.minimize(
+            lambda: ops.mean((self.model(x) - y) ** 2), self.model, self.optimizer
+        )
+        if not wrong:
+            treadle.blend(self.average, self.model, 0.05)
+        return {"loss": loss}
+
+    def eval_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        return {"loss": ops.mean((self.average(x) - y) ** 2)}
+
+    model = network(1)
+    parts = {"model": model, "average": treadle.frozen_copy(model), "optimizer": adam()}
+    data = treadle.Datasets(source(*numbers()), source(*numbers(seed=1)))
+    return stepping(train_step, eval_step, **parts), data
+
+
+@sound
+def dropout_that_samples_predictions() -> Any:
+    def eval_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        sampled = ops.stack([self.model(x, training=True) for _ in range(8)])
+        return {"loss": self.loss_of(y, ops.mean(sampled, axis=0))}
+
+    body = [layers.Dense(12, "tanh"), layers.Dropout(0.3), layers.Dense(1)]
+    task = of(Regression(keras.Sequential([keras.Input((6,)), *body])), eval_step=eval_step)
+    return task, treadle.Datasets(source(*numbers()), source(*numbers(seed=1)))
+
+
+# Sequences
+
+
+def texts(rows: int = 192, seed: int = 0) -> Any:
+    """Return short texts of one grammar, padded with zeros, some of which occur several times."""
+    random = rng(seed)
+    found = np.zeros((rows, 8), "int32")
+    for row in found:
+        token = random.integers(1, 9)
+        for place in range(random.integers(2, 8)):
+            row[place] = token
+            token = 1 + token % 8 if random.random() < 0.9 else random.integers(1, 9)
+    return found
+
+
+class Reader(treadle.Task):
+    """Tells the last token of a text from the outputs of a recurrent layer."""
+
+    def __init__(self, read: Any, masked: bool = False) -> None:
+        self.words = layers.Embedding(9, 8, mask_zero=masked)
+        self.recurrent = layers.GRU(8, return_sequences=True)
+        self.scores, self.head = layers.Dense(1), layers.Dense(9)
+        self.optimizer, self.read = adam(), read
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            hidden = self.read(self, self.recurrent(self.words(x)), x)
+            return ops.mean(
+                keras.losses.sparse_categorical_crossentropy(y, self.head(hidden), from_logits=True)
+            )
+
+        objective()
+        parts = (self.words, self.recurrent, self.scores, self.head)
+        variables = [v for part in parts for v in part.trainable_variables]
+        return {"loss": treadle.minimize(objective, variables, self.optimizer)}
+
+
+def labelled_texts() -> Any:
+    x = texts()
+    return source(x, x[np.arange(len(x)), (x > 0).sum(1) - 1])
+
+
+@finds("L-padding")
+def attention_to_padding_alone(wrong: bool) -> Any:
+    def read(self: Any, hidden: Any, x: Any) -> Any:
+        keep = x == 0 if wrong else x != 0
+        scores = ops.where(keep, self.scores(hidden)[..., 0], -1e9)
+        return ops.sum(ops.softmax(scores)[..., None] * hidden, axis=1)
+
+    return Reader(read), labelled_texts()
+
+
+@sound
+def the_last_state_that_a_mask_carries_on() -> Any:
+    def read(self: Any, hidden: Any, x: Any) -> Any:
+        last = hidden[:, -1]
+        return last * ops.sigmoid(self.scores(last))
+
+    return Reader(read, masked=True), labelled_texts()
+
+
+@sound
+def short_texts_that_occur_in_both_sets() -> Any:
+    def step(self: Any, x: Any) -> Any:
+        logits = self.model(x[:, :-1])
+        each = keras.losses.sparse_categorical_crossentropy(x[:, 1:], logits, from_logits=True)
+        keep = ops.cast(x[:, 1:] > 0, "float32")
+        return ops.sum(each * keep) / ops.sum(keep)
+
+    def train_step(self: Any, x: Any) -> Any:
+        return {"loss": treadle.minimize(lambda: step(self, x), self.model, self.optimizer)}
+
+    recurrent = layers.GRU(8, return_sequences=True)
+    body = [layers.Embedding(9, 8), recurrent, layers.Dense(9)]
+    model = keras.Sequential([keras.Input((7,), dtype="int32"), *body])
+    task = stepping(train_step, lambda self, x: {"loss": step(self, x)}, model=model)
+    task.optimizer = adam()
+    return task, treadle.Datasets(source(texts()), source(texts(64, 1)))

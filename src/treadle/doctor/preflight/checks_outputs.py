@@ -11,7 +11,7 @@ from .guarding import guarded
 from .intervening import changed_outputs, constant, losses_of, outer_calls
 from .recording import ACTIVATION, ENTROPY, LAYER, LOSS, Event, Info
 from .report import Finding
-from .trials import Trial, Trials, leaves_of, rows_of
+from .trials import Trial, Trials, leaves_of
 
 MANY: Final = 16
 """The least number of outputs that may be judged by their range alone."""

@@ -235,8 +235,13 @@ def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
 
 
 def _are_copies(x: Array) -> bool:
-    """Return whether rows are too long to repeat by chance, if their entries are independent."""
+    """Return whether rows are too long to repeat by chance, if their entries are independent.
+
+    Of tokens, each may depend on the one before.
+    """
     columns = x.reshape(len(x), -1)
+    if x.ndim == 2 and x.dtype.kind in "iu":
+        return _chance_of_texts(np.unique(columns[:, :64], axis=0)) * float(len(x)) ** 2 < 0.01
     columns = columns[
         :, np.linspace(0, columns.shape[1] - 1, min(64, columns.shape[1])).astype(int)
     ]
@@ -245,3 +250,19 @@ def _are_copies(x: Array) -> bool:
         shares = np.unique(column, return_counts=True)[1] / len(column)
         chance *= float((shares * shares).sum())
     return chance < 0.01
+
+
+def _chance_of_texts(texts: Array) -> float:
+    """Return the chance that two texts are equal, if tokens depend on the one before."""
+
+    def pairs(columns: Array) -> float:
+        counts = np.unique(columns, axis=0, return_counts=True)[1].astype(float)
+        return float((counts * (counts - 1)).sum())
+
+    if len(texts) < 2:
+        return 1.0
+    chance = pairs(texts[:, :1]) / (len(texts) * (len(texts) - 1))
+    for i in range(1, texts.shape[1]):
+        alike = pairs(texts[:, i - 1 : i])
+        chance *= pairs(texts[:, i - 1 : i + 1]) / alike if alike else 0.0
+    return chance

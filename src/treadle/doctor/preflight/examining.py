@@ -20,6 +20,7 @@ from . import (
     checks_layers,
     checks_losses,
     checks_metrics,
+    checks_mixtures,
     checks_native,
     checks_optimizers,
     checks_outputs,
@@ -118,8 +119,9 @@ def _findings(trials: Trials, train: Any, validation: Any, steps: int | None) ->
     yield from guarded(trials, checks_state.check, trials, steps)
     for module in (checks_accumulation, checks_signs, checks_padding, checks_targets, checks_pairs):
         yield from guarded(trials, module.check, trials)
-    for module in (checks_native, checks_adversaries, checks_rows, checks_evaluation):
+    for module in (checks_native, checks_adversaries, checks_rows, checks_mixtures):
         yield from guarded(trials, module.check, trials)
+    yield from guarded(trials, checks_evaluation.check, trials)
 
 
 def _ignored(task: Any) -> frozenset[str]:
