@@ -311,3 +311,95 @@ def short_texts_that_occur_in_both_sets() -> Any:
     task = stepping(train_step, lambda self, x: {"loss": step(self, x)}, model=model)
     task.optimizer = adam()
     return task, treadle.Datasets(source(texts()), source(texts(64, 1)))
+
+
+# Labels and values
+
+
+@finds("L-several")
+def several_labels_for_one_softmax(wrong: bool) -> Any:
+    x, _ = numbers()
+    labels = (x[:, :3] > 0.5).astype("float32")
+    loss = "categorical_crossentropy" if wrong else "binary_crossentropy"
+    return supervised(network(3, "softmax" if wrong else "sigmoid"), loss), source(x, labels)
+
+
+@sound
+def several_words_that_share_one_softmax() -> Any:
+    x, _ = numbers()
+    labels = (x[:, :3] >= np.sort(x[:, :3])[:, 1:2]).astype("float32")  # two of three
+    return supervised(network(3, "softmax"), "categorical_crossentropy"), source(x, labels)
+
+
+@finds("L-sign")
+def the_logarithm_of_a_variance(wrong: bool) -> Any:
+    def loss_of(self: Any, y: Any, outputs: Any) -> Any:
+        mean, s = outputs[:, :1], outputs[:, 1:]
+        return ops.mean((y - mean) ** 2 * ops.exp(-s) + (-s if wrong else s))
+
+    return of(Regression(network(2)), loss_of=loss_of), source(*numbers())
+
+
+@sound
+def a_utility_that_grows_with_its_outputs() -> Any:
+    """Shares of three assets; the loss is linear in the outputs of the last layer."""
+
+    def loss_of(self: Any, y: Any, outputs: Any) -> Any:
+        return -ops.mean(ops.sum(y * outputs, axis=-1)) + 0.1 * ops.mean(ops.sum(outputs**2, -1))
+
+    x, _ = numbers()
+    returns = (x[:, :3] + 0.3 * x[:, 3:6]).astype("float32")
+    return of(Regression(network(3, "softmax")), loss_of=loss_of), source(x, returns)
+
+
+@finds("D-constant")
+def pixels_that_an_integer_division_makes_zero(wrong: bool) -> Any:
+    x, y = classes()
+    pixels = np.clip(100 + 40 * x, 0, 254).astype("uint8")
+    return supervised(network(3, "softmax"), "sparse_categorical_crossentropy"), source(
+        (pixels // 255 if wrong else pixels / 255).astype("float32"), y
+    )
+
+
+def evaluated(value: Any) -> Any:
+    """Return a classifier whose eval_step returns a value of the labels and the logits."""
+
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        logits = self.model(x, training=True)
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+
+    def eval_step(self: Any, batch: Any) -> Any:
+        x, y = batch
+        return {"value": value(y, self.model(x, training=False))}
+
+    task = of(Regression(network(3)), objective=objective, eval_step=eval_step)
+    return task, treadle.Datasets(source(*classes()), source(*classes(seed=1)))
+
+
+@finds("L-unpaired")
+def an_accuracy_of_all_pairs(wrong: bool) -> Any:
+    def value(y: Any, logits: Any) -> Any:
+        answers = ops.cast(ops.argmax(logits, axis=-1), "int32")
+        answers = answers[:, None] if wrong else answers
+        return ops.mean(ops.cast(ops.equal(answers, ops.cast(y, "int32")), "float32"))
+
+    return evaluated(value)
+
+
+@sound
+def a_difference_of_shares() -> Any:
+    def value(y: Any, logits: Any) -> Any:
+        chances = ops.mean(ops.softmax(logits), axis=0)
+        return ops.sum((chances - ops.mean(ops.one_hot(y, 3), axis=0)) ** 2)
+
+    return evaluated(value)
+
+
+@sound
+def a_bias_of_the_answers() -> Any:
+    def value(y: Any, logits: Any) -> Any:
+        answers = ops.cast(ops.argmax(logits, axis=-1), "float32")
+        return ops.mean(answers) - ops.mean(ops.cast(y, "float32"))
+
+    return evaluated(value)

@@ -13,6 +13,7 @@ from .recording import ACTIVATION, ENTROPY, LAYER, LOSS, Event, Info
 from .report import Finding
 from .trials import Trial, Trials, leaves_of
 
+CATEGORICAL: Final = "categorical_crossentropy"
 MANY: Final = 16
 """The least number of outputs that may be judged by their range alone."""
 
@@ -32,6 +33,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     yield from guarded(trials, _softmax_twice, trials.last)
     yield from guarded(trials, _softmax_over_others, trials.last)
     yield from guarded(trials, _softmax_of_one, trials.last)
+    yield from guarded(trials, _several_labels, trials)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -357,3 +359,28 @@ def _softmax_of_one(trial: Trial) -> Iterator[Finding]:
                 event.info.line,
             )
             return
+
+
+def _several_labels(trials: Trials) -> Iterator[Finding]:
+    """Find rows with different numbers of labels in a cross-entropy of classes.
+
+    A note if no row is without labels: classes may share a row on purpose, as the next words of a
+    text do.
+    """
+    given = [e["true"] for t in trials.base for e in t.of(ENTROPY) if e.info.kind == CATEGORICAL]
+    given = [as_floats(y) for y in given if y.ndim == 2 and y.shape[1] > 1]
+    if not given or any(y.shape[1] != given[0].shape[1] for y in given):
+        return
+    labels = np.concatenate(given)
+    counts = labels.sum(-1)
+    if not np.isin(labels, (0, 1)).all() or counts.max() < 2 or np.ptp(counts) == 0:
+        return
+    yield Finding(
+        "L-several",
+        "note" if counts.min() > 0 else "warning",
+        CATEGORICAL,
+        f"rows have from {counts.min():.0f} to {counts.max():.0f} labels, and the "
+        "chances of all classes sum to 1",
+        "each label lowers the chances of the others, and rows without labels do not count",
+        "use sigmoid and BinaryCrossentropy: each label is a question of its own",
+    )

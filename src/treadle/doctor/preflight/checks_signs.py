@@ -9,7 +9,12 @@ from ..numbers import Array, as_floats
 from .changed_losses import CODE, Losses, line_of
 from .checks_entropy import entropy
 from .checks_losses import enters_a_layer, same
-from .checks_terms import outputs_without_bound, proportional_weights, weights_without_bound
+from .checks_terms import (
+    columns_without_bound,
+    outputs_without_bound,
+    proportional_weights,
+    weights_without_bound,
+)
 from .guarding import guarded
 from .intervening import MOST_CALLS, Change, constant, floats_of, outer_calls
 from .recording import GRADIENTS, Event
@@ -29,7 +34,8 @@ def check(trials: Trials) -> Iterator[Finding]:
         return
     for part in (
         *(_labels, _inputs_as_targets),
-        *(outputs_without_bound, weights_without_bound, proportional_weights, entropy),
+        *(outputs_without_bound, columns_without_bound, weights_without_bound),
+        *(proportional_weights, entropy),
     ):
         found = guarded(trials, part, trials)
         yield from found
