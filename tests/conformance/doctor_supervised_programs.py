@@ -403,3 +403,42 @@ def a_bias_of_the_answers() -> Any:
         return ops.mean(answers) - ops.mean(ops.cast(y, "float32"))
 
     return evaluated(value)
+
+
+@sound
+def positions_next_to_pixels_that_the_step_rescales() -> Any:
+    """The positions, which are the same in each row, are all that a layer gets as it is."""
+
+    def objective(self: Any, batch: Any) -> Any:
+        places = self.places(batch["position"])[..., 0]
+        outputs = self.model(ops.cast(batch["pixels"], "float32") / 255 + places)
+        return ops.mean((outputs - batch["y"]) ** 2)
+
+    def variables(self: Any) -> Any:
+        return [*self.model.trainable_variables, *self.places.trainable_variables]
+
+    x, y = numbers()
+    task = of(Regression(), objective=objective, variables=variables)
+    task.places = layers.Embedding(6, 1)
+    task.places.build(None)
+    position = np.broadcast_to(np.arange(6, dtype="int32"), x.shape)
+    pixels = np.clip(100 + 40 * x, 0, 255).astype("uint8")
+    return task, source({"position": position, "pixels": pixels, "y": y})
+
+
+@finds("O-not-updated")
+def learned_weights_of_two_losses(wrong: bool) -> Any:
+    def objective(self: Any, batch: Any) -> Any:
+        x, y = batch
+        outputs = self.model(x)
+        first, second = ops.mean((outputs - y) ** 2), ops.mean(ops.abs(outputs - y))
+        return sum(
+            ops.exp(-s) * each + s for s, each in zip(self.logs, (first, second), strict=True)
+        )
+
+    def variables(self: Any) -> Any:
+        return self.model.trainable_variables + ([] if wrong else self.logs)
+
+    task = of(Regression(), objective=objective, variables=variables)
+    task.logs = [keras.Variable(0.1), keras.Variable(0.2)]
+    return task, source(*numbers())

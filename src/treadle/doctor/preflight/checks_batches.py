@@ -10,6 +10,7 @@ from keras.metrics import MeanMetricWrapper
 from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
 from .guarding import guarded
+from .intervening import floats_of, outer_calls
 from .recording import BRANCH, LAYER, LOSS, METRIC
 from .report import Finding
 from .spying import other_branches
@@ -165,6 +166,10 @@ def _constant_inputs(trials: Trials) -> Iterator[Finding]:
     entering = [i for i, leaf in enumerate(leaves) if enters_a_layer(trials.last, leaf)]
     if not entering or any(varies[i] for i in entering) or not any(varies):
         return
+    if any(
+        _reaches_a_layer(trials, leaf) for leaf, other in zip(leaves, varies, strict=True) if other
+    ):
+        return  # the step prepares it
     leaf = leaves[entering[0]]
     yield Finding(
         "D-constant",
@@ -174,6 +179,19 @@ def _constant_inputs(trials: Trials) -> Iterator[Finding]:
         f"to {leaf.array.max():.4g}",
         "the model gets the same inputs for every label",
         "look at how they are prepared: integers // 255 are 0, and so are casts of 0.7 to integers",
+    )
+
+
+def _reaches_a_layer(trials: Trials, leaf: Leaf) -> bool:
+    """Return whether other rows of an array change what layers return."""
+    trial = trials.attempt("D-constant", leaf.with_(np.roll(leaf.array, 1, axis=0)))
+    if trial is None:
+        return True
+    before, after = outer_calls(trials.last), outer_calls(trial)
+    return before.keys() != after.keys() or any(
+        not same(x, after[number].arrays.get(name, np.zeros(0)))
+        for number, event in before.items()
+        for name, x in floats_of(event).items()
     )
 
 

@@ -1,18 +1,20 @@
 """Checks of terms of a loss that fall without bound: penalties that work as rewards."""
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 from keras import ops
 
 from ..numbers import Array, as_floats
 from .changed_losses import CODE, Losses, line_of, scaled_output
+from .checks_losses import enters_a_layer
 from .intervening import MOST_CALLS, floats_of, held, outer_calls
 from .recording import GRADIENTS
 from .report import Finding
 from .trials import Trial, Trials, leaves_of
 
-MOST_COLUMNS = 8
+MOST_COLUMNS: Final = 4
 """The largest number of outputs that are shifted one by one."""
 
 
@@ -45,7 +47,9 @@ def columns_without_bound(trials: Trials) -> Iterator[Finding]:
     """
     last, losses = trials.last, Losses(trials)
     calls = outer_calls(last)
-    if not calls or losses.count != 1 or len(leaves_of(last.batch)) != 2:
+    leaves = [leaf for leaf in leaves_of(last.batch) if not enters_a_layer(last, leaf)]
+    labels = [leaf for leaf in leaves if leaf.array.dtype.kind == "f"]
+    if not calls or losses.count != 1 or len(leaves_of(last.batch)) != 2 or not labels:
         return
     event = calls[max(calls)]
     outputs = event.get("outputs")
@@ -63,9 +67,12 @@ def columns_without_bound(trials: Trials) -> Iterator[Finding]:
             return float(losses.of(changes=changes)[0])
 
         for side in (1.0, -1.0):
-            near, at, far = (shifted(side * by) for by in (4.0, 16.0, 64.0))
-            slope, later = (near - at) / 12, (at - far) / 48
-            if not slope > 1e-3 or abs(later - slope) > 0.05 * slope:
+            near, at = shifted(4 * side), shifted(16 * side)
+            slope = (near - at) / 12
+            if not slope > 1e-3:
+                continue
+            far = shifted(64 * side)
+            if not abs((at - far) / 48 - slope) < 0.05 * slope:
                 continue
             if not shifted(-side * 16) - near < 100 * 16 * slope:
                 yield Finding(
