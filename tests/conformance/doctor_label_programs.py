@@ -129,7 +129,7 @@ def features_that_are_mixed_with_their_labels() -> Any:
 # Labels that a softmax cannot reach
 
 
-@finds("L-range")
+@finds("L-several")
 def several_labels_of_a_softmax(wrong: bool) -> Any:
     x, _ = numbers()
     tags = (x[:, :4] > 0.3).astype("float32")

@@ -9,6 +9,7 @@ import doctor_advanced_programs  # noqa: F401  # adds to PAIRS
 import doctor_further_programs  # noqa: F401  # adds to PAIRS
 import doctor_label_programs  # noqa: F401  # adds to PAIRS and SOUND
 import doctor_other_programs  # noqa: F401  # adds to PAIRS
+import doctor_supervised_programs  # noqa: F401  # adds to PAIRS
 import doctor_term_programs  # noqa: F401  # adds to PAIRS
 import keras
 import numpy as np
@@ -55,6 +56,7 @@ def examined(task: Any, data: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*received `from_logits=True`")  # Keras on TensorFlow
 @pytest.mark.filterwarnings("ignore:[\\s\\S]*softmax over axis")  # Keras, of one class
+@pytest.mark.filterwarnings("ignore:.*using a softmax over axis -1")  # Keras
 @pytest.mark.parametrize("pair", marked(PAIRS))
 def test_the_mistake_is_found_and_its_twin_is_silent(pair: Pair) -> None:
     task, data = pair.program(True)

@@ -10,6 +10,7 @@ from keras.metrics import MeanMetricWrapper
 from ..numbers import Array, as_floats
 from .checks_losses import enters_a_layer, same
 from .guarding import guarded
+from .intervening import floats_of, outer_calls
 from .recording import BRANCH, LAYER, LOSS, METRIC
 from .report import Finding
 from .spying import other_branches
@@ -36,6 +37,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Check the batches of the first steps."""
     yield from guarded(trials, _without_influence, trials)
     yield from guarded(trials, _label_among_inputs, trials)
+    yield from guarded(trials, _constant_inputs, trials)
     yield from guarded(trials, _large_inputs, trials.last)
     yield from guarded(trials, _other_scale, trials)
     yield from guarded(trials, _imbalance, trials)
@@ -148,6 +150,50 @@ def _is_true(trial: Trial, leaf: Leaf) -> bool:
     """Return whether a loss or a metric gets an array as `y_true`."""
     given = [event.get("true") for event in (*trial.of(LOSS), *trial.of(METRIC))]
     return any(true is not None and same(true, leaf.array) for true in given)
+
+
+def _constant_inputs(trials: Trials) -> Iterator[Finding]:
+    """Find inputs that are the same in all rows, though other arrays of the batch are not."""
+    leaves = leaves_of(trials.last.batch)
+    batches = [x for batch in trials.ahead if len(x := leaves_of(batch)) == len(leaves)]
+    varies: list[bool] = []
+    for number, leaf in enumerate(leaves):
+        arrays = [batch[number].array for batch in batches]
+        if leaf.array.ndim == 0 or sum(map(len, arrays)) < FEWEST:
+            return
+        varies.append(
+            any(x.shape[1:] != leaf.array.shape[1:] or (x != leaf.array[0]).any() for x in arrays)
+        )
+    entering = [i for i, leaf in enumerate(leaves) if enters_a_layer(trials.last, leaf)]
+    if not entering or any(varies[i] for i in entering) or not any(varies):
+        return
+    if any(
+        _reaches_a_layer(trials, leaf) for leaf, other in zip(leaves, varies, strict=True) if other
+    ):
+        return  # the step prepares it
+    leaf = leaves[entering[0]]
+    yield Finding(
+        "D-constant",
+        "warning",
+        leaf.name,
+        f"all rows of the first {len(batches)} batches are the same: from {leaf.array.min():.4g} "
+        f"to {leaf.array.max():.4g}",
+        "the model gets the same inputs for every label",
+        "look at how they are prepared: integers // 255 are 0, and so are casts of 0.7 to integers",
+    )
+
+
+def _reaches_a_layer(trials: Trials, leaf: Leaf) -> bool:
+    """Return whether other rows of an array change what layers return."""
+    trial = trials.attempt("D-constant", leaf.with_(np.roll(leaf.array, 1, axis=0)))
+    if trial is None:
+        return True
+    before, after = outer_calls(trials.last), outer_calls(trial)
+    return before.keys() != after.keys() or any(
+        not same(x, after[number].arrays.get(name, np.zeros(0)))
+        for number, event in before.items()
+        for name, x in floats_of(event).items()
+    )
 
 
 def _large_inputs(trial: Trial) -> Iterator[Finding]:

@@ -1,18 +1,22 @@
-"""Checks of randomness in evaluation: layers and inputs that random numbers change."""
+"""Checks of evaluation: layers and inputs that random numbers change, values of unpaired rows."""
 
 from collections.abc import Iterator
 
-from .checks_losses import same
+import numpy as np
+
+from ..numbers import Array
+from .checks_losses import enters_a_layer, same
 from .checks_pairs import is_target
 from .guarding import guarded
 from .recording import LAYER, Event
 from .report import Finding
-from .trials import Trial, Trials, leaves_of
+from .trials import Leaf, Trial, Trials, distance, leaves_of, rows_of
 
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Repeat the evaluation with other random numbers."""
     yield from guarded(trials, _random, trials)
+    yield from guarded(trials, _paired_with_all, trials)
 
 
 def _random(trials: Trials) -> Iterator[Finding]:
@@ -86,3 +90,63 @@ def _random_inputs(trials: Trials, first: Trial, second: Trial) -> Iterator[Find
             event.info.line,
         )
         return
+
+
+def _paired_with_all(trials: Trials) -> Iterator[Finding]:
+    """Find values that compare each output with the labels of all rows, as shapes (N,) and (N, 1).
+
+    Such a value is a mean over all pairs: the order of the labels does not matter, half of the
+    labels counts half, and what a label counts depends on the outputs. Differences of two means,
+    or distances of distributions, have only some of these properties.
+    """
+    evaluation = trials.evaluation
+    rows = None if evaluation is None else rows_of(evaluation.batch)
+    if evaluation is None or rows is None or rows < 8 or len(leaves_of(evaluation.batch)) < 2:
+        return
+    rng, number = np.random.default_rng(4), len(leaves_of(evaluation.batch))
+    for leaf in (leaves_of(evaluation.batch)[i] for i in range(number)):
+        y = leaf.array
+        if y.size != rows or enters_a_layer(evaluation, leaf) or len(np.unique(y)) < 2:
+            continue
+        names = [name for name, x in evaluation.values.items() if x.size == 1]
+        for _ in range(3):
+            trial = trials.evaluated_again({}, leaf.with_(rng.permutation(y)))
+            names = [n for n in names if distance(trial.values[n], evaluation.values[n]) < 1e-6]
+            if not names:
+                break
+        found = [name for name in names if _is_mean_over_pairs(trials, leaf, name)]
+        if found:
+            yield Finding(
+                "L-unpaired",
+                "warning",
+                found[0],
+                f"the value that eval_step returns stays the same if the rows of {leaf.name} are "
+                "shuffled, and is a mean over all pairs of outputs and labels",
+                "each output is compared with the labels of all rows",
+                "give outputs and labels the same shape: (N,) and (N, 1) broadcast to (N, N)",
+            )
+            return
+
+
+def _is_mean_over_pairs(trials: Trials, leaf: Leaf, name: str) -> bool:
+    y = leaf.array
+    a, b = np.full_like(y, np.unique(y)[0]), np.full_like(y, np.unique(y)[-1])
+
+    def value(labels: Array, of_one_row: bool = False) -> float:
+        batch = leaf.with_(labels)
+        for i in range(len(leaves_of(batch)) if of_one_row else 0):
+            other = leaves_of(batch)[i]
+            if other.name != leaf.name:
+                batch = other.with_(np.broadcast_to(other.array[:1], other.array.shape))
+        return float(trials.evaluated_again({}, batch).values[name])
+
+    of_a, of_b = value(a), value(b)
+    gap = of_a - of_b
+    half = len(y) // 2
+    for seed in (0, 1):
+        chosen = np.zeros(y.shape, bool)
+        chosen[np.random.default_rng(seed).permutation(len(y))[:half]] = True
+        mean = of_b + gap * half / len(y)
+        if not abs(value(np.where(chosen, a, b)) - mean) < 1e-4 * abs(gap):
+            return False
+    return abs(value(a, True) - value(b, True) - gap) > 0.01 * abs(gap)

@@ -8,8 +8,10 @@ import numpy as np
 
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import noisy
+from .checks_state import is_named_elsewhere
 from .guarding import guarded
 from .initial import has_initial_value
+from .intervening import losses_of
 from .recording import APPLY, CLIP, FROZEN, GRADIENTS, LAYER, OBJECTIVE
 from .report import Finding
 from .spying import halved_clips, scaled_losses
@@ -26,6 +28,7 @@ def check(trials: Trials) -> Iterator[Finding]:
     """Compare the gradients of three steps with what was applied, and with what changed."""
     yield from guarded(trials, _without_gradient, trials)
     yield from guarded(trials, _not_trained, trials)
+    yield from guarded(trials, _outside_of_layers, trials)
     yield from guarded(trials, _several_optimizers, trials.last)
     yield from guarded(trials, _wrong_gradients, trials.last)
     yield from guarded(trials, _unused_clipping, trials)
@@ -167,6 +170,38 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
                 f"train_step never calls {owner}, a trainable layer of {part}",
                 "it keeps its initial value",
                 "call the layer, or remove it",
+            )
+
+
+def _outside_of_layers(trials: Trials) -> Iterator[Finding]:
+    """Find trainable variables of the task itself that a trained loss depends on.
+
+    A note: a constant may be kept in a variable too, and a hook may assign it.
+    """
+    state, last = trials.state, trials.last
+    owned = {id(v) for layer in state.layers for v in layer.variables}
+    owned |= {id(v) for x in state.optimizers.values() for v in x.variables}
+    owned |= {id(v) for x in state.metrics.values() for v in x.variables}
+    for path, variable in state.variables.items():
+        if id(variable) in owned or not getattr(variable, "trainable", False):
+            continue
+        known = path in trials.assigned or path in last.gradients or path not in last.before
+        if known or last.before[path].dtype.kind != "f":
+            continue
+        if is_named_elsewhere(trials.task, path.partition("/")[0]):
+            continue
+        trial = trials.attempt(
+            "O-not-updated", last.batch, {path: noisy(last.before[path], 0.5, 0)}
+        )
+        pairs = [] if trial is None else zip(losses_of(trial), losses_of(last), strict=False)
+        if any(abs(a - b) > 1e-4 * abs(b) for a, b in pairs):
+            yield Finding(
+                "O-not-updated",
+                "note",
+                path,
+                "the loss depends on it, and it is not among the variables that are trained",
+                "it keeps its initial value",
+                "pass it to gradients and to apply too, or make it with trainable=False",
             )
 
 

@@ -19,6 +19,9 @@ from .trials import Trial, Trials, distance
 SCALE: Final = 100.0
 """The factor of regularization losses in the trial that shows whether they reach the gradients."""
 
+SAMPLES: Final = 3
+"""The calls with equal inputs from which an evaluation samples outputs on purpose."""
+
 
 def check(trials: Trials) -> Iterator[Finding]:
     """Check modes of layers, regularization losses and randomness."""
@@ -110,12 +113,24 @@ def _frozen_in_training_mode(trials: Trials) -> Iterator[Finding]:
                 break
 
 
+def _sampled(trial: Trial) -> set[str]:
+    """Return paths of models that get equal inputs several times, as for Monte Carlo dropout."""
+    calls = [(e.info.path, e.get("inputs[0]")) for e in outer_calls(trial).values()]
+    return {
+        path
+        for path, x in calls
+        if x is not None
+        and sum(p == path and y is not None and same(x, y) for p, y in calls) >= SAMPLES
+    }
+
+
 def _training_in_evaluation(trials: Trials, trial: Trial) -> Iterator[Finding]:
     """Find layers that run in training mode in `eval_step`, and variables that it changes."""
     found: dict[str, Event] = {}
     explained: set[str] = set()
+    sampled = _sampled(trial)
     for event in trial.of(LAYER):
-        works = _drops(event)
+        works = _drops(event) and not any(event.info.path.startswith(x) for x in sampled)
         if _normalizes(event):
             paths = _statistics(trials, event)
             works = any(trial.changed(path) for path in paths)

@@ -191,7 +191,9 @@ def _unpaired(trials: Trials) -> Iterator[Finding]:
     judged = [p for p, g in last.gradients.items() if g.ndim > 1 and g.size > g.shape[-1]]
     kernels = bool(judged)
     judged = [p for p in judged or last.gradients if as_floats(last.gradients[p]).any()]
-    for number, leaf in enumerate(leaves[1:], start=1):
+    for number, leaf in enumerate(leaves):
+        if number == 0 and (len(leaves) < 3 or enters_a_layer(last, leaf)):
+            continue  # of two arrays, one is enough
         shuffled = np.random.default_rng(1).permutation(rows)
         other = _repeated(leaf)
         if other is None or (leaf.array[shuffled] == leaf.array).all() or not judged:

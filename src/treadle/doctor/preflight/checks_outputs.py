@@ -11,8 +11,9 @@ from .guarding import guarded
 from .intervening import changed_outputs, constant, losses_of, outer_calls
 from .recording import ACTIVATION, ENTROPY, LAYER, LOSS, Event, Info
 from .report import Finding
-from .trials import Trial, Trials, leaves_of, rows_of
+from .trials import Trial, Trials, leaves_of
 
+CATEGORICAL: Final = "categorical_crossentropy"
 MANY: Final = 16
 """The least number of outputs that may be judged by their range alone."""
 
@@ -23,16 +24,16 @@ def check(trials: Trials) -> Iterator[Finding]:
         if trial is not None:
             for event in trial.of(ENTROPY):
                 yield from guarded(trials, _logits, event, trial)
-                yield from guarded(trials, _several_labels, event, trial)
             for event in trial.of(LOSS):
-                yield from guarded(trials, _targets, event, trial)
                 yield from guarded(trials, _divergence, event)
+                yield from guarded(trials, _targets, event, trial)
     yield from guarded(trials, _targets_by_hand, trials)
     yield from guarded(trials, _inputs_as_targets, trials)
     yield from guarded(trials, _generated, trials.last)
     yield from guarded(trials, _softmax_twice, trials.last)
-    yield from guarded(trials, _softmax_over_rows, trials.last)
+    yield from guarded(trials, _softmax_over_others, trials.last)
     yield from guarded(trials, _softmax_of_one, trials.last)
+    yield from guarded(trials, _several_labels, trials)
 
 
 def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
@@ -72,49 +73,23 @@ def _logits(event: Event, trial: Trial) -> Iterator[Finding]:
 
 
 def _divergence(event: Event) -> Iterator[Finding]:
-    """Find a Kullback-Leibler divergence of logits: Keras clips both arguments to 0 and 1."""
-    for name in ("true", "pred"):
+    """Find a divergence of logits, or of logarithms, which Keras clips to 0 and 1."""
+    if getattr(getattr(event.info.of, "fn", None), "__name__", "") != "kl_divergence":
+        return
+    for name, what in (("true", "y_true"), ("pred", "y_pred")):
         x = event.get(name)
-        if event.info.kind != "KLDivergence" or x is None or not x.size:
+        if x is None or not x.size:
             continue
-        values = as_floats(x)
-        if values.min() < -1e-3 or values.max() > 1 + 1e-3:
+        if float(x.min()) < -1e-3 or float(x.max()) > 1 + 1e-3:
             yield Finding(
                 "L-logits-not-told",
                 "error",
                 event.info.path,
-                f"y_{name} ranges from {values.min():.3g} to {values.max():.3g}: the divergence "
-                "needs probabilities, and these are logits",
-                "the loss clips them, and its gradients are wrong or zero",
-                "pass softmax(logits)",
+                f"it takes probabilities, and {what} ranges from {x.min():.3g} to {x.max():.3g}",
+                "the loss clips it to 0 and 1, and most of its gradients are zero",
+                "apply softmax to both arguments",
                 event.info.line,
             )
-
-
-def _several_labels(event: Event, trial: Trial) -> Iterator[Finding]:
-    """Find rows with several labels in a cross-entropy of one distribution over the classes.
-
-    An autoencoder of sets of items has its input as the target, which is a multinomial likelihood.
-    """
-    true = event.get("true")
-    if event.info.kind != "categorical_crossentropy" or true is None or true.ndim < 2:
-        return
-    targets = as_floats(true)
-    several = float((targets.sum(-1) > 1.5).mean())
-    if several < 0.05 or not np.isin(targets, (0, 1)).all():
-        return
-    inputs = [x for e in trial.of(LAYER) for n, x in e.arrays.items() if n.startswith("inputs")]
-    if any(x.shape == true.shape and same(x, true) for x in inputs):
-        return
-    yield Finding(
-        "L-range",
-        "warning",
-        event.info.path,
-        f"{several:.0%} of the rows have several labels, and what softmax returns sums to 1",
-        "no output can be near 1 if another one is",
-        "use sigmoid and BinaryCrossentropy for labels that do not exclude each other",
-        event.info.line,
-    )
 
 
 def _activation(outputs: Array, trial: Trial, layers_only: bool = False) -> str:
@@ -318,48 +293,97 @@ def _from_softmax(x: Array, trial: Trial) -> bool:
     return any(y.shape == x.shape and np.allclose(x / sums, y, atol=1e-5) for y in outputs)
 
 
-def _softmax_over_rows(trial: Trial) -> Iterator[Finding]:
-    """Find a softmax of the outputs over the rows of a batch, where each row has a label.
+def _softmax_over_others(trial: Trial) -> Iterator[Finding]:
+    """Find a softmax of the outputs over the rows of a batch, or over positions, not the classes.
 
     Only after the last layer: inside a model, as in slot attention, it is intended.
     """
-    rows = rows_of(trial.batch)
     labels = [x for x in leaves_of(trial.batch) if not enters_a_layer(trial, x)]
     last = max((i for i, event in enumerate(trial.events) if event.what == LAYER), default=-1)
     for event in trial.events[last + 1 :]:
         outputs = event.get("outputs") if event.what == ACTIVATION else None
-        if event.info.kind != "softmax" or outputs is None or outputs.ndim != 2:
+        if event.info.kind not in ("softmax", "log_softmax") or outputs is None:
             continue
-        classes = outputs.shape[1]  # a square matrix compares rows with each other
-        over_rows = event.info.more.get("axis") in (0, -2)
-        if not over_rows or len(outputs) != rows or classes in (1, rows):
+        axis = event.info.more.get("axis")
+        if not isinstance(axis, int) or outputs.ndim < 2 or axis % outputs.ndim == outputs.ndim - 1:
             continue
-        if any(leaf.array.size in (rows, rows * classes) for leaf in labels):
+        axis %= outputs.ndim
+        if any(_names_the_last_axis(leaf.array, outputs.shape, axis) for leaf in labels):
+            over = f"the {outputs.shape[0]} rows of the batch" if axis == 0 else f"axis {axis}"
             yield Finding(
                 "L-axis",
                 "warning",
-                "softmax",
-                f"it normalizes outputs of shape {outputs.shape} over the {rows} rows of the batch",
-                "the classes of a row do not sum to 1, and each row depends on the others",
+                event.info.kind,
+                f"it normalizes outputs of shape {outputs.shape} over {over}, and the classes that "
+                "labels name are the last axis",
+                "the classes of a row or position do not sum to 1, and each depends on the others",
                 "pass axis=-1",
                 event.info.line,
             )
 
 
+def _names_the_last_axis(labels: Array, shape: tuple[int, ...], axis: int) -> bool:
+    """Return whether labels fit to the last axis of outputs, and not to another one.
+
+    A square matrix compares rows with each other.
+    """
+    classes, places = shape[-1], shape[:-1]
+    if classes < 2 or not labels.ndim or len(labels) != shape[0]:
+        return False
+    if len(shape) == 2:
+        return classes != shape[0] and labels.size in (shape[0], shape[0] * classes)
+    if labels.shape == shape:
+        x = as_floats(labels)
+        return bool(np.isin(x, (0, 1)).all() and (x.sum(-1) == 1).all() and (x.sum(axis) > 1).any())
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= classes:
+        return False
+    flat = labels.shape[:-1] if labels.shape[-1] == 1 else labels.shape
+    return flat == places and flat != shape[:axis] + shape[axis + 1 :]
+
+
 def _softmax_of_one(trial: Trial) -> Iterator[Finding]:
-    """Find a loss of what softmax over one class returns, which is always 1."""
-    for event in (*trial.of(LOSS), *trial.of(ENTROPY)):
-        pred = event.get("pred")
-        if pred is None or pred.ndim < 2 or pred.shape[-1] != 1 or not (as_floats(pred) == 1).all():
+    """Find outputs that are a softmax over one unit: they are always 1."""
+    losses = [(e.get("pred"), e) for e in (*trial.of(LOSS), *trial.of(ENTROPY))]
+    outer = [(e.get("outputs"), e) for e in list(outer_calls(trial).values())[-1:]]
+    for x, event in (*losses, *outer):
+        if x is None or x.ndim < 2 or x.shape[-1] != 1 or not (as_floats(x) == 1).all():
             continue
-        if _activation(as_floats(pred), trial) == "softmax":
+        if _activation(as_floats(x), trial) == "softmax":
             yield Finding(
                 "L-axis",
                 "error",
                 event.info.path,
-                f"it gets outputs of shape {pred.shape}, which softmax over one class made all 1",
-                "the outputs are constant, and nothing is learned",
-                "use sigmoid for one output, or one output for each class",
+                f"outputs of shape {x.shape} are a softmax over one unit: always 1",
+                "nothing changes the outputs, so nothing is learned",
+                'use activation="sigmoid" for one unit, or one unit for each class',
                 event.info.line,
             )
             return
+
+
+def _several_labels(trials: Trials) -> Iterator[Finding]:
+    """Find rows with different numbers of labels in a cross-entropy of classes.
+
+    A note if no row is without labels: classes may share a row on purpose, as the next words of a
+    text do.
+    """
+    given = [e["true"] for t in trials.base for e in t.of(ENTROPY) if e.info.kind == CATEGORICAL]
+    given = [as_floats(y) for y in given if y.ndim == 2 and y.shape[1] > 1]
+    inputs = [x for e in trials.last.of(LAYER) if (x := e.get("inputs[0]")) is not None]
+    if any(x.shape == y.shape and same(x, y) for x in inputs for y in given):
+        return  # an autoencoder of sets of items: a multinomial likelihood
+    if not given or any(y.shape[1] != given[0].shape[1] for y in given):
+        return
+    labels = np.concatenate(given)
+    counts = labels.sum(-1)
+    if not np.isin(labels, (0, 1)).all() or counts.max() < 2 or np.ptp(counts) == 0:
+        return
+    yield Finding(
+        "L-several",
+        "note" if counts.min() > 0 else "warning",
+        CATEGORICAL,
+        f"rows have from {counts.min():.0f} to {counts.max():.0f} labels, and the "
+        "chances of all classes sum to 1",
+        "each label lowers the chances of the others, and rows without labels do not count",
+        "use sigmoid and BinaryCrossentropy: each label is a question of its own",
+    )

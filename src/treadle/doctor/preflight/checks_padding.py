@@ -122,11 +122,16 @@ def _counted(trials: Trials, length: int, padded: Array) -> Iterator[Finding]:
     if not sequences:
         return
     number, event = max(sequences.items())
-    if _goes_on(last, number, event):
+    if _goes_on(last, number, event) or _is_carried(event, length, padded):
         return
     with changed_outputs({number: lambda name, tensor: _noisy(tensor, length, padded)}):
         trial = trials.attempt(CODE, last.batch)
     before, after = losses_of(last), [] if trial is None else losses_of(trial)
+    if not np.allclose(before, after, rtol=1e-6, atol=0) and len(before) == len(after):
+        found = list(_ignored(trials, number, event, length, padded))
+        yield from found
+        if found:
+            return
     for which, (a, b) in enumerate(zip(before, after, strict=False)):
         if abs(a - b) > 1e-4 * max(abs(a), 1e-3):
             lines = [e.info.line for e in last.of(OBJECTIVE)]
@@ -141,7 +146,7 @@ def _counted(trials: Trials, length: int, padded: Array) -> Iterator[Finding]:
                 lines[which] if which < len(lines) else "",
             )
             return
-    if trial is None:
+    if trial is None or not np.allclose(before, after, rtol=1e-6, atol=0):
         return
     for name, metric in trials.state.metrics.items():
         paths = [trials.state.path_of(variable) for variable in metric.variables]
@@ -159,6 +164,42 @@ def _counted(trials: Trials, length: int, padded: Array) -> Iterator[Finding]:
             return
 
 
+def _ignored(
+    trials: Trials, number: int, event: Event, length: int, padded: Array
+) -> Iterator[Finding]:
+    """Find a mask the wrong way around: of rows with padding, nothing else counts."""
+    with_padding = padded.any(1, keepdims=True) & ~padded.all(1, keepdims=True)
+    others = ~padded & with_padding
+    if not others.any() or padded.mean() > 0.9:
+        return
+    changes = {number: lambda name, tensor: _noisy(tensor, length, others, False)}
+    with changed_outputs(changes):
+        trial = trials.attempt(CODE, trials.last.batch)
+    if trial is not None and np.allclose(
+        losses_of(trial), losses_of(trials.last), rtol=1e-7, atol=0
+    ):
+        yield Finding(
+            CODE,
+            "warning",
+            event.info.path,
+            "in rows with padding, other outputs at positions of padding change the loss, and at "
+            "all other positions they do not",
+            "the model reads padding alone",
+            "read the last position before the padding, or exchange both sides of the mask",
+            event.info.line,
+        )
+
+
+def _is_carried(event: Event, length: int, padded: Array) -> bool:
+    """Return whether padding has the last output before it, as of a recurrent layer with a mask."""
+    y = event.get("outputs")
+    if y is None or y.ndim != 3 or y.shape[:2] != padded.shape or padded.all(1).any():
+        return False
+    ends = np.where(padded.any(1), padded.argmax(1), length) - 1
+    carried = as_floats(y)[np.arange(len(y)), ends][:, None]
+    return bool(np.allclose(np.where(padded[..., None], as_floats(y) - carried, 0), 0, atol=1e-6))
+
+
 def _goes_on(trial: Trial, number: int, event: Event) -> bool:
     """Return whether a later layer gets the outputs, which may know the mask."""
     outputs = list(floats_of(event).values())
@@ -167,7 +208,7 @@ def _goes_on(trial: Trial, number: int, event: Event) -> bool:
     return any(x.shape == y.shape and np.array_equal(x, y) for x in inputs for y in outputs)
 
 
-def _positions(x: Any, length: int, padded: Array) -> Array | None:
+def _positions(x: Any, length: int, padded: Array, shifted: bool = True) -> Array | None:
     """Return the positions of an output that are padding; of shifted ones, those in both."""
     shape = tuple(x.shape)
     if len(shape) < 2 or len(shape) > 3 or shape[0] != len(padded):
@@ -175,13 +216,14 @@ def _positions(x: Any, length: int, padded: Array) -> Array | None:
     if shape[1] not in (length, length - 1):
         return None
     both = padded.copy()
-    both[:, 1:] &= padded[:, :-1]  # the first one may be the token that ends a text
+    if shifted:
+        both[:, 1:] &= padded[:, :-1]  # the first one may be the token that ends a text
     chosen = both[:, : shape[1]]
     return chosen if chosen.any() else None
 
 
-def _noisy(tensor: Any, length: int, padded: Array) -> Any:
-    chosen = _positions(tensor, length, padded)
+def _noisy(tensor: Any, length: int, padded: Array, shifted: bool = True) -> Any:
+    chosen = _positions(tensor, length, padded, shifted)
     if chosen is None:
         return tensor
     shape = tuple(tensor.shape)

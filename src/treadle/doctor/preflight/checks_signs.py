@@ -9,7 +9,12 @@ from ..numbers import Array, as_floats
 from .changed_losses import CODE, Losses, line_of
 from .checks_entropy import entropy
 from .checks_losses import enters_a_layer, same
-from .checks_terms import outputs_without_bound, proportional_weights, weights_without_bound
+from .checks_terms import (
+    columns_without_bound,
+    outputs_without_bound,
+    proportional_weights,
+    weights_without_bound,
+)
 from .guarding import guarded
 from .intervening import MOST_CALLS, Change, constant, floats_of, outer_calls
 from .recording import GRADIENTS, Event
@@ -29,7 +34,8 @@ def check(trials: Trials) -> Iterator[Finding]:
         return
     for part in (
         *(_labels, _inputs_as_targets),
-        *(outputs_without_bound, weights_without_bound, proportional_weights, entropy),
+        *(outputs_without_bound, columns_without_bound, weights_without_bound),
+        *(proportional_weights, entropy),
     ):
         found = guarded(trials, part, trials)
         yield from found
@@ -79,7 +85,10 @@ def _labels(trials: Trials) -> Iterator[Finding]:
         for number in range(losses.count if found else 0):
             # Labels from the outputs that they are compared with make the largest difference.
             gaps, event, outputs, labels = max(found, key=lambda entry: abs(entry[0][number]))
-            values = _reversed(losses, leaf, batch, number, *labels) if gaps[number] > 0 else None
+            values = None
+            if gaps[number] > 0:
+                certain = _is_compared(losses, leaf, event, outputs, number)
+                values = _reversed(losses, leaf, batch, number, certain, *labels)
             if values is None or _are_inputs(trials, batch(labels[0]), batch(labels[1])):
                 continue
             if _rows_agree(losses, batch, number, outputs, labels):
@@ -101,26 +110,59 @@ def _reversed(
     leaf: Leaf,
     batch: Callable[[Array], Any],
     number: int,
+    certain: bool,
     better: Array,
     worse: Array,
     mirrored: Array | None = None,
 ) -> tuple[float, float] | None:
     """Return a loss with better and with worse labels if the first is larger, as a sum over rows.
 
-    Floats may be weights or rewards: of them, the loss must also be negative, as the negative of a
-    distance is, and it must fall on both sides, as a product does not.
+    Floats may be weights or rewards: unless they are certainly labels, the loss must also be
+    negative, as the negative of a distance is, and fall on both sides, as a product does not.
     """
     half = len(leaf.array) // 2
     mixed = [np.concatenate([a[:half], b[half:]]) for a, b in ((better, worse), (worse, better))]
     good, bad, first, second = (
         float(losses.of(batch(labels))[number]) for labels in (better, worse, *mixed)
     )
-    if not good > bad + 1e-4 * abs(bad) or (leaf.array.dtype.kind == "f" and not bad < 0):
+    uncertain = leaf.array.dtype.kind == "f" and not certain
+    if not good > bad + 1e-4 * abs(bad) or (uncertain and not bad < 0):
         return None
     if mirrored is not None and not losses.of(batch(mirrored))[number] < min(good, 0):
         return None
     adds_up = abs(first + second - good - bad) < 0.1 * (good - bad)
     return (good, bad) if adds_up and bad < min(first, second) < good else None
+
+
+def _is_compared(losses: Losses, leaf: Leaf, event: Event, outputs: Array, number: int) -> bool:
+    """Return whether floats of 0 and 1 are labels of outputs, though with the sign reversed.
+
+    Larger outputs where the label is 1 must raise the loss, and those where it is 0 lower it: where
+    a weight is 0, outputs do not count. The loss must train the layer: an adversary's does not.
+    """
+    last, y = losses.trials.last, leaf.array
+    names = [name for name, x in floats_of(event).items() if x is outputs]
+    if y.dtype.kind != "f" or y.size != outputs.size or not names or not np.isin(y, (0, 1)).all():
+        return False
+    trained = {p for e in last.of(GRADIENTS)[number : number + 1] for p in e.info.more["paths"]}
+    own = {losses.trials.state.path_of(v) for v in event.info.of.trainable_variables}
+    if not own & trained:
+        return False
+    x, ones = as_floats(outputs), y.reshape(outputs.shape) == 1
+    step = 0.2 * float(x.std()) or 0.1
+    base, at_ones, at_zeros = (
+        float(
+            losses.of(changes={event.info.more["outer"]: _at(names[0], x + step * where)})[number]
+        )
+        for where in (np.zeros(x.shape), ones, ~ones)
+    )
+    least = 1e-5 * abs(base)
+    return at_ones > base + least and at_zeros < base - least
+
+
+def _at(name: str, value: Array) -> Change:
+    value = value.astype("float32")
+    return lambda key, tensor: constant(value, tensor) if key == name else tensor
 
 
 def _are_inputs(trials: Trials, one: Any, other: Any) -> bool:

@@ -235,7 +235,10 @@ def _overlap(train: ArraySource, validation: ArraySource) -> Iterator[Finding]:
 
 
 def _are_copies(x: Array) -> bool:
-    """Return whether rows are too long to repeat by chance, if their entries are independent."""
+    """Return whether rows are too long to repeat by chance, if their entries are independent.
+
+    Of tokens, each may depend on the one before.
+    """
     columns = x.reshape(len(x), -1)
     if x.dtype.kind in "iub" and len(np.unique(columns)) <= len(x) ** 0.5:
         return _chance_of_texts(columns) < 0.01

@@ -22,6 +22,7 @@ FAST: Final = 0.9
 def check(trials: Trials) -> Iterator[Finding]:
     """Check copies of models, averages of weights, and values of the next state."""
     yield from guarded(trials, _copies, trials)
+    yield from guarded(trials, _evaluated_copies, trials)
     yield from guarded(trials, _fast_averages, trials)
     yield from guarded(trials, _momentum, trials)
     yield from guarded(trials, _through_the_target, trials)
@@ -100,6 +101,38 @@ def _copies(trials: Trials) -> Iterator[Finding]:
                 events[0].info.line,
             )
             break
+
+
+def _evaluated_copies(trials: Trials) -> Iterator[Finding]:
+    """Find a copy of the trained model that is evaluated in its place, and that nothing updates."""
+    state, evaluation = trials.state, trials.evaluation
+    if evaluation is None:
+        return
+    moving = {*trials.assigned, *trials.last.gradients}
+    calls = list(outer_calls(evaluation).values())
+    weights = [[state.path_of(v) for v in event.info.of.weights] for event in calls]
+    if not calls or any(path in moving for paths in weights for path in paths):
+        return
+    trained = [
+        [state.path_of(v) for v in event.info.of.weights]
+        for event in outer_calls(trials.last).values()
+    ]
+    for event, paths in zip(calls, weights, strict=True):
+        name = event.info.path.partition("/")[0]
+        if not any(_copy_of(trials, paths, model) for model in trained):
+            continue
+        if not is_named_elsewhere(trials.task, name):
+            yield Finding(
+                "O-copy-not-updated",
+                "warning",
+                event.info.path,
+                "eval_step computes with it alone; it began as a copy of the trained model, and "
+                "train_step never updates it",
+                "the evaluation is that of the first, random weights",
+                "update it in train_step: treadle.blend(average, model, 0.01)",
+                event.info.line,
+            )
+            return
 
 
 def _trains(trials: Trials, event: Event) -> bool:

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
+from keras import ops
 
 from ..numbers import Array, as_floats
 from .changed_losses import CODE, Losses, line_of, scaled_output
+from .checks_losses import enters_a_layer
 from .intervening import (
     MOST_CALLS,
     Change,
@@ -19,7 +21,10 @@ from .intervening import (
 )
 from .recording import GRADIENTS, Event
 from .report import Finding
-from .trials import Trial, Trials
+from .trials import Trial, Trials, leaves_of
+
+MOST_COLUMNS: Final = 4
+"""The largest number of outputs that are shifted one by one."""
 
 CONSTANT: Final = "G-constant-term"
 
@@ -41,6 +46,56 @@ def outputs_without_bound(trials: Trials) -> Iterator[Finding]:
             )
             if which is not None:
                 yield _without_bound(event.info.path, "its outputs", last, *which)
+                return
+
+
+def columns_without_bound(trials: Trials) -> Iterator[Finding]:
+    """Shift one column of the last outputs: a loss of labels must not fall forever on a side.
+
+    The logarithm of a variance with a wrong sign falls in proportion on one side, and grows like an
+    exponential function on the other. All calls of the layer are shifted, since differences of
+    scores stay the same. Rewards that actions are weighted with are left out: labels have none.
+    """
+    last, losses = trials.last, Losses(trials)
+    calls = outer_calls(last)
+    leaves = [leaf for leaf in leaves_of(last.batch) if not enters_a_layer(last, leaf)]
+    labels = [leaf for leaf in leaves if leaf.array.dtype.kind == "f"]
+    if not calls or losses.count != 1 or len(leaves_of(last.batch)) != 2 or not labels:
+        return
+    event = calls[max(calls)]
+    outputs = event.get("outputs")
+    if outputs is None or outputs.ndim != 2 or outputs.shape[1] > MOST_COLUMNS:
+        return
+    own = [number for number, e in calls.items() if e.info.of is event.info.of]
+    for column in range(outputs.shape[1]):
+        row = np.zeros((1, outputs.shape[1]), "float32")
+        row[0, column] = 1.0
+
+        def shifted(by: float, row: Array = row) -> float:
+            changes = {
+                n: lambda name, tensor: tensor + ops.cast(by * row, tensor.dtype) for n in own
+            }
+            return float(losses.of(changes=changes)[0])
+
+        for side in (1.0, -1.0):
+            near, at = shifted(4 * side), shifted(16 * side)
+            slope = (near - at) / 12
+            if not slope > 1e-3:
+                continue
+            far = shifted(64 * side)
+            if not abs((at - far) / 48 - slope) < 0.05 * slope:
+                continue
+            if not shifted(-side * 16) - near < 100 * 16 * slope:
+                yield Finding(
+                    CODE,
+                    "warning",
+                    event.info.path,
+                    f"with column {column} of its outputs {'larger' if side > 0 else 'smaller'} by "
+                    f"64, the loss is {far:.4g} instead of {near:.4g}, and falls without bound",
+                    "the loss is least where the output is far away from where it should be",
+                    "check the signs of its terms: exp(-s) * error**2 + s for s = log(variance)",
+                    line_of(last, 0),
+                )
                 return
 
 

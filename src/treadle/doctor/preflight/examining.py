@@ -21,6 +21,7 @@ from . import (
     checks_layers,
     checks_losses,
     checks_metrics,
+    checks_mixtures,
     checks_native,
     checks_optimizers,
     checks_outputs,
@@ -52,6 +53,7 @@ LATER_CHECKS = (
     checks_adversaries,
     checks_rows,
     checks_labels,
+    checks_mixtures,
     checks_evaluation,
     checks_slopes,
 )

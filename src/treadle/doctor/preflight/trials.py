@@ -292,8 +292,8 @@ class Trials:
         self._random_of_evaluation = random_states()
         return self._run(step, window, 0)
 
-    def evaluated_again(self, variables: Mapping[str, Array]) -> Trial:
-        """Repeat the evaluation from equal state, with other values of some variables.
+    def evaluated_again(self, variables: Mapping[str, Array], batch: Any = None) -> Trial:
+        """Repeat the evaluation from equal state, with other values of variables or another batch.
 
         Raises:
             ValueError: There was no evaluation.
@@ -303,7 +303,8 @@ class Trials:
         before = self.evaluation.before
         self._eval.state.assign({**before, **variables}, among=list(before))
         set_random_states(self._random_of_evaluation)
-        return self._run(self._eval, window_of(self.evaluation.batch), 0)
+        batch = self.evaluation.batch if batch is None else batch
+        return self._run(self._eval, window_of(batch), 0)
 
     def evaluated_with_other_seeds(self) -> Trial | None:
         """Repeat the evaluation from equal state, with other states of its random generators."""
