@@ -204,3 +204,37 @@ def texts_of_a_small_grammar() -> Any:
     return task, Datasets(
         source(train[:, :-1], train[:, 1:]), source(held_out[:, :-1], held_out[:, 1:])
     )
+
+
+# Targets
+
+
+@sound
+def an_actor_and_a_critic_of_one_body() -> Any:
+    """The target is computed outside of the objective: no gradient flows through it."""
+
+    def train_step(self: Any, batch: Any) -> Any:
+        state, action, reward, following, goes_on = batch
+        target = reward + 0.9 * goes_on * self.critic(self.body(following))[:, 0]
+
+        def objective() -> Any:
+            hidden = self.body(state)
+            advantage = target - self.critic(hidden)[:, 0]
+            chosen = ops.one_hot(action, 3) * ops.log_softmax(self.actor(hidden))
+            policy = -ops.mean(ops.sum(chosen, axis=1) * ops.stop_gradient(advantage))
+            return policy + 0.5 * ops.mean(advantage**2)
+
+        models = [self.body, self.actor, self.critic]
+        weights = [v for model in models for v in model.trainable_variables]
+        return {"loss": treadle.minimize(objective, weights, self.optimizer)}
+
+    parts = {"body": dense(4, 32, 32), "actor": dense(32, 3), "critic": dense(32, 1)}
+    # So that the features count in the loss as discounted values would.
+    parts["critic"].layers[-1].kernel.assign(np.full((32, 1), 0.025))
+    random = rng(9)
+    state, following = random.normal(size=(2, 192, 4)).astype("float32")
+    action = random.integers(0, 3, 192).astype("int32")
+    reward = state[:, 0] * (action - 1) + 0.3 * state[:, 1]
+    goes_on = (random.random(192) < 0.9).astype("float32")
+    task = stepping(train_step, optimizer=adam(1e-2), **parts)
+    return task, source(state, action, reward, following, goes_on)

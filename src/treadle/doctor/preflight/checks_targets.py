@@ -248,6 +248,8 @@ def _through_the_target(trials: Trials) -> Iterator[Finding]:
         twins = [e for n, e in calls.items() if n != number and e.info.of is event.info.of]
         if not twins or not rewards or values is None or values.ndim > 2 or len(values) != rows:
             continue
+        if any(same(x, values) for e in calls.values() for x in _inputs(e)):
+            continue  # features that another layer gets, as those of an actor and a critic
         theirs = _inputs(twins[0])  # none, if it was called with keyword arguments
         if not _of_a_leaf(event, leaves) or not theirs or same(_inputs(event)[0], theirs[0]):
             continue
