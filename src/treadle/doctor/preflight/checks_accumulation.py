@@ -66,7 +66,7 @@ def _not_reset(trials: Trials, length: int) -> Iterator[Finding]:
                 new.info.path,
                 "the second update gets the gradients of the first one again, together with those "
                 f"of the {len(second)} batches since then",
-                "the accumulated gradients grow, and old ones never end",
+                "every update repeats all gradients before it",
                 "assign zeros to the accumulators after the update, or use treadle.Accumulator",
                 new.info.line,
             )

@@ -255,7 +255,7 @@ def _are_copies(x: Array) -> bool:
 def _chance_of_texts(x: Array) -> float:
     """Return how many pairs of rows of few symbols are expected to be equal.
 
-    Each entry depends on the one before it, as in texts and in padding that goes on to the end.
+    Each entry depends on the one before it, as in texts and in the padding after them.
     """
     symbols = np.unique(x, return_inverse=True)[1].reshape(x.shape)
     count = int(symbols.max()) + 1
