@@ -585,7 +585,7 @@ class Loop:
         prepared = self._session.training.prepared
         if prepared is None:
             return {}
-        found = prepared.state.optimizers.items()
+        found = prepared.state.all_optimizers.items()
         return {path: optimizer for path, optimizer in found if id(optimizer) in prepared.applied}
 
     @property

@@ -254,6 +254,20 @@ class Execution(Protocol):
         """
         ...
 
+    def abstract_update(
+        self, function: Callable[[Sequence[Any]], Any], tensors: Sequence[Any]
+    ) -> Scope:
+        """Run an optimizer's `apply` once in an abstract run, without changing variables.
+
+        Args:
+            function: A function of the gradients.
+            tensors: The gradients, each a tensor or None.
+
+        Returns:
+            The scope of the call, which knows the variables that were read and assigned.
+        """
+        ...
+
     def executor(self, program: Program, options: Options) -> Executor:
         """Return an executor for a program; nothing is compiled yet."""
         ...

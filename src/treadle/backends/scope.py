@@ -1,6 +1,7 @@
 """Scopes, in which variables take other values temporarily."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import keras
 from keras import ops
@@ -88,6 +89,54 @@ class Scope(keras.StatelessScope):
         if value is None and isinstance(outer, Scope):
             value = outer._held(variable)
         return value
+
+
+class DirectScope(Scope):
+    """A scope that only records: variables have their own values, and assignments change these.
+
+    Args:
+        keep: Copies the value of a variable when it is first used.
+
+    Attributes:
+        kept: The variables that were used, each with its copy.
+    """
+
+    def __init__(self, keep: Callable[[Variable], Any] | None = None) -> None:
+        super().__init__()
+        self._keep = keep
+        self.kept: list[tuple[Variable, Any]] = []
+
+    def add_update(self, update: tuple[Variable, Tensor]) -> None:
+        """Assign a value to the variable itself."""
+        variable, value = update
+        self._held(variable)
+        self.assigned[id(variable)] = variable
+        variable._direct_assign(value)
+
+    def _held(self, variable: Variable) -> None:
+        new = id(variable) not in self.foreign and variable._value is not None
+        self.foreign[id(variable)] = variable
+        if new and self._keep is not None:
+            self.kept.append((variable, self._keep(variable)))
+
+
+def restored(function: Callable[[], Any], variables: Any) -> DirectScope:
+    """Call a function, and give variables back the values that they had before.
+
+    Args:
+        function: The function.
+        variables: The backend, which copies and writes values.
+
+    Returns:
+        The scope of the call, which knows the variables that were read and assigned.
+    """
+    with DirectScope(variables.keep) as scope:
+        try:
+            function()
+        finally:
+            for variable, value in scope.kept:
+                variables.write(variable, value)
+    return scope
 
 
 def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[int] = ()) -> None:

@@ -180,7 +180,7 @@ def _rates(task: Any) -> dict[str, Any]:
     from ..schedules import learning_rate_of, optimizers_of
     from ..steps.state import State
 
-    found = optimizers_of(State.discover(task).optimizers)
+    found = optimizers_of(State.discover(task).all_optimizers)
     rates = {path: learning_rate_of(optimizer) for path, optimizer in found.items()}
     return {
         path: rate if isinstance(rate, LearningRateSchedule) else float(found[path].learning_rate)

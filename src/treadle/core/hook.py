@@ -22,12 +22,14 @@ class Variables(Protocol):
 
     Attributes:
         variables: Path to variable; those of optimizers come last.
-        optimizers: Path to optimizer.
+        optimizers: Path to optimizer, without those that are parts of others.
+        all_optimizers: Path to optimizer, with those that are parts of others.
         metrics: Name to metric.
     """
 
     variables: dict[str, Any]
     optimizers: dict[str, Any]
+    all_optimizers: dict[str, Any]
     metrics: dict[str, Any]
 
     def arrays(self) -> "dict[str, np.ndarray[Any, Any]]":

@@ -296,7 +296,7 @@ def _chosen(loop: Loop, wanted: str | None) -> tuple[str, Any]:
     Raises:
         ConfigurationError: There is no such optimizer, or there are several and none is named.
     """
-    found = optimizers_of(loop.state.optimizers, wanted)
+    found = optimizers_of(loop.state.all_optimizers, wanted)
     if len(found) > 1:
         raise ConfigurationError(
             f"the task has {len(found)} optimizers ({', '.join(found)}): choose one, for example "

@@ -38,7 +38,7 @@ def optimizer_of(loop: LoopView, model: Any) -> Any:
     """
     weights = {id(variable) for variable in model.variables}
     all_of_task = loop.state.optimizers
-    applied = dict(loop.optimizers) or {
+    applied = {path: o for path, o in loop.optimizers.items() if path in all_of_task} or {
         path: o for path, o in all_of_task.items() if o is not getattr(model, "optimizer", None)
     }
     owning = {

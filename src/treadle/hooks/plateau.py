@@ -121,7 +121,7 @@ class ReduceOnPlateau(Hook):
 
         from ..schedules import learning_rate_of, optimizers_of
 
-        found = optimizers_of(loop.state.optimizers, self._optimizer)
+        found = optimizers_of(loop.state.all_optimizers, self._optimizer)
         rates = {path: learning_rate_of(optimizer) for path, optimizer in found.items()}
         for path, rate in rates.items():
             if not isinstance(rate, keras.Variable):

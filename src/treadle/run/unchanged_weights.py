@@ -97,7 +97,7 @@ def _steps_to_change(state: State) -> int:
     Accumulated gradients wait for the last step of an update, and the first update of a warm-up has
     a learning rate of 0.
     """
-    optimizers = [] if not state.optimizers else optimizers_of(state.optimizers).values()
+    optimizers = [] if not state.optimizers else optimizers_of(state.all_optimizers).values()
     waits = [accumulator.steps for accumulator in state.accumulators.values()]
     waits += [optimizer.gradient_accumulation_steps or 1 for optimizer in optimizers]
     scheduled = any(callable(learning_rate_of(optimizer)) for optimizer in optimizers)
@@ -111,7 +111,7 @@ def _reason(written: Sequence[str], state: State) -> str:
             "train_step applies no optimizer to them and assigns none of them: call "
             "treadle.minimize, or optimizer.apply with the gradients"
         )
-    optimizers = optimizers_of(state.optimizers) if state.optimizers else {}
+    optimizers = optimizers_of(state.all_optimizers) if state.optimizers else {}
     rates = {
         path: float(active().to_numpy(optimizer.learning_rate))
         for path, optimizer in optimizers.items()

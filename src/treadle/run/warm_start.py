@@ -83,7 +83,7 @@ def warm_start(
 def _weights(state: State) -> list[str]:
     scale = state.loss_scale
     others = [v for metric in state.metrics.values() for v in metric.variables]
-    others += [v for optimizer in state.optimizers.values() for v in optimizer.variables]
+    others += [v for optimizer in state.all_optimizers.values() for v in optimizer.variables]
     others += [v for accumulator in state.accumulators.values() for v in accumulator.variables]
     others += [*state.seeds, *([scale.scale, scale.finite_steps] if scale is not None else [])]
     known = {id(variable) for variable in others}

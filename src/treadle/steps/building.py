@@ -3,7 +3,7 @@
 import pickle
 import random
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
@@ -106,7 +106,8 @@ def _run_abstractly(
         scope = active().abstract_run(run, batch, step)
     raise_used(ranges, f"{name}, first batch")
     found.limits = tuple(ranges.limits)
-    found.read, found.written = dict(scope.foreign), dict(scope.assigned)
+    found.read |= scope.foreign
+    found.written |= scope.assigned
 
 
 def _reject_distribution(state: State, built: bool) -> None:
@@ -132,13 +133,13 @@ def _differ(before: State, after: State) -> bool:
 
 def _refuse_scaling(state: State, found: Build) -> None:
     """Reject optimizers that the step applies and that scale their loss themselves."""
-    paths = {id(optimizer): path for path, optimizer in state.optimizers.items()}
+    paths = {id(optimizer): path for path, optimizer in state.all_optimizers.items()}
     for optimizer, _, _ in found.applied:
         refuse_scaling(paths.get(id(optimizer)) or str(optimizer.name), optimizer)
 
 
 def _check_optimizers(state: State, found: Build, name: str) -> None:
-    reached = {id(optimizer) for optimizer in state.optimizers.values()}
+    reached = {id(optimizer) for optimizer in state.all_optimizers.values()}
     for optimizer, _, _ in found.applied:
         if id(optimizer) not in reached:
             raise StateError(
@@ -165,7 +166,7 @@ def _check_gradients(state: State, found: Build, name: str) -> None:
 
     Keras would pair them without an error until one of the two lists ends.
     """
-    names = {id(optimizer): path for path, optimizer in state.optimizers.items()}
+    names = {id(optimizer): path for path, optimizer in state.all_optimizers.items()}
     for optimizer, variables, gradients in found.applied:
         if variables and gradients != len(variables):
             paths = ", ".join(state.path_of(v) for v in variables[gradients:][:5])
@@ -206,22 +207,46 @@ def _check_random(before: dict[str, bytes], after: dict[str, bytes], name: str) 
 
 @contextmanager
 def _recorded_apply(found: Build) -> Generator[None]:
-    """Replace `apply` of all optimizers by a function that only records its arguments.
+    """Replace `apply` of all optimizers by a function that records its arguments.
 
-    In an abstract run, there are no gradients to apply yet.
+    It also records which variables the original reads and assigns, and which optimizers that one
+    applies in turn. In an abstract run, variables are not changed, and gradients are zeros.
     """
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        given = list(trainable_variables) if trainable_variables is not None else []
-        if trainable_variables is None and self.built:
-            given = list(self._trainable_variables)
-        found.applied.append((self, given, len(list(grads))))
-
     base: Any = keras.optimizers.Optimizer
+    running: list[Any] = []
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(self: Any, grads: Any, trainable_variables: Any = None, **more: Any) -> Any:
+            if any(self is other for other in running):  # `super().apply` of the same optimizer
+                return original(self, grads, trainable_variables, **more)
+            grads = list(grads)
+            known = self._trainable_variables if self.built else []
+            given = list(known if trainable_variables is None else trainable_variables)
+            found.applied.append((self, given, len(grads)))
+            if not self.built or len(grads) != len(given):
+                return None  # it is built before the next run, or rejected
+            variables = None if trainable_variables is None else given
+            running.append(self)
+            try:
+                if running[1:]:
+                    return original(self, grads, variables, **more)
+                # What fails here fails in the step too, where the error is explained.
+                with suppress(Exception):
+                    scope = active().abstract_update(
+                        lambda grads: original(self, grads, variables, **more), grads
+                    )
+                    found.read |= scope.foreign
+                    found.written |= scope.assigned
+            finally:
+                running.pop()
+            return None
+
+        return apply
+
     own = {kind: kind.__dict__.get("apply") for kind in _all_subclasses(base)}
     for kind, original in own.items():
         if original is not None or kind is base:
-            kind.apply = apply
+            kind.apply = recorded(original or super(base, base).apply)
     try:
         yield
     finally:

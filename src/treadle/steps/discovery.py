@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from inspect import Signature
 from types import FunctionType, NoneType
 from typing import Any
@@ -30,6 +30,25 @@ BOOKKEEPING = frozenset(
 PLAIN = (bool, int, float, str, NoneType)
 # What most attributes of layers are: no state is in one of these types, or in an empty container.
 STATELESS = frozenset({*PLAIN, set, FunctionType, Signature})
+# Objects of Keras that may hold others, and that are walked after what the attributes of tasks,
+# layers and dataclasses reach, so that a thing that both reach has the path of the latter.
+HOLDERS = (
+    keras.losses.Loss,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    keras.quantizers.Quantizer,
+    keras.Operation,
+    keras.initializers.Initializer,
+    keras.callbacks.Callback,
+)
+# Their plain values change nothing in a step: they are used where variables are made, and by hooks.
+_NOT_IN_STEPS = (keras.initializers.Initializer, keras.callbacks.Callback)
+_OBJECTS = (
+    *HOLDERS,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.optimizers.schedules.LearningRateSchedule,
+)
 
 
 class Discovery:
@@ -47,6 +66,7 @@ class Discovery:
         self.layers: list[Any] = []
         self.layer_paths: dict[int, str] = {}
         self.optimizers: dict[str, Any] = {}
+        self.inner_optimizers: dict[str, Any] = {}
         self.accumulators: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
         self.seeds: list[Variable] = []
@@ -54,6 +74,9 @@ class Discovery:
         self.paths: dict[int, str] = {}
         self.constants: dict[str, Constant] = {}
         self._seen: set[int] = set()
+        self._named: set[int] = set()  # the optimizers whose slots have names
+        self._deferred: list[tuple[str, Any]] = []
+        self._metric_paths: list[str] = []
         self._backend = active()
 
     @classmethod
@@ -68,8 +91,7 @@ class Discovery:
         if any(layer.compute_dtype == "float16" for layer in found.layers):
             found.loss_scale = LossScale.of(task)
             found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
-        for path, optimizer in found.optimizers.items():
-            found._add_optimizer(path, optimizer)
+        found._complete()
         # `keras.random` functions use this generator if no seed is given.
         generator = seed_generator.global_seed_generator()
         found._add("random/keras", generator.state)
@@ -81,9 +103,45 @@ class Discovery:
         """Find the Python values of a task without creating anything."""
         found = cls()
         found._walk_attributes(task, "", None)
-        for path, optimizer in found.optimizers.items():
-            found._add_constants_of_optimizer(path, optimizer)
+        found._complete()
         return found.constants
+
+    def _complete(self) -> None:
+        """Walk the deferred objects, and the optimizers.
+
+        An optimizer's slots are named after the variables that it trains. So it comes after what
+        holds these, which may be another optimizer.
+        """
+        self._walk_deferred()
+        while waiting := [
+            (path, optimizer)
+            for path, optimizer in (*self.optimizers.items(), *self.inner_optimizers.items())
+            if id(optimizer) not in self._named
+        ]:
+            ready = [(path, optimizer) for path, optimizer in waiting if self._knows(optimizer)]
+            for path, optimizer in ready or waiting:
+                self._add_optimizer(path, optimizer)
+            self._walk_deferred()
+
+    def _walk_deferred(self) -> None:
+        """Add what the attributes of deferred objects reach, and of those found by that."""
+        for path, thing in self._deferred:  # which grows meanwhile
+            if not isinstance(thing, _NOT_IN_STEPS):
+                self._add_plain(path, thing, vars(thing), PLAIN[:-1])  # None may become a tensor
+            self._walk_members(path, thing)
+        self._deferred.clear()
+
+    def _walk_members(self, path: str, thing: Any, slots: bool = True) -> None:
+        """Add what the attributes of an object reach, `slots` or not: variables, and their lists."""
+        for name, value in list(vars(thing).items()):
+            if _is_stateless(value) or name in BOOKKEEPING or name.startswith("_self_"):
+                continue
+            parts: Any = value.values() if isinstance(value, dict) else value
+            parts = parts if isinstance(value, (list, tuple, dict)) else (value,)
+            if slots or not any(isinstance(part, keras.Variable) for part in parts):
+                own = any(_is_object(type(part)) for part in parts)
+                constant = _attribute(thing, name, None) if own else None
+                self._walk(value, f"{path}/{name.lstrip('_')}", constant)
 
     def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
         """Add one value to the state: a variable, a container of variables, or a Python constant.
@@ -99,7 +157,7 @@ class Discovery:
                 if constant is not None:
                     self.constants[path] = constant
                 for key, part in list(pairs):
-                    if constant is not None or not _is_stateless(part):
+                    if constant is not None or not (id(part) in self.paths or _is_stateless(part)):
                         self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing):
@@ -109,7 +167,8 @@ class Discovery:
             if self._first_visit(thing):
                 if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
                     refuse_scaling(path, thing)
-                self.optimizers[path] = thing
+                inner = _is_inside(path, self.optimizers)
+                (self.inner_optimizers if inner else self.optimizers)[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
             if self._first_visit(thing):
                 self._add_metric(path, thing)
@@ -125,6 +184,9 @@ class Discovery:
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
                 self._walk_attributes(thing, path, constant)
+        elif isinstance(thing, HOLDERS):
+            if self._first_visit(thing):
+                self._deferred.append((path, thing))
         elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
@@ -177,29 +239,41 @@ class Discovery:
             for i, part in enumerate(getattr(layer, kind)):
                 self._walk(part, f"{path}/{kind.strip('_')}/{i}")
         for i, variable in enumerate(listed):  # unnamed variables have Keras' automatic names
-            automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
-            self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
+            if id(variable) not in self.paths:
+                automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
+                self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
 
-    def _add_plain(self, path: str, thing: Any, names: Iterable[str]) -> None:
-        """Add the numbers, flags and strings of a layer or an optimizer to the constants."""
+    def _add_plain(
+        self, path: str, thing: Any, names: Iterable[str], kinds: tuple[type, ...] = PLAIN
+    ) -> None:
+        """Add the numbers, flags and strings of an object of Keras to the constants."""
         for name in names:
             if name.startswith("_") or name in ("name", "built"):
                 continue
-            if isinstance(getattr(thing, name, ()), PLAIN):
+            if isinstance(getattr(thing, name, ()), kinds):
                 self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
 
     def _add_metric(self, path: str, metric: Any) -> None:
-        name = path.rsplit("/", 1)[-1]
-        self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
+        if not _is_inside(path, self._metric_paths):  # else the outer one uses and resets it
+            name = path.rsplit("/", 1)[-1]
+            self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
+        self._metric_paths.append(path)
         for variable in metric.variables:
             self._add(f"{path}/{variable.name}", variable)
         for attribute, value in list(vars(metric).items()):
             if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
                 self._walk(value, f"{path}/{attribute}")
+        self._deferred.append((path, metric))
 
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
         """Add an optimizer's variables; slots are named after the variables they belong to."""
+        if id(optimizer) in self._named:
+            return
+        self._named.add(id(optimizer))
         self._add_constants_of_optimizer(path, optimizer)
+        if not self._knows(optimizer):  # it may train variables that it holds itself
+            self._walk_members(path, optimizer, slots=False)
+            self._walk_deferred()
         owners = [path_in(self.paths, v) for v in optimizer._trainable_variables]
         for name, value in list(vars(optimizer).items()):
             slot = f"{path}/{name.lstrip('_')}"
@@ -209,10 +283,17 @@ class Discovery:
                 for i, part in enumerate(value):
                     if isinstance(part, keras.Variable):
                         self._add(f"{slot}/{owners[i] if i < len(owners) else i}", part)
-                    elif isinstance(part, keras.optimizers.Optimizer):  # of a MultiOptimizer
+                    elif isinstance(part, keras.optimizers.Optimizer):
+                        # Before `variables` below, which has those of a MultiOptimizer's parts too.
+                        self._walk(part, f"{slot}/{i}")
                         self._add_optimizer(f"{slot}/{i}", part)
         for i, variable in enumerate(optimizer.variables):
             self._add(f"{path}/variables/{i}", variable)
+        self._deferred.append((path, optimizer))
+
+    def _knows(self, optimizer: Any) -> bool:
+        """Return whether the variables that an optimizer trains have paths."""
+        return all(id(v) in self.paths for v in optimizer._trainable_variables)
 
     def _add_constants_of_optimizer(self, path: str, optimizer: Any) -> None:
         """Add an optimizer's numbers and its learning rate (a variable or a schedule) to constants.
@@ -229,16 +310,22 @@ class Discovery:
                 self.constants.setdefault(f"{path}/learning_rate", constant)
             else:
                 self._walk(rate, f"{path}/learning_rate", constant)
-        for name, value in list(vars(optimizer).items()):  # those of a MultiOptimizer
-            for i, part in enumerate(value if isinstance(value, list) else ()):
-                if isinstance(part, keras.optimizers.Optimizer):
-                    inner = f"{path}/{name.lstrip('_')}/{i}"
-                    self._add_constants_of_optimizer(inner, part)
 
 
 def _is_stateless(value: Any) -> bool:
     """Say, quickly, that a value holds no state; False for some that hold none."""
     return type(value) in STATELESS or (isinstance(value, (list, tuple, dict)) and not value)
+
+
+@cache
+def _is_object(kind: type) -> bool:
+    """Return whether a class is one of an object of Keras, other than a layer."""
+    return issubclass(kind, _OBJECTS) and not issubclass(kind, keras.Layer)
+
+
+def _is_inside(path: str, others: Iterable[str]) -> bool:
+    """Return whether an object belongs to one of the objects with other paths."""
+    return any(path.startswith(f"{other}/") for other in others)
 
 
 def path_in(paths: Mapping[int, str], variable: Variable) -> str:

@@ -21,11 +21,13 @@ class _Built:
         replaced: The old values of the attributes that it replaced.
         made: The names of the attributes that it created.
         items: The items or keys that it added, by the name of the list or dict.
+        parts: The optimizers inside of it that were built by the same call.
     """
 
     replaced: dict[str, Any]
     made: list[str]
     items: dict[str, list[Any]]
+    parts: list[Any]
 
 
 _built: WeakKeyDictionary[Any, _Built] = WeakKeyDictionary()
@@ -67,7 +69,7 @@ def build_optimizers(
         if optimizer.built:
             _extend(task, optimizer, list(known.values()), missing, step_name)
         else:
-            _build(optimizer, missing)
+            _build(task, optimizer, missing)
         changed = True
     return changed
 
@@ -87,7 +89,7 @@ def build_as_saved(task: Any, arrays: Mapping[str, Any]) -> bool:
     """
     state = State.discover(task)
     applied: list[tuple[Any, list[Variable]]] = []
-    for path, optimizer in state.optimizers.items():
+    for path, optimizer in state.all_optimizers.items():
         unknown = [p for p in arrays if p.startswith(f"{path}/") and p not in state.variables]
         # After the optimizer's path follow the name of the slot and the path of the variable.
         owners = [slot.removeprefix(f"{path}/").partition("/")[2] for slot in unknown]
@@ -97,14 +99,30 @@ def build_as_saved(task: Any, arrays: Mapping[str, Any]) -> bool:
     return build_optimizers(task, applied, "train_step")
 
 
-def _build(optimizer: Any, variables: list[Variable]) -> None:
+def _build(task: Any, optimizer: Any, variables: list[Variable]) -> None:
     """Build an optimizer, and record the changes so that `_unbuild` can undo them."""
-    before = {
+    known = State.discover(task).all_optimizers
+    path = next((p for p, x in known.items() if x is optimizer), "\0")
+    inside = [x for p, x in known.items() if p.startswith(f"{path}/") and not x.built]
+    before = [(x, _kept(x)) for x in (optimizer, *inside)]
+    with keras.name_scope(optimizer.name):
+        optimizer.build(variables)
+    parts = [x for x in inside if x.built]
+    for x, attributes in before:
+        if x.built:
+            _built[x] = _changes(x, attributes, parts if x is optimizer else [])
+
+
+def _kept(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's attributes, with copies of lists and dicts."""
+    return {
         name: list(value) if isinstance(value, (list, dict)) else value
         for name, value in _attributes(optimizer).items()
     }
-    with keras.name_scope(optimizer.name):
-        optimizer.build(variables)
+
+
+def _changes(optimizer: Any, before: Mapping[str, Any], parts: list[Any]) -> _Built:
+    """Return how an optimizer differs from its earlier attributes."""
     replaced: dict[str, Any] = {}
     items: dict[str, list[Any]] = {}
     for name, value in _attributes(optimizer).items():
@@ -114,12 +132,14 @@ def _build(optimizer: Any, variables: list[Variable]) -> None:
         elif name in before and value is not before[name]:
             replaced[name] = before[name]
     made = [name for name in _attributes(optimizer) if name not in before]
-    _built[optimizer] = _Built(replaced, made, items)
+    return _Built(replaced, made, items, parts)
 
 
 def _unbuild(optimizer: Any) -> None:
     """Undo what `_build` did; later changes of other attributes, such as `clipnorm`, are kept."""
     done = _built[optimizer]
+    for part in done.parts:
+        _unbuild(part)
     for name in done.made:
         delattr(optimizer, name)
     for name, value in done.replaced.items():
@@ -149,8 +169,9 @@ def _extend(
             variables.
     """
     state, backend = State.discover(task), active()
-    path = next((p for p, x in state.optimizers.items() if x is optimizer), "")
-    own = {id(v) for v in optimizer.variables}
+    path = next((p for p, x in state.all_optimizers.items() if x is optimizer), "")
+    parts = _built[optimizer].parts if optimizer in _built else []
+    own = {id(v) for x in (optimizer, *parts) for v in x.variables}
     before = {p: backend.read(v) for p, v in state.variables.items() if id(v) in own}
     unnamed = any(p.startswith(f"{path}/variables/") for p in before)
     several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
@@ -164,12 +185,13 @@ def _extend(
             f"{path or 'optimizer'}.build([…]) in the task's __init__"
         )
     _unbuild(optimizer)
-    _build(optimizer, [*known, *new])
+    _build(task, optimizer, [*known, *new])
     after = State.discover(task)
     for slot, value in before.items():
         backend.write(after.variables[slot], value)
-    if optimizer.use_ema:  # the average of a variable that was not updated yet is its value
-        averages = optimizer._model_variables_moving_average[len(known) :]
-        for variable, average in zip(new, averages, strict=True):
-            if average is not None:
-                backend.write(average, backend.read(variable))
+    for x in (optimizer, *parts):
+        if x.use_ema:  # the average of a variable that was not updated yet is its value
+            averages = zip(x._trainable_variables, x._model_variables_moving_average, strict=True)
+            for variable, average in averages:
+                if average is not None and any(variable is other for other in new):
+                    backend.write(average, backend.read(variable))

@@ -120,8 +120,14 @@ def _assigned(state: State, found: Build) -> list[str]:
     changed = set(found.written)
     for optimizer, variables, _ in found.applied:
         changed |= {id(v) for v in [*variables, *optimizer.variables]}
+    applied = {id(optimizer) for optimizer, _, _ in found.applied}
+    inside = tuple(f"{p}/" for p, x in state.all_optimizers.items() if id(x) in applied)
     native_variable = active().is_native_variable  # changes of these cannot be tracked
-    return [p for p, v in state.variables.items() if id(v) in changed or native_variable(v)]
+    return [
+        path
+        for path, v in state.variables.items()
+        if id(v) in changed or path.startswith(inside) or native_variable(v)
+    ]
 
 
 def _updated(state: State, found: Build) -> list[str]:

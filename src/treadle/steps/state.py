@@ -23,10 +23,12 @@ class State:
         variables: Path to variable, in the order of the attributes; those of optimizers come last.
         layers: All layers.
         layer_paths: The paths of the layers, by id.
-        optimizers: Path to optimizer.
+        optimizers: Path to optimizer, without those that are parts of others.
+        all_optimizers: Path to optimizer, with those that are parts of others.
         accumulators: Path to `treadle.Accumulator`.
-        metrics: Name to metric. The name is the last part of the path, or the whole path if that
-            part is a position in a list or the name of another metric.
+        metrics: Name to metric, without those that are parts of others. The name is the last part
+            of the path, or the whole path if that part is a position in a list or the name of
+            another metric.
         seeds: The states of seed generators, including Keras' global one.
         loss_scale: The loss scale if any layer computes in float16, else None.
 
@@ -44,6 +46,7 @@ class State:
         self.variables, self._paths = found.variables, found.paths
         self.layers, self.layer_paths = found.layers, found.layer_paths
         self.optimizers, self.accumulators = found.optimizers, found.accumulators
+        self.all_optimizers = {**found.optimizers, **found.inner_optimizers}
         self.metrics, self.seeds = found.metrics, found.seeds
         self.loss_scale = found.loss_scale
         self._constants = found.constants

@@ -179,7 +179,9 @@ class Runner:
 def _draw_weights(state: State, seed: int) -> None:
     backend = active()
     optimizers_and_metrics = {
-        id(v) for x in (*state.optimizers.values(), *state.metrics.values()) for v in x.variables
+        id(v)
+        for x in (*state.all_optimizers.values(), *state.metrics.values())
+        for v in x.variables
     }
     for path, variable in state.variables.items():
         value = backend.read(variable)

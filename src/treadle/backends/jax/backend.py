@@ -245,6 +245,14 @@ class JaxBackend:
             step.ranges.used = computed(step.ranges.used, closed, arrays)
         return scope
 
+    def abstract_update(
+        self, function: Callable[[Sequence[Any]], Any], tensors: Sequence[Any]
+    ) -> Scope:
+        """Trace the call as a part of the step."""
+        with Scope() as scope:
+            function(tensors)
+        return scope
+
     def compiler(self, steps: int | None) -> str:
         """Return `"auto"`: the plan chooses."""
         return "auto"

@@ -22,7 +22,7 @@ from ..processes.rows import rows, seen, shared, unsplit
 from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
-from ..scope import Scope, hand_losses, hand_outward
+from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
@@ -187,14 +187,26 @@ class TensorFlowBackend:
         finally:
             for variable, value in [*before, *made]:
                 variable.assign(value)
+        updated = step.build.read if step.build is not None else {}
         keras_own = {
             id(v._value)
-            for v in (*scope.foreign.values(), *step.variables.values())
+            for v in (*scope.foreign.values(), *step.variables.values(), *updated.values())
             if isinstance(v, keras.Variable)
         }
         for variable in tape.watched_variables():  # native ones that were read
             if id(variable) not in keras_own:
                 scope.foreign[id(variable)] = variable
+        return scope
+
+    def abstract_update(
+        self, function: Callable[[Sequence[Any]], Any], tensors: Sequence[Any]
+    ) -> Scope:
+        """Trace the call; if that fails, run it and restore the variables."""
+        try:
+            with FuncGraph("update").as_default(), DirectScope() as scope:
+                function(tensors)
+        except Exception:
+            scope = restored(lambda: function(tensors), self)
         return scope
 
     def compiler(self, steps: int | None) -> str:

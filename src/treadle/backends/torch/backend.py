@@ -23,7 +23,7 @@ from ..processes.rows import rows, seen, shared, unsplit
 from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
-from ..scope import Scope, hand_losses, hand_outward
+from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from ..window import row
@@ -168,6 +168,17 @@ class TorchBackend:
                     variable._value.grad = None
             for layer in step.layers:  # Keras collected parameters with the scope's values
                 layer._modules.pop("_torch_params", None)
+        return scope
+
+    def abstract_update(
+        self, function: Callable[[Sequence[Any]], Any], tensors: Sequence[Any]
+    ) -> Scope:
+        """Run the call without values; if that fails, run it and restore the variables."""
+        try:
+            with keras.device("meta"), DirectScope() as scope:
+                function([None if x is None else keras.ops.convert_to_tensor(x) for x in tensors])
+        except Exception:
+            scope = restored(lambda: function(tensors), self)
         return scope
 
     def compiler(self, steps: int | None) -> str:

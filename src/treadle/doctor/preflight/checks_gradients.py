@@ -180,7 +180,7 @@ def _outside_of_layers(trials: Trials) -> Iterator[Finding]:
     """
     state, last = trials.state, trials.last
     owned = {id(v) for layer in state.layers for v in layer.variables}
-    owned |= {id(v) for x in state.optimizers.values() for v in x.variables}
+    owned |= {id(v) for x in state.all_optimizers.values() for v in x.variables}
     owned |= {id(v) for x in state.metrics.values() for v in x.variables}
     for path, variable in state.variables.items():
         if id(variable) in owned or not getattr(variable, "trainable", False):

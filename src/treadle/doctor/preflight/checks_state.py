@@ -192,7 +192,7 @@ def _owned(trials: Trials) -> set[str]:
     called = {event.info.path for event in trials.last.of(LAYER)}
     owners = [layer for layer in state.layers if state.layer_paths.get(id(layer)) in called]
     own = [v for x in owners for v in (*x._trainable_variables, *x._non_trainable_variables)]
-    own += [variable for optimizer in state.optimizers.values() for variable in optimizer.variables]
+    own += [v for optimizer in state.all_optimizers.values() for v in optimizer.variables]
     return {state.path_of(variable) for variable in own}
 
 
