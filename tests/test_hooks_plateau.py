@@ -16,7 +16,7 @@ def plateau(hook, losses, rate=1.0, loop=None):
     """Tell a hook of losses, one record each; returns the learning rate after each of them."""
     loop = loop or Loop()
     optimizer = keras.optimizers.SGD(rate)
-    loop.state = SimpleNamespace(optimizers={"optimizer": optimizer})
+    loop.state = SimpleNamespace(all_optimizers={"optimizer": optimizer})
     hook.start(loop)
     rates = []
     for loss in losses:

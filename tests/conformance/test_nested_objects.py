@@ -460,6 +460,14 @@ def test_updates_are_checked(make: Any, message: str, execution: Any) -> None:
         trained(execution, make=lambda: Pair(make))
 
 
+def test_constraints_of_updates_are_checked() -> None:
+    hidden = keras.Variable(1.0, name="hid")
+    task = Pair(inner)
+    task.b.constraint = lambda w: w * hidden
+    with pytest.raises(StateError, match="train_step uses hid, which no attribute"):
+        trained("auto", make=lambda: task)
+
+
 def test_inner_optimizers_that_scale_the_loss_are_refused() -> None:
     scaling = Lookahead(keras.optimizers.SGD(0.1, loss_scale_factor=2.0))
     with pytest.raises(StateError, match="optimizer/inner scales its loss itself"):

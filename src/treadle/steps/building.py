@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from ..backends.base import active
 from ..backends.ranges import raise_used, watched
 from ..backends.step_context import Build, Ranges, StepContext
+from ..backends.types import Variable
 from ..errors import ConfigurationError, StateError, StepError
 from .discovery import refuse_scaling
 from .optimizers import build_optimizers
@@ -226,12 +228,14 @@ def _recorded_apply(found: Build) -> Generator[None]:
             if not self.built or len(grads) != len(given):
                 return None  # it is built before the next run, or rejected
             variables = None if trainable_variables is None else given
+            if _treats_all_alike(self):
+                grads, variables = _examples(grads, given)
             running.append(self)
             try:
                 if running[1:]:
                     return original(self, grads, variables, **more)
-                # What fails here fails in the step too, where the error is explained.
-                with suppress(Exception):
+                # What fails or warns here does so in the step too, where errors are explained.
+                with suppress(Exception), warnings.catch_warnings(action="ignore"):
                     scope = active().abstract_update(
                         lambda grads: original(self, grads, variables, **more), grads
                     )
@@ -255,6 +259,22 @@ def _recorded_apply(found: Build) -> Generator[None]:
                 kind.apply = original
             elif kind is base:
                 del kind.apply
+
+
+def _treats_all_alike(optimizer: Any) -> bool:
+    """Return whether an optimizer is one of Keras that treats all variables alike."""
+    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    return type(optimizer).__module__.startswith("keras.") and not several
+
+
+def _examples(grads: list[Any], variables: list[Variable]) -> tuple[list[Any], list[Variable]]:
+    """Return a gradient with its variable, and those of all variables with constraints.
+
+    To trace the update of each variable takes seconds for a hundred layers.
+    """
+    pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+    pairs = pairs[:1] + [pair for pair in pairs[1:] if getattr(pair[1], "constraint", None)]
+    return [g for g, _ in pairs], [v for _, v in pairs]
 
 
 def _all_subclasses(base: Any) -> set[Any]:

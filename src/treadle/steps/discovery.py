@@ -132,7 +132,7 @@ class Discovery:
         self._deferred.clear()
 
     def _walk_members(self, path: str, thing: Any, slots: bool = True) -> None:
-        """Add what the attributes of an object reach, `slots` or not: variables, and their lists."""
+        """Add what an object's attributes reach; `slots`: also variables and lists of them."""
         for name, value in list(vars(thing).items()):
             if _is_stateless(value) or name in BOOKKEEPING or name.startswith("_self_"):
                 continue
