@@ -34,9 +34,10 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
         trials: The trials.
         steps: The number of training steps that are planned; None if unknown.
     """
-    for path, optimizer in trials.state.optimizers.items():
+    for path, optimizer in trials.state.all_optimizers.items():
         if steps is not None:
             yield from guarded(trials, _schedule, path, optimizer, steps)
+    for path, optimizer in trials.state.optimizers.items():
         yield from guarded(trials, _accumulation, path, optimizer)
         yield from guarded(trials, _decay, trials, path, optimizer)
         yield from guarded(trials, _sizes, trials, path, optimizer)

@@ -89,7 +89,7 @@ def _stored(code: CodeType) -> set[str]:
 
 def _unused_schedules(trials: Trials) -> Iterator[Finding]:
     """Find schedules of the task that no optimizer has, although one has their first value."""
-    optimizers = trials.state.optimizers
+    optimizers = trials.state.all_optimizers
     used = {id(getattr(optimizer, "_learning_rate", None)) for optimizer in optimizers.values()}
     for name, schedule in vars(trials.task).items():
         if not isinstance(schedule, LearningRateSchedule) or id(schedule) in used:
