@@ -1,13 +1,12 @@
 """`setup`: seed, precision, backend and devices of a process, before any layer is created."""
 
 import sys
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ..core import compile_cache as compiled_programs
-from ..core import determinism, keras_internals
+from ..core import determinism, float64, keras_internals
 from ..core.backend_choice import choose_backend, choose_default_backend
 from ..core.options import device_count, precision_name, run_seed
 from ..core.processes import process_group
@@ -110,7 +109,10 @@ def setup(
 
         seed_everything(seed)
     if precision is not None:
-        _check_precision(precision)
+        wide = precision == "float64"
+        if wide != float64.is_on():
+            _backend().use_float64(wide)
+        float64.switch(wide)
         keras.config.set_dtype_policy(precision)
     if devices == 1:
         keras.distribution.set_distribution(None)
@@ -193,26 +195,6 @@ def _checked_devices(devices: Any) -> Any:
             f"ModelParallel, not {devices!r}"
         )
     return whole_number("devices", devices, ConfigurationError)
-
-
-def _check_precision(precision: str) -> None:
-    """Check that the backend supports a precision; JAX may silently replace float64 by float32.
-
-    Raises:
-        ConfigurationError: The backend would compute with another dtype.
-    """
-    from keras import ops
-    from keras.backend import standardize_dtype
-
-    wanted = precision.removeprefix("mixed_")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of what the error below reports
-        found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
-    if found != wanted:
-        raise ConfigurationError(
-            f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "
-            "JAX_ENABLE_X64=1 before it starts"
-        )
 
 
 def _existing_layer() -> str:

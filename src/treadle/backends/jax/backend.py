@@ -29,7 +29,7 @@ from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from . import layouts, processes
 from .calls import JitCaller
-from .layouts import active_layouts, adopt, layout_of
+from .layouts import active_layouts, adopt, layout_of, standard
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
 from .ranges import computed
 from .trace import tracing
@@ -255,7 +255,7 @@ class JaxBackend:
             device, several = jax.default_backend(), active_layouts()
             if several is not None:
                 adopt(program.seeds)
-            put = self.to_device if several is None else several.put
+            put = self.to_device if several is None else lambda x: several.put(standard(x))
             return EagerExecutor(program, _eager_step, put, processes.whole, device)
         return JaxExecutor(program)
 
@@ -321,6 +321,13 @@ class JaxBackend:
                 "variable XLA_FLAGS=--xla_gpu_deterministic_ops=true"
             )
 
+    def use_float64(self, on: bool) -> None:
+        """Enable JAX's 64-bit mode, or set it to what it was before."""
+        layouts.forget_data_sets()
+        if on:
+            self._x64_before = jax.config.jax_enable_x64
+        jax.config.update("jax_enable_x64", on or self._x64_before)
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
@@ -373,8 +380,8 @@ class JaxBackend:
         return processes.whole(tensor)
 
     def to_device(self, array: Any) -> Tensor:
-        """Convert an array to a JAX array; 64-bit types become 32-bit."""
-        return jnp.asarray(array)
+        """Convert an array to a JAX array; 64-bit types become 32-bit, unless x64 is enabled."""
+        return jnp.asarray(standard(array))
 
 
 @jax.jit

@@ -27,10 +27,10 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
 from .calls import GraphCaller
-from .patches import FuncGraph, traced_again, true_moments
+from .patches import FuncGraph, traced_again, true_moments, wide_floats
 from .processes.engine import connect
 from .trace import tracing
-from .windows import TensorFlowExecutor, device, tensors
+from .windows import TensorFlowExecutor, device, placed, tensors
 
 
 class TensorFlowBackend:
@@ -286,6 +286,11 @@ class TensorFlowBackend:
     def use_deterministic_algorithms(self, late: bool) -> None:
         """Switch TensorFlow's deterministic operators on; operators without one raise an error."""
         tf.config.experimental.enable_op_determinism()
+
+    def use_float64(self, on: bool) -> None:
+        """Let Keras convert Python's floats to float64, which TensorFlow rounds to float32."""
+        placed.clear()
+        wide_floats(on)
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
