@@ -13,7 +13,7 @@ from . import keras_internals
 
 _NARROW, _WIDE = np.dtype("float32"), np.dtype("float64")
 
-CONVERTED: Final = {_WIDE}
+CONVERTED: Final[set[np.dtype[Any]]] = {_WIDE}
 """The dtypes of arrays that become tensors of Keras' float type; with 64-bit floats, float32 too,
 since TensorFlow multiplies no tensors of two dtypes."""
 
@@ -23,6 +23,11 @@ _replaced: dict[str, Any] = {}  # what Keras had in the places of the replacemen
 def is_on() -> bool:
     """Return whether Keras keeps 64-bit floats."""
     return _NARROW in CONVERTED
+
+
+def wide() -> str:
+    """Return the dtype in which Treadle computes what is not to be half precision."""
+    return "float64" if is_on() else "float32"
 
 
 def switch(on: bool) -> None:

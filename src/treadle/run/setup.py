@@ -39,7 +39,9 @@ def setup(
             Python and NumPy; a whole number of at least 0.
         precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
             compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (the same in float16,
-            with loss scaling; see `LossScale`).
+            with loss scaling; see `LossScale`). `"float64"` changes the whole process: it sets
+            Keras' `floatx`, lets Keras' functions keep float64, and enables JAX's 64-bit mode;
+            batches of float32 become float64. Another precision sets all of that back.
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
             `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
         devices: The number of devices to train on, or a `keras.distribution` object; several on

@@ -111,6 +111,7 @@ class JaxBackend:
 
     name = "jax"
     compilers = ()
+    _had_float64 = False  # whether JAX's 64-bit mode was on before Treadle enabled it
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return False: JAX has no variables of its own."""
@@ -325,8 +326,8 @@ class JaxBackend:
         """Enable JAX's 64-bit mode, or set it to what it was before."""
         layouts.forget_data_sets()
         if on:
-            self._x64_before = jax.config.jax_enable_x64
-        jax.config.update("jax_enable_x64", on or self._x64_before)
+            self._had_float64 = bool(jax.config.read("jax_enable_x64"))
+        jax.config.update("jax_enable_x64", on or self._had_float64)
 
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""

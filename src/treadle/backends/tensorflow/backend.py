@@ -1,5 +1,6 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -226,6 +227,8 @@ class TensorFlowBackend:
         text = str(error)
         if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
             return hints.CONDITION if "bool" in text else hints.NUMBER
+        if _TWO_DTYPES.search(text):
+            return hints.DTYPES
         if isinstance(error, tf.errors.OpError):
             outside = "is not in [0," in text or "Received a label value of" in text
             return ". ".join(filter(None, [_sentence(text), hints.OUT_OF_RANGE if outside else ""]))
@@ -343,6 +346,11 @@ class TensorFlowBackend:
 
 
 _ONE = "but a loop trains on one device"
+
+
+_TWO_DTYPES = re.compile(
+    r"was expected to be a \w+ tensor but is a \w+ tensor|that does not match type \w+ of argument"
+)
 
 
 def _kind(strategy: Any) -> str:
