@@ -144,6 +144,13 @@ def restarts(step: int) -> float:
     return 0.05 * ((1 - 0.1) * 0.5 * 0.9**cycle * (1 + np.cos(np.pi * rest / length)) + 0.1)
 
 
+def cycle(step: int) -> float:
+    low, half = 0.07 / 10, 0.9 * 25 / 2
+    if step <= 2 * half:
+        return low + (0.07 - low) * (1 - abs(step / half - 1))
+    return low / 1000 + (low - low / 1000) * (25 - step) / (25 - 2 * half)
+
+
 RATES: dict[str, tuple[Callable[[], Any], Callable[[int], float]]] = {
     "number": (lambda: 0.013, lambda step: 0.013),
     "exponential": (
@@ -168,8 +175,8 @@ RATES: dict[str, tuple[Callable[[], Any], Callable[[int], float]]] = {
         lambda step: [0.05, 0.03, 0.011][(step > 5) + (step > 10)],
     ),
     "own": (
-        lambda: treadle.schedules.Warmup(schedules.CosineDecay(0.05, 30), 3),
-        lambda step: 0.05 * min(step / 3, 1) * 0.5 * (1 + np.cos(np.pi * step / 30)),
+        lambda: treadle.schedules.WarmUp(treadle.schedules.OneCycle(0.07, 25), 3, start=0.01),
+        lambda step: 0.01 + (cycle(0) - 0.01) * step / 3 if step < 3 else cycle(step - 3),
     ),
 }
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
