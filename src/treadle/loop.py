@@ -48,7 +48,7 @@ from .core.triggers import Scheduled, Span, When
 from .data import as_source
 from .data.source import Source
 from .errors import ConfigurationError
-from .run.arguments import checked_count, checked_hooks, checked_options, checked_task
+from .run.arguments import checked_count, checked_hooks, checked_options, checked_task, narrow_parts
 from .run.explanations import explain, explaining
 from .run.next_windows import NextWindows
 from .run.services import Services, open_services
@@ -136,6 +136,7 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self._hooks = services.hooks
         self._session = Session(self, task, options, services)
+        services.reporter.warn(narrow_parts(task))
 
     def __enter__(self) -> "Loop":
         """Return the loop."""

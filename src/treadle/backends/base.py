@@ -382,6 +382,10 @@ class Devices(Protocol):
         """
         ...
 
+    def use_float64(self, on: bool) -> None:
+        """Let the framework compute in float64, or not, and drop data sets placed before."""
+        ...
+
     def distribute(self, devices: Any) -> None:
         """Train on several devices: variables are created for them, and batches split.
 

@@ -30,6 +30,11 @@ MADE = (
     "The step creates a variable: create layers, metrics and optimizers once, in the task's "
     "__init__, and keep them as attributes; the first batch builds them"
 )
+DTYPES = (
+    "TensorFlow computes nothing from tensors of two dtypes: cast one of them, for example with "
+    "keras.ops.cast(x, y.dtype), or use the functions of keras.ops, such as keras.ops.multiply(x, "
+    "y), which do"
+)
 OUT_OF_RANGE = (
     "An index or a label is out of range: treadle.Options(checked=True) checks every batch, and "
     "names the layer or the loss, and the step"

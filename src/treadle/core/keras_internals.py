@@ -137,6 +137,18 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/layers/normalization/batch_normalization.py",
         "(self, inputs, mask)",
     ),
+    "promotion": Internal(
+        "keras.src.backend.common.dtypes",
+        "changed by `core/float64.py`: on JAX and PyTorch, what is float64 becomes float32",
+        f"{KERAS}/backend/common/dtypes.py",
+        members=("BIT64_TO_BIT32_DTYPE",),
+    ),
+    "backend_numpy": Internal(
+        "keras.src.backend:numpy",
+        "patched by `core/float64.py`: the mean of integers and booleans is float32",
+        f"{KERAS}/ops/numpy.py",
+        members=("mean",),
+    ),
     "apply": Internal(
         "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
         "patched on several processes: the gradients that they apply are compared, or averaged",

@@ -1,23 +1,28 @@
 """Early validation of the arguments of a loop, so that mistakes raise clear errors."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import keras
 
 from ..backends.base import active
+from ..core import float64
 from ..core.hook import Hook
-from ..core.options import Options
+from ..core.options import Options, precision_name
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, whole_number
+from ..steps.state import State
 from ..steps.task import Task
+
+NAMED: Final = 3  # narrow parts in a message
 
 
 def checked_task(task: Any) -> Any:
     """Return a task after validating it.
 
     Raises:
-        ConfigurationError: If it is a class, a Keras model, or has no `train_step`.
+        ConfigurationError: If it is a class, a Keras model, or has no `train_step`; or if Keras'
+            dtype policy is float64, and `setup` did not set it.
     """
     if isinstance(task, type):
         raise ConfigurationError(
@@ -35,7 +40,26 @@ def checked_task(task: Any) -> Any:
             f"Loop needs a task, but got {_shown(task)}, which has no train_step: inherit from "
             "treadle.Task, or create a task with treadle.task(train_step, model=model)"
         )
+    if precision_name() == "float64" and not float64.is_on():
+        raise ConfigurationError(
+            "Keras' dtype policy is float64, but losses, metrics and optimizers would be computed "
+            "in float32: call treadle.setup(precision='float64'), before anything is built"
+        )
     return task
+
+
+def narrow_parts(task: Any) -> str:
+    """Return a warning about what a task computes in float32 in spite of `precision="float64"`."""
+    if precision_name() != "float64":
+        return ""
+    found = State.discover(task).narrow()
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    if not found:
+        return ""
+    return (
+        f"precision='float64', but {', '.join(found[:NAMED])}{more} are not float64: create them "
+        "after treadle.setup, without a dtype, or with dtype='float64'"
+    )
 
 
 def checked_options(options: Any) -> Options:

@@ -46,9 +46,10 @@ def explain(error: Exception, window: Window | None = None) -> None:
     """
     if isinstance(error, TreadleError):
         return
-    mismatch = _length_mismatch(window) if window is not None else ""
     lost = hints.DEVICE_LOST if hints.device_lost(error) else ""
-    for note in filter(None, [lost or active().explain(error), mismatch]):
+    cause = lost or active().explain(error)
+    mismatch = _length_mismatch(window) if window and cause != hints.DTYPES else ""
+    for note in filter(None, [cause, mismatch]):
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 

@@ -1,13 +1,12 @@
 """`setup`: seed, precision, backend and devices of a process, before any layer is created."""
 
 import sys
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ..core import compile_cache as compiled_programs
-from ..core import determinism, keras_internals
+from ..core import determinism, float64, keras_internals
 from ..core.backend_choice import choose_backend, choose_default_backend
 from ..core.options import device_count, precision_name, run_seed
 from ..core.processes import process_group
@@ -40,7 +39,9 @@ def setup(
             Python and NumPy; a whole number of at least 0.
         precision: A Keras dtype policy: `"float32"`, `"float64"`, `"mixed_bfloat16"` (layers
             compute in bfloat16 and keep float32 weights) or `"mixed_float16"` (the same in float16,
-            with loss scaling; see `LossScale`).
+            with loss scaling; see `LossScale`). `"float64"` changes the whole process: it sets
+            Keras' `floatx`, lets Keras' functions keep float64, and enables JAX's 64-bit mode;
+            batches of float32 become float64. Another precision sets all of that back.
         backend: `"tensorflow"`, `"jax"` or `"torch"`; only before Keras is imported. Default:
             `KERAS_BACKEND`, else the only installed backend, else Keras' own configuration.
         devices: The number of devices to train on, or a `keras.distribution` object; several on
@@ -110,7 +111,10 @@ def setup(
 
         seed_everything(seed)
     if precision is not None:
-        _check_precision(precision)
+        wide = precision == "float64"
+        if wide != float64.is_on():
+            _backend().use_float64(wide)
+        float64.switch(wide)
         keras.config.set_dtype_policy(precision)
     if devices == 1:
         keras.distribution.set_distribution(None)
@@ -193,26 +197,6 @@ def _checked_devices(devices: Any) -> Any:
             f"ModelParallel, not {devices!r}"
         )
     return whole_number("devices", devices, ConfigurationError)
-
-
-def _check_precision(precision: str) -> None:
-    """Check that the backend supports a precision; JAX may silently replace float64 by float32.
-
-    Raises:
-        ConfigurationError: The backend would compute with another dtype.
-    """
-    from keras import ops
-    from keras.backend import standardize_dtype
-
-    wanted = precision.removeprefix("mixed_")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # JAX warns of what the error below reports
-        found = standardize_dtype(ops.zeros((), dtype=wanted).dtype)
-    if found != wanted:
-        raise ConfigurationError(
-            f"precision {precision!r} would be computed in {found} by this backend: on JAX, set "
-            "JAX_ENABLE_X64=1 before it starts"
-        )
 
 
 def _existing_layer() -> str:

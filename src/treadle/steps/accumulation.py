@@ -9,6 +9,7 @@ from keras import ops
 from ..backends.base import active
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
+from ..core.float64 import wide
 from ..errors import ConfigurationError, StepError, whole_number
 from .control_flow import cond
 
@@ -31,7 +32,7 @@ class Accumulator:
     Attributes:
         steps: The number of calls of `add` per update.
         filled: The number of calls since the last update, an int32 variable.
-        weight: The sum of their weights, a float32 variable.
+        weight: The sum of their weights, a float variable.
         sums: The weighted sums of their gradients, one variable for each gradient, with at least 32
             bits; created by the first call of `add`.
 
@@ -57,7 +58,7 @@ class Accumulator:
     def __init__(self, steps: int) -> None:
         self.steps = whole_number("steps", steps, ConfigurationError)
         self.filled = _zeros((), "int32", "filled")
-        self.weight = _zeros((), "float32", "weight")
+        self.weight = _zeros((), wide(), "weight")
         self.sums: list[Variable] = []
 
     @property
@@ -91,7 +92,7 @@ class Accumulator:
         self._build(found)
         if ops.is_tensor(weight) and context().build is None:
             weight = active().total(weight)
-        share = ops.cast(context().examples if weight is None else weight, "float32")
+        share = ops.cast(context().examples if weight is None else weight, self.weight.dtype)
         total = ops.convert_to_tensor(self.weight) + share
         sums = [
             ops.convert_to_tensor(s) + ops.cast(share, s.dtype) * ops.cast(g, s.dtype)
@@ -134,7 +135,7 @@ class Accumulator:
         if self.sums:  # the counts belong to the discarded sums
             self.filled, self.weight = (
                 _zeros((), "int32", "filled"),
-                _zeros((), "float32", "weight"),
+                _zeros((), wide(), "weight"),
             )
         self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum", _layout_for(g)) for g in grads]
 

@@ -20,6 +20,7 @@ from ..backends.base import Outputs
 from ..backends.records import Records, recording_layers
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
+from ..core.float64 import wide
 from ..core.logs import UNDONE, Array
 from .skipping import Step
 from .state import State
@@ -360,10 +361,10 @@ def _norm(tensor: Any) -> Tensor:
     """Return the norm; also of numbers whose squares are outside of the range of float32."""
     x = _wide(ops.convert_to_tensor(tensor))
     if 0 in x.shape:
-        return ops.zeros((), "float32")
+        return ops.zeros((), wide())
     most = ops.max(ops.abs(x))
     scale = ops.where(most > 0, most, ops.ones_like(most))
-    return ops.cast(scale * ops.sqrt(ops.sum(ops.square(x / scale))), "float32")
+    return ops.cast(scale * ops.sqrt(ops.sum(ops.square(x / scale))), wide())
 
 
 def _wide(tensor: Tensor) -> Tensor:

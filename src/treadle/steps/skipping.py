@@ -8,6 +8,7 @@ from keras.backend import standardize_dtype
 
 from ..backends.types import Tensor, Variable
 from ..backends.window import examples_of
+from ..core.float64 import wide
 from ..core.logs import UNDONE
 from ..errors import StepError
 
@@ -64,9 +65,9 @@ def counted_unless(
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
     floats = [x for x in tensors if "float" in standardize_dtype(x.dtype)]
-    # A sum is finite only if all terms are (an overflow of float32 is treated the same), so one
+    # A sum is finite only if all terms are (an overflow is treated the same), so one
     # pass is enough.
-    sums = [ops.sum(ops.cast(ops.sum(x), "float32")) for x in floats]
+    sums = [ops.sum(ops.cast(ops.sum(x), wide())) for x in floats]
     return ops.isfinite(ops.sum(ops.stack(sums))) if sums else ops.convert_to_tensor(True)
 
 

@@ -80,6 +80,15 @@ class State:
         parts = ((path, constant.read()) for path, constant in self._constants.items())
         return next((name for name, x in (*parts, *self.metrics.items()) if x is thing), "")
 
+    def narrow(self) -> list[str]:
+        """Return the paths of variables, layers to be built and losses narrower than float64."""
+        layers = {self.layer_paths[id(x)]: x.variable_dtype for x in self.layers if not x.built}
+        values = {path: constant.read() for path, constant in self._constants.items()}
+        losses = {p: x.dtype for p, x in values.items() if isinstance(x, keras.losses.Loss)}
+        variables = {p: keras.backend.standardize_dtype(v.dtype) for p, v in self.variables.items()}
+        found = {**variables, **layers, **losses}
+        return [p for p, dtype in found.items() if "float" in dtype and dtype != "float64"]
+
     def __contains__(self, variable: Variable) -> bool:
         """Return whether a variable is part of the state."""
         return id(variable) in self._paths

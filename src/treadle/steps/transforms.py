@@ -14,6 +14,7 @@ from keras import ops
 
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
+from ..core.float64 import wide
 from ..errors import GradientError, did_you_mean
 from .gradients import listed
 from .helpers import step as running_step
@@ -258,11 +259,11 @@ def with_noise(
             f"with_noise(seed={seed!r}) would add the same noise in each step: keep a "
             "keras.random.SeedGenerator in the task and pass it"
         )
-    number = ops.cast(running_step() if step is None else step, "float32")
+    number = ops.cast(running_step() if step is None else step, wide())
     spread = ops.sqrt(eta / (1.0 + number) ** gamma)
 
     def noisy(g: Tensor) -> Tensor:
-        noise = keras.random.normal(tuple(g.shape), dtype="float32", seed=seed)
+        noise = keras.random.normal(tuple(g.shape), dtype=wide(), seed=seed)
         return g + ops.cast(spread * noise, g.dtype)
 
     return _map_lists(lambda part: [noisy(g) for g in part], grads)

@@ -29,7 +29,7 @@ from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from . import layouts, processes
 from .calls import JitCaller
-from .layouts import active_layouts, adopt, layout_of
+from .layouts import active_layouts, adopt, layout_of, standard
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
 from .ranges import computed
 from .trace import tracing
@@ -111,6 +111,7 @@ class JaxBackend:
 
     name = "jax"
     compilers = ()
+    _had_float64 = False  # whether JAX's 64-bit mode was on before Treadle enabled it
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return False: JAX has no variables of its own."""
@@ -263,7 +264,7 @@ class JaxBackend:
             device, several = jax.default_backend(), active_layouts()
             if several is not None:
                 adopt(program.seeds)
-            put = self.to_device if several is None else several.put
+            put = self.to_device if several is None else lambda x: several.put(standard(x))
             return EagerExecutor(program, _eager_step, put, processes.whole, device)
         return JaxExecutor(program)
 
@@ -329,6 +330,13 @@ class JaxBackend:
                 "variable XLA_FLAGS=--xla_gpu_deterministic_ops=true"
             )
 
+    def use_float64(self, on: bool) -> None:
+        """Enable JAX's 64-bit mode, or set it to what it was before."""
+        layouts.forget_data_sets()
+        if on:
+            self._had_float64 = bool(jax.config.read("jax_enable_x64"))
+        jax.config.update("jax_enable_x64", on or self._had_float64)
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
@@ -381,8 +389,8 @@ class JaxBackend:
         return processes.whole(tensor)
 
     def to_device(self, array: Any) -> Tensor:
-        """Convert an array to a JAX array; 64-bit types become 32-bit."""
-        return jnp.asarray(array)
+        """Convert an array to a JAX array; 64-bit types become 32-bit, unless x64 is enabled."""
+        return jnp.asarray(standard(array))
 
 
 @jax.jit

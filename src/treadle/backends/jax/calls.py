@@ -14,10 +14,10 @@ from ..scope import Scope
 from ..step_context import running
 from ..types import Variable
 from ..window import Window, capacity, padded
-from .layouts import active_layouts, adopt, on_device
+from .layouts import active_layouts, adopt, on_device, standard
 from .patches import keras_random
 from .processes import several
-from .windows import batch_at, convolves, device_batch, standard
+from .windows import batch_at, convolves, device_batch
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
 # That pays for small networks only: limit of the bytes of variables, and of the outputs of a call.

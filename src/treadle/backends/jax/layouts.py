@@ -20,6 +20,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...core.float64 import CONVERTED, is_on
 from ...core.processes import own_rows, process_group
 from ...errors import ConfigurationError
 from ..base import RefusedDistribution
@@ -109,13 +110,27 @@ def layout_of(variable: Variable) -> NamedSharding | None:
     return getattr(layout, "backend_layout", layout)
 
 
+def standard(x: Any) -> Any:
+    """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled."""
+    array = np.asarray(x)
+    if array.dtype in CONVERTED and is_on():
+        return array.astype("float64", copy=False)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
 def on_device(rows: Rows, layouts: Layouts | None) -> Any:
     """Return a data set on the device, or on each of several; it is copied there once."""
     placed = _placed if layouts is None else layouts.placed
     if rows.owner not in placed:
         put = jnp.asarray if layouts is None else layouts.replicate
-        placed[rows.owner] = jax.tree.map(put, rows.arrays)
+        placed[rows.owner] = jax.tree.map(lambda x: put(standard(x)), rows.arrays)
     return placed[rows.owner]
+
+
+def forget_data_sets() -> None:
+    """Drop the data sets on devices, which may be those of another float type."""
+    _placed.clear()
+    _layouts.cache_clear()
 
 
 def distribute(devices: Any) -> None:

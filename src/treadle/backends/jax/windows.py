@@ -19,7 +19,7 @@ from ..scope import Scope
 from ..types import Tensor, Variable
 from ..window import Following, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
-from .layouts import Layouts, active_layouts, adopt, layout_of, on_device
+from .layouts import Layouts, active_layouts, adopt, layout_of, on_device, standard
 from .patches import jaxpr_as_fun, keras_random
 
 # A state of more bytes is in memory only once. One of fewer bytes is kept until a window has ended,
@@ -395,12 +395,6 @@ def _copied_apart(state: Sequence[Any]) -> list[Any]:
 def device_batch(batch: Any) -> Any:
     """Convert a batch to NumPy arrays of JAX's types, which jit transfers fastest."""
     return jax.tree.map(standard, batch)
-
-
-def standard(x: Any) -> Any:
-    """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled."""
-    array = np.asarray(x)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _arrays(result: StepResult) -> Any:

@@ -1,5 +1,6 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,10 +28,10 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from ..window import row
 from .calls import GraphCaller
-from .patches import FuncGraph, traced_again, true_moments
+from .patches import FuncGraph, traced_again, true_moments, wide_floats
 from .processes.engine import connect
 from .trace import tracing
-from .windows import TensorFlowExecutor, device, tensors
+from .windows import TensorFlowExecutor, device, placed, tensors
 
 
 class TensorFlowBackend:
@@ -238,6 +239,8 @@ class TensorFlowBackend:
         text = str(error)
         if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
             return hints.CONDITION if "bool" in text else hints.NUMBER
+        if _TWO_DTYPES.search(text):
+            return hints.DTYPES
         if isinstance(error, tf.errors.OpError):
             outside = "is not in [0," in text or "Received a label value of" in text
             return ". ".join(filter(None, [_sentence(text), hints.OUT_OF_RANGE if outside else ""]))
@@ -299,6 +302,11 @@ class TensorFlowBackend:
         """Switch TensorFlow's deterministic operators on; operators without one raise an error."""
         tf.config.experimental.enable_op_determinism()
 
+    def use_float64(self, on: bool) -> None:
+        """Let Keras convert Python's floats to float64, which TensorFlow rounds to float32."""
+        placed.clear()
+        wide_floats(on)
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
@@ -350,6 +358,11 @@ class TensorFlowBackend:
 
 
 _ONE = "but a loop trains on one device"
+
+
+_TWO_DTYPES = re.compile(
+    r"was expected to be a \w+ tensor but is a \w+ tensor|that does not match type \w+ of argument"
+)
 
 
 def _kind(strategy: Any) -> str:

@@ -39,6 +39,12 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/tensorflow/nn.py",
         "(x, axes, keepdims)",
     ),
+    "keras_core": Internal(
+        "keras.src.backend.tensorflow.core",
+        "changed by `wide_floats`: TensorFlow converts Python's floats to float32",
+        f"{KERAS}/backend/tensorflow/core.py",
+        members=("tf",),
+    ),
     "uniform": Internal(
         "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_uniform_v2",
         "patched: XLA draws other numbers than the kernels",
@@ -238,6 +244,35 @@ def true_moments() -> Generator[None]:
 
     with INTERNALS["moments"].replaced(moments):
         yield
+
+
+class _WideFloats:
+    """Stands for `tensorflow` where Keras converts values: Python's floats become float64."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf, name)
+
+    def convert_to_tensor(self, value: Any, dtype: Any = None, name: Any = None) -> Any:
+        """Convert a value to a tensor."""
+        wide = dtype is None and _are_floats(value)
+        return tf.convert_to_tensor(value, tf.float64 if wide else dtype, name=name)
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        """Cast a value, which TensorFlow itself makes a tensor of float32 first."""
+        return tf.cast(tf.convert_to_tensor(x, tf.float64) if _are_floats(x) else x, dtype)
+
+
+def _are_floats(value: Any) -> bool:
+    """Return whether a value is a float of Python, or a list of numbers with at least one float."""
+    if not isinstance(value, (list, tuple)):
+        return type(value) is float
+    kinds = set(map(type, tf.nest.flatten(value)))
+    return float in kinds and kinds <= {int, float}
+
+
+def wide_floats(on: bool) -> None:
+    """Let Keras convert Python's floats to float64, or as TensorFlow does."""
+    INTERNALS["keras_core"].resolve().tf = _WideFloats() if on else tf
 
 
 _Function: Any = type(tf.function(lambda: None))

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...core.float64 import CONVERTED
 from ...errors import StateError
 from ..background import Done, Results, Running, start
 from ..eager import run_step
@@ -23,7 +24,7 @@ CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
-_placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 """Data sets on the device, by owner; each is copied there once."""
 
 
@@ -334,7 +335,7 @@ def tensors(batch: Any) -> Any:
         if x is None or tf.is_tensor(x):
             return x
         array = np.asarray(x)
-        if array.dtype == np.float64:
+        if array.dtype in CONVERTED:
             array = array.astype(keras.config.floatx())
         return tf.convert_to_tensor(array)
 
@@ -349,9 +350,9 @@ def _number(number: int) -> Any:
 
 
 def _on_device(rows: Rows) -> list[Any]:
-    if rows.owner not in _placed:
-        _placed[rows.owner] = leaves(tensors(rows.arrays))
-    return _placed[rows.owner]
+    if rows.owner not in placed:
+        placed[rows.owner] = leaves(tensors(rows.arrays))
+    return placed[rows.owner]
 
 
 def _one(window: Window, index: int) -> tuple[list[Any], Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from ...core.float64 import CONVERTED
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
 from ...core.processes import ProcessGroup
@@ -33,7 +34,7 @@ from .capture.inductor import INDUCTOR, pays
 from .capture.proof import Captured
 from .capture.recording import current
 from .capture.trials import device
-from .capture.windows import CAPTURED, CaptureExecutor, is_shareable
+from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -261,6 +262,10 @@ class TorchBackend:
         """Switch PyTorch's deterministic algorithms on; operators without one raise an error."""
         torch.use_deterministic_algorithms(True)
 
+    def use_float64(self, on: bool) -> None:
+        """Drop data sets; PyTorch's default dtype stays, since Keras' `segment_sum` needs it."""
+        placed.clear()
+
     def trace(self, directory: Path) -> AbstractContextManager[None]:
         """Return a context in which the profiler records."""
         return tracing(directory)
@@ -308,7 +313,7 @@ class TorchBackend:
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a tensor; float64 becomes Keras' float type."""
         if isinstance(array, np.ndarray):
-            if array.dtype == np.float64:
+            if array.dtype in CONVERTED:
                 array = array.astype(keras.config.floatx())
             elif array.flags.carray and is_shareable(array):
                 return torch.from_numpy(array).clone()  # Keras does the same, but takes 20 µs

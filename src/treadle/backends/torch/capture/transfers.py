@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import torch
 
+from ....core.float64 import CONVERTED
 from ..patches import get_device
 from .trials import device
 
@@ -114,7 +115,7 @@ def start_copies(arrays: Any, to_device: Callable[[Any], Any]) -> tuple[Any, Cal
     def copied(array: Any) -> Any:
         if array is None:
             return None
-        if array.dtype == np.float64:
+        if array.dtype in CONVERTED:
             array = array.astype(keras.config.floatx())
         tensors.append(stream.copied(array) if array.dtype in SAME_TYPE else to_device(array))
         return tensors[-1]

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import torch
 
+from ....core.float64 import CONVERTED
 from ....core.options import Options
 from ...background import Done, Results, Running
 from ...eager import StepResult, run_step
@@ -37,7 +38,7 @@ MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs
 # variables, and the Python code around such long operations matters little.
 MOST_BYTES = 512 * 2**20
 
-_placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+placed: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Data sets as tensors, in their structure and as a list, by owner: each is converted once, on a
 CPU without a copy."""
 
@@ -250,15 +251,16 @@ def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> tuple[Any, list[A
     Returns:
         Its structure, and its tensors as a list: to list them takes 70 calls of Python.
     """
-    if rows.owner not in _placed:
+    if rows.owner not in placed:
         held = _mapped(lambda x: shared(x, to_device), rows.arrays)
-        _placed[rows.owner] = held, tensors_of(held)
-    return _placed[rows.owner]
+        placed[rows.owner] = held, tensors_of(held)
+    return placed[rows.owner]
 
 
 def is_shareable(array: Any) -> bool:
     """Return whether a tensor can share the memory of an array, and has the same type in Keras."""
-    return array.dtype in SAME_TYPE and device() == "cpu"
+    kept = array.dtype in SAME_TYPE and array.dtype not in CONVERTED
+    return kept and device() == "cpu"
 
 
 def shared(array: Any, to_device: Callable[[Any], Any]) -> Any:
