@@ -3,14 +3,21 @@
 import csv
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treadle.checkpoint.final_files import list_files
+from treadle.core.folder import Folder
+from treadle.core.run_file import encode
+
 # Fields that are times, or follow from one: the size and the hash of a log that contains times.
-# Keras also writes addresses in memory into the configuration of a model.
+# An identifier is drawn at random. Keras also writes addresses in memory into the configuration
+# of a model.
+FOLLOWING = {"id", "sha256", "checkpoint", "files"}
 TIMES = {
-    "run.json": {"started", "finished", "costs", "seconds", "resumed"},
-    "manifest.json": {"started", "seconds", "JSONLines"},
+    "run.json": {"started", "finished", "costs", "seconds", "resumed", *FOLLOWING},
+    "manifest.json": {"started", "seconds", "JSONLines", "id"},
     "log.jsonl": {"seconds"},
     "epochs.csv": {"seconds"},
     "metadata.json": {"date_saved"},
@@ -47,7 +54,36 @@ def _content(name: str, data: bytes, path: Path | None = None) -> Any:
     if name.endswith(".keras") and path is not None:
         with zipfile.ZipFile(path) as file:
             return {part: _content(part, file.read(part)) for part in file.namelist()}
+    if name.endswith(".png"):
+        return b"".join(part for part in chunks(data) if not part[4:].startswith(b"tEXtSource"))
     return data
+
+
+def content_of_file(path: Path) -> Any:
+    """Return the content of one file without times."""
+    return _content(path.name, path.read_bytes(), path)
+
+
+def chunks(data: bytes) -> Iterator[bytes]:
+    """Yield the parts of a PNG file, one of which holds the identifier of the run."""
+    place = 8
+    while place < len(data):
+        end = place + 12 + int.from_bytes(data[place : place + 4])
+        yield data[place:end]
+        place = end
+
+
+def write_record(directory: Path, record: Any) -> None:
+    """Write an edited `run.json`; its SHA-256 follows."""
+    (directory / "run.json").write_bytes(encode(record))
+
+
+def list_again(directory: Path) -> None:
+    """Edit `run.json` so that it lists the files of a run as they are now."""
+    record = json.loads((directory / "run.json").read_bytes())
+    with Folder.open(directory) as folder:
+        record["files"] = list_files(folder, record["files"])
+    write_record(directory, record)
 
 
 def _without(value: Any, names: set[str]) -> Any:

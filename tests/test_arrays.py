@@ -1,7 +1,6 @@
 """Arrays in files: every dtype, what NumPy reads of them, and what is refused."""
 
 import hashlib
-import itertools
 import json
 import os
 import struct
@@ -15,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from treadle.checkpoint.arrays import read_arrays, read_final_state, write_arrays
+from treadle.checkpoint.arrays import read_arrays, write_arrays
 from treadle.checkpoint.dtypes import dtype_named, name_of
 from treadle.checkpoint.format_1 import npy_header
 from treadle.checkpoint.npz import DTYPES
@@ -354,21 +353,6 @@ def test_only_a_regular_file_is_read(tmp_path):
     write_arrays(real, {"a": np.ones(2)})
     (tmp_path / "link.npz").symlink_to(real)
     assert read_arrays(tmp_path / "link.npz")["a"].sum() == 2  # the user's choice
-    places = (os.mkfifo, os.mkdir, real, tmp_path / "nothing")
-    for name, place in itertools.product(("state.npz", "state.safetensors"), places):
-        path = tmp_path / name
-        path.symlink_to(place) if isinstance(place, Path) else place(path)
-        with pytest.raises(DirectoryError, match=f"^cannot read {path}: it is a"):
-            read_final_state(tmp_path)
-        path.rmdir() if place is os.mkdir else path.unlink()
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(StateError, match="it is a pipe, and not a file"):
         read_arrays(tmp_path / "pipe.npz")
-    assert read_final_state(tmp_path) == {}
-    (tmp_path / "state.npz").write_bytes(b"damaged")
-    with pytest.raises(DirectoryError) as caught:
-        read_final_state(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path / 'state.npz'} does not hold arrays as Treadle writes them: File is not a zip "
-        "file. Restore a copy of it, or move it away to use the last checkpoint"
-    )

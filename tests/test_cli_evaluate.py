@@ -30,11 +30,15 @@ def test_evaluate_says_what_is_missing():
     import keras
 
     keras.backend.clear_session()
-    assert "did not finish" in treadle("evaluate", "runs/Tiny-1").stderr  # its last checkpoint
+    shown = treadle("evaluate", "runs/Tiny-1").stderr
+    assert "expected 404 bytes" in shown and "those of checkpoint step-000000000004" in shown
     Path("mine.py").unlink()
     find_again = treadle("evaluate", "runs/Tiny-1", code=2).stderr
     assert "the task of runs/Tiny-1 cannot be made again: there is no file" in find_again
     Path("runs/Tiny-1/run.json").write_text('{"configuration": {"task": "Tiny"}}')
+    shown = treadle("evaluate", "runs/Tiny-1", code=2).stderr
+    assert "run.json is of another run than checkpoint step-000000000004: expected the id" in shown
+    shutil.rmtree("runs/Tiny-1/checkpoints")
     assert "a run of a script" in treadle("evaluate", "runs/Tiny-1", code=2).stderr
 
 

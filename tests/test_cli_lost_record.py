@@ -8,7 +8,7 @@ import pytest
 
 from tests import cli_runs
 from tests.cli_runs import apart, run_tiny  # noqa: F401
-from tests.run_content import content_of
+from tests.run_content import content_of, write_record
 
 pytestmark = pytest.mark.any_backend
 
@@ -102,9 +102,9 @@ def test_the_weights_that_a_directory_names_are_not_read(apart, tmp_path):  # no
     run_tiny("--directory", "after", "--quiet", "--weights-from", "before", "--steps", 1)
     record = json.loads(Path("after/run.json").read_text())
     record["configuration"]["weights_from"] = str(tmp_path / "elsewhere")
-    Path("after/run.json").write_text(json.dumps({**record, "finished": None}))
+    write_record(Path("after"), {**record, "finished": None})
     treadle("resume", "after", "--quiet")  # its checkpoint has the weights
-    Path("after/run.json").write_text(json.dumps({**record, "finished": None}))
+    write_record(Path("after"), {**record, "finished": None})
     shutil.rmtree("after/checkpoints")
     assert treadle("resume", "after", code=2).stderr == (
         f"error: the run in after began with the weights of {tmp_path / 'elsewhere'}, and has no "
@@ -119,7 +119,7 @@ def test_without_a_checkpoint_a_run_begins_with_the_given_weights_again(apart): 
     run_tiny(*how)
     expected = content_of(Path("after"))
     record = json.loads(Path("after/run.json").read_text())
-    Path("after/run.json").write_text(json.dumps({**record, "finished": None}))
+    write_record(Path("after"), {**record, "finished": None})
     shutil.rmtree("after/checkpoints")
     run_tiny(*how)
     assert content_of(Path("after"))["state.safetensors"] == expected["state.safetensors"]

@@ -29,7 +29,6 @@ def test_final_model_saves_the_model(tmp_path):
     task = SimpleNamespace(model=dense(), critic=dense(), units=3, optimizer=keras.optimizers.SGD())
     loop = Loop(tmp_path, step=5, task=task)
     loop.weights = 7
-    (tmp_path / "state.npz").touch()  # as an older version called it
     hooks.FinalModel().end(loop, None)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["critic.keras", "model.keras", "state.safetensors"]

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import treadle
+from tests.run_content import write_record
 from treadle.cli import app
 from treadle.core import renamed
 from treadle.core.renamed import RENAMED, with_current_names
@@ -61,7 +62,7 @@ def with_earlier_names(directory):
     settings = record["configuration"]["settings"]
     record["configuration"]["settings"] = {EARLIER.get(k, k): v for k, v in settings.items()}
     assert "noise" in record["configuration"]["settings"]
-    file.write_text(json.dumps(record))
+    write_record(directory, record)
 
 
 def settings_in(directory):

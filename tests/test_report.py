@@ -136,6 +136,7 @@ def test_events_of_a_run():
         (3, "rollback", "rolled back, and excluded the batch of epoch 1, batch 3: loss is nan"),
         (3, "checkpoint", "checkpoint"),
         (4, "warning", "low memory"),
+        (4, "warning", "run/images: expected a folder, but found none"),
         (4, "note", "hint: more"),
         (8, "end", "failed: NonFiniteError: loss is nan"),
     ]

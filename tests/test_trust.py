@@ -13,6 +13,7 @@ import pytest
 import treadle as library
 from tests import cli_runs
 from tests.cli_runs import apart, run_tiny  # noqa: F401 - a fixture
+from tests.run_content import write_record
 from treadle.core import trust
 
 COMMANDS = (["resume"], ["evaluate"], ["replay", "--step", 1])
@@ -58,7 +59,7 @@ def edit(directory, **changes):
     """Change the configuration in `run.json`, as the sender of a directory can."""
     record = json.loads((directory / "run.json").read_text())
     record["configuration"].update(changes)
-    (directory / "run.json").write_text(json.dumps(record))
+    write_record(directory, record)
 
 
 def evil(folder):

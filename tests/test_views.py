@@ -4,7 +4,6 @@ import doctest
 import json
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 import treadle
 from tests.report_directories import log_of, write_run
+from tests.run_content import write_record
 from treadle.core import views
 from treadle.core.history import MOST_CHARTS, History
 from treadle.core.logs import Record, StepLogs
@@ -206,6 +206,6 @@ def test_texts_of_a_directory_are_escaped(tmp_path):
     write_run(tmp_path / "run", log_of([1.0] * 8, **{EVIL: 2.0}), settings={EVIL: EVIL})
     facts = json.loads((tmp_path / "run/run.json").read_text())
     facts["configuration"]["task"] = EVIL
-    Path(tmp_path, "run/run.json").write_text(json.dumps(facts))
+    write_record(tmp_path / "run", facts)
     read = shown(treadle.load_run(tmp_path / "run"))
     assert sum("<script>alert(1)" in text for text in read.texts) >= 2

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.checkpoint.arrays import read_arrays, write_arrays
-from treadle.errors import CheckpointError, ConfigurationError, DirectoryError, StateError
+from tests.run_content import write_record
+from treadle.core.directory import read_run
+from treadle.errors import ConfigurationError, DirectoryError, StateError
 
 
 class Body(treadle.Task):
@@ -94,18 +95,6 @@ def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: P
     assert float(task.scale.numpy()) < 1.0 + newest.progress.step
 
 
-def test_the_final_state_of_an_older_version_is_read(before: Any, tmp_path: Path) -> None:
-    directory, theirs = tmp_path / "older", before[1]
-    shutil.copytree(before[0], directory)
-    write_arrays(directory / "state.npz", read_arrays(directory / "state.safetensors"))
-    (directory / "state.safetensors").unlink()
-    for file in directory.glob("checkpoints/*/*"):
-        file.unlink()
-    task = Body()
-    treadle.warm_start(task, directory)
-    np.testing.assert_array_equal(task.model.get_weights()[0], theirs["model/layers/0/kernel"])
-
-
 def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
     directory, theirs = before
 
@@ -182,11 +171,12 @@ def test_a_directory_without_anything_learned(before: Any, tmp_path: Path) -> No
     (directory / "state.safetensors").unlink()
     for file in directory.glob("checkpoints/*/*.safetensors"):
         file.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="cannot read any checkpoint of"):
+    with pytest.raises(DirectoryError, match=r"found no file; there is no valid checkpoint of"):
         treadle.warm_start(Body(), directory)
     for folder in directory.glob("checkpoints/step-*"):
         for file in folder.iterdir():
             file.unlink()
         folder.rmdir()
+    write_record(directory, {**read_run(directory), "finished": None})
     with pytest.raises(DirectoryError, match="did not finish, and has no checkpoint"):
         treadle.warm_start(Body(), directory)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.run_content import write_record
 from treadle import data
 from treadle.errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
 
@@ -106,7 +107,7 @@ def test_backend_and_precision_are_part_of_the_configuration(tmp_path: Path) -> 
     assert configuration["backend"] == record["backend"] == keras.config.backend()
     assert configuration["precision"] == record["precision"] == "float32"
     configuration["backend"], configuration["precision"] = "another", "float99"
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    write_record(tmp_path, record)
     with pytest.raises(
         DirectoryError, match=r"backend was 'another', now .*; precision was 'float99', now 'fl"
     ):
@@ -339,9 +340,7 @@ def test_a_run_with_only_the_checkpoint_of_step_0_reports_that_it_starts_there(
         run(tmp_path, hooks=[treadle.at("1 steps", die)])
     run(tmp_path, hooks=[often, treadle.at("1 epochs", lambda loop: loop.save())], console=True)
     assert "there is no checkpoint after step 0: the run restarts from step 0" in said(capsys)
-    (tmp_path / "run.json").write_text(
-        (tmp_path / "run.json").read_text().replace('"finished": "', '"ended": "')
-    )
+    write_record(tmp_path, {**recorded(tmp_path), "finished": None})
     for file in tmp_path.glob("checkpoints/step-00000000000[1-9]*/*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])
     run(tmp_path, console=True)

@@ -18,6 +18,7 @@ import pytest
 from drill import Batches, Copies, Drill, batches, newest, outcome, run, train_source
 
 import treadle
+from tests.run_content import write_record
 from treadle.checkpoint import Checkpoints
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks import Checkpoint
@@ -361,7 +362,7 @@ def test_another_plan_is_reported_with_the_lost_guarantee(killed: Path, capsys: 
 def test_another_precision_is_refused(killed: Path) -> None:
     record = json.loads((killed / "run.json").read_text())
     record["configuration"]["precision"] = "mixed_bfloat16"
-    (killed / "run.json").write_text(json.dumps(record))
+    write_record(killed, record)
     with pytest.raises(DirectoryError, match=r"precision was 'mixed_bfloat16', now 'float32'"):
         run(killed)
 

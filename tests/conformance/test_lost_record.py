@@ -13,7 +13,7 @@ import test_resume
 from test_resume import Noisy, same_run, source
 
 import treadle
-from tests.run_content import content_of
+from tests.run_content import content_of, write_record
 from treadle.checkpoint.format import digest_line
 from treadle.core.directory import read_run
 from treadle.errors import CheckpointError, DirectoryError, TreadleWarning
@@ -242,7 +242,7 @@ def test_batches_excluded_by_a_rollback_stay_excluded(tmp_path: Path) -> None:
 
     def lost(directory: Path) -> Any:
         record = json.loads((directory / "run.json").read_text())
-        (directory / "run.json").write_text(json.dumps({**record, "passed_over": excluded}))
+        write_record(directory, {**record, "passed_over": excluded})
         with pytest.raises(OSError, match="killed"):
             run(directory, die_at=10)
         return read_run(directory)

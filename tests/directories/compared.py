@@ -6,10 +6,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tests.run_content import FOLLOWING, content_of_file
 from treadle.checkpoint import Checkpoints
 
 # Times, and addresses in memory, which Keras writes.
-TIMES = {"seconds", "started", "finished", "costs", "resumed", "shared_object_id"}
+TIMES = {"seconds", "started", "finished", "costs", "resumed", "shared_object_id", *FOLLOWING}
 UNCOMPARED = (".lock", "curves.png")
 
 
@@ -50,7 +51,7 @@ def _content(path: Path) -> Any:
             found: dict[str, Any] = {name: archive.read(name) for name in names}
         found["config.json"] = without(json.loads(found["config.json"]), TIMES)
         return found
-    return path.read_bytes()
+    return content_of_file(path)
 
 
 def without(value: Any, names: set[str]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treadle.checkpoint.format import digest_line
+from treadle.core.run_file import encode
 
 DEEP = "\0deep"
 OVERFLOWS = "\0overflows"
@@ -22,7 +23,7 @@ FIELDS = ("progress", "calls", "code", "settings", "recipe", "data_dir", "weight
 
 
 def run_file(path: Path, chance: Random, outside: Path) -> None:
-    """Change a value of `run.json`, add one, or remove one."""
+    """Change a value of `run.json`, add one, or remove one; its hash follows, or does not."""
     record = json.loads(path.read_text())
     kind = chance.random()
     if kind < 0.15:  # what names code, data and weights of others
@@ -33,6 +34,8 @@ def run_file(path: Path, chance: Random, outside: Path) -> None:
         record["passed_over"] = chance.choice(VALUES)
     else:
         _edit(record, chance)
+    if chance.random() < 0.8:
+        record = json.loads(encode(record))  # its hash follows
     path.write_text(_text(record))
 
 

@@ -4,18 +4,17 @@ import errno
 import os
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from ..core.directory import state_file
 from ..core.folder import Folder
-from ..errors import DirectoryError, StateError
+from ..errors import StateError
 from .dtypes import Array, name_of
 from .npz import DTYPES, read_npz, write_npz
-from .tensor_file import METADATA, SUFFIX, pieces, read_tensors
+from .tensor_file import METADATA, SUFFIX, Piece, pieces, read_tensors
 
 # What the readers raise for files that are damaged or of another format.
 _INVALID = (
@@ -65,8 +64,12 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
             folder.write_with(path.name, lambda new: write_npz(new, arrays))
 
 
-def read_arrays(path: str | Path) -> dict[str, Array]:
+def read_arrays(path: str | Path, update: Callable[[Piece], object] = len) -> dict[str, Array]:
     """Read arrays written by `write_arrays`, with their original dtypes. Runs no code in the file.
+
+    Args:
+        path: The file.
+        update: Called with each piece of a `.safetensors` file, as `update` of a hash.
 
     Raises:
         StateError: If the file has another format, contains Python objects, or is compressed. A
@@ -85,25 +88,10 @@ def read_arrays(path: str | Path) -> dict[str, Array]:
     with Folder.open(real.parent, error=StateError) as folder, folder.opened(real.name) as opened:
         file, size = opened
         try:
-            return read_tensors(file, real) if path.suffix == SUFFIX else read_npz(file)
+            return read_tensors(file, real, update) if path.suffix == SUFFIX else read_npz(file)
         except _INVALID as error:
             raise StateError(
                 f"{path} does not hold arrays as Treadle writes them: {error}"
             ) from error
         except MemoryError as error:
             raise StateError(f"{path} of {size:,} bytes does not fit into memory") from error
-
-
-def read_final_state(directory: Path) -> dict[str, Array]:
-    """Return the value of every variable at the end of a run; empty if the run saved none.
-
-    Raises:
-        DirectoryError: If the file is damaged, or there is something else in its place.
-    """
-    file = state_file(directory)
-    try:
-        return read_arrays(file) if file else {}
-    except StateError as error:
-        raise DirectoryError(
-            f"{error}. Restore a copy of it, or move it away to use the last checkpoint"
-        ) from error

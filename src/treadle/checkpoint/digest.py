@@ -1,10 +1,10 @@
 """The SHA-256 and size of a file, computed while it is written."""
 
 import hashlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
-from .tensor_file import Piece
+from .tensor_file import PIECE, Piece
 
 
 class Digest:
@@ -23,3 +23,16 @@ class Digest:
     def result(self) -> dict[str, Any]:
         """Return the hash and the size, as a manifest has them."""
         return {"sha256": self._hash.hexdigest(), "size": self._size}
+
+
+def digest_of(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Return the hash and the size of pieces."""
+    digest = Digest()
+    for _ in digest.update_from(iter(pieces)):
+        pass
+    return digest.result()
+
+
+def digest_of_file(file: BinaryIO) -> dict[str, Any]:
+    """Return the hash and the size of an open file, from its position on."""
+    return digest_of(iter(lambda: file.read(PIECE), b""))

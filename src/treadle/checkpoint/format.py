@@ -28,11 +28,11 @@ from ..core.processes import process_group
 from ..core.progress import Progress
 from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
-from .digest import Digest
+from .digest import Digest, digest_of, digest_of_file
 from .dtypes import Array, name_of
 from .parts import about_of, check_parts, described_parts, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
-from .tensor_file import PIECE, SUFFIX, pieces
+from .tensor_file import SUFFIX, pieces
 
 # The newest version of the format. Every later version of Treadle can read it. Checkpoints without
 # parts of arrays are still written in format 2, which earlier versions of Treadle can read too.
@@ -300,9 +300,9 @@ def is_written(folder: Folder, draft: Draft, name: Name) -> bool:
         return False
     if draft.files:
         return draft.files == files
-    found = {"arrays": _digest_of(draft.changing)}
+    found = {"arrays": digest_of(pieces(draft.changing))}
     if draft.fixed:
-        found["fixed"] = _digest_of(draft.fixed)
+        found["fixed"] = digest_of(pieces(draft.fixed))
     return found == files
 
 
@@ -343,7 +343,7 @@ def _write_fixed(
     folder: Folder, arrays: list[tuple[str, Array]], whole: set[str]
 ) -> dict[str, Any]:
     """Write the arrays that no step changes, unless the file exists; return its size and hash."""
-    found = _digest_of(arrays)
+    found = digest_of(pieces(arrays))
     target = f"{found['sha256']}{SUFFIX}"
     with folder.subfolder(FIXED, create=not folder.is_folder(FIXED)) as place:
         if not _is_valid_file(place, target, found, whole):
@@ -353,27 +353,17 @@ def _write_fixed(
     return found
 
 
-def _digest_of(arrays: list[tuple[str, Array]]) -> dict[str, Any]:
-    """Return the size and hash of a file of arrays."""
-    digest = Digest()
-    for _ in digest.update_from(pieces(arrays)):
-        pass
-    return digest.result()
-
-
 def _is_valid_file(place: Folder, name: str, expected: Mapping[str, Any], whole: set[str]) -> bool:
     """Return whether a shared file exists and is valid; its content is verified only once."""
     if place.size(name) != expected["size"]:
         return False
     if name not in whole:
-        digest = Digest()
         try:
             with place.opened(name) as (file, _):
-                for _ in digest.update_from(iter(lambda: file.read(PIECE), b"")):
-                    pass
+                found = digest_of_file(file)
         except CheckpointError:
             return False
-        if digest.result() != expected:
+        if found != expected:
             return False
         whole.add(name)
     return True

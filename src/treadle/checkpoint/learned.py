@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.directory import CHECKPOINTS, why_unfinished
 from ..errors import CheckpointError, DirectoryError, TreadleWarning
-from .arrays import read_final_state
+from .final_files import final_state
 from .manager import Checkpoints
 from .recovery import recorded_run
 
@@ -15,18 +15,24 @@ from .recovery import recorded_run
 def learned(directory: Path) -> tuple[Mapping[str, Any], int | None]:
     """Return the variables of a run, from its end or its newest checkpoint.
 
-    Warns about damaged checkpoints, which are skipped.
+    Warns about damaged checkpoints, which are skipped, and about a damaged final state.
 
     Returns:
-        The arrays by path, and the step of the checkpoint; the step is None if the run finished.
+        The arrays by path, and the step of the checkpoint; the step is None if they are those at
+        the end of the run.
 
     Raises:
-        DirectoryError: If the directory holds no run, or a run without a checkpoint.
+        DirectoryError: If the directory holds no run, a run without a checkpoint, or a damaged
+            final state that no checkpoint holds.
         CheckpointError: If none of its checkpoints can be read.
     """
     record, _ = recorded_run(directory)
-    if record.get("finished") and (state := read_final_state(directory)):
-        return state, None
+    if record.get("finished"):
+        state, note = final_state(directory, record)
+        if note:
+            warnings.warn(note, TreadleWarning, stacklevel=3)
+        if state:
+            return state, None
     checkpoints = Checkpoints(directory / CHECKPOINTS)
     found = checkpoints.latest()
     for name, reason in checkpoints.rejected:

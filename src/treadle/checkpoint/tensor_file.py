@@ -122,7 +122,9 @@ def read_numbers(
     return numbers.view(dtype).reshape(shape)
 
 
-def read_tensors(file: BinaryIO, path: Path) -> dict[str, Array]:
+def read_tensors(
+    file: BinaryIO, path: Path, update: Callable[[Piece], object] = len
+) -> dict[str, Array]:
     """Read all arrays of a `.safetensors` file, whose header the library parses and validates.
 
     The library's `load_file` is not used: it cannot read float8 into NumPy.
@@ -130,6 +132,7 @@ def read_tensors(file: BinaryIO, path: Path) -> dict[str, Array]:
     Args:
         file: The file.
         path: Its path, since the library opens files by name.
+        update: Called with each piece of the file, as `update` of a hash.
 
     Raises:
         SafetensorError, ValueError, KeyError, EOFError: If the file is not valid.
@@ -140,11 +143,12 @@ def read_tensors(file: BinaryIO, path: Path) -> dict[str, Array]:
         for name in found.offset_keys():
             part = found.get_slice(name)
             described.append((name, tuple(part.get_shape()), _dtype_of(part.get_dtype())))
-    file.seek(8 + int.from_bytes(file.read(8), "little"))
+    length = file.read(8)
+    update(length + file.read(int.from_bytes(length, "little")))
     arrays: dict[str, Array] = {}
     # The library accepts no gaps between arrays, so that their order determines their places.
     for name, shape, dtype in described:
-        arrays[name] = read_numbers(file, shape, dtype)
+        arrays[name] = read_numbers(file, shape, dtype, update)
         if _dtype_key(name) in metadata:
             dtype = dtype_named(metadata[_dtype_key(name)])
             arrays[name] = arrays[name].reshape(-1).view(dtype).reshape(shape[:-1])

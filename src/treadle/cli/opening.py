@@ -1,5 +1,6 @@
 """Open a recorded run: its record, its task, made again, and its trained state."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,10 +101,15 @@ def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
     """
     from ..checkpoint.learned import learned  # late: it imports NumPy
 
-    state, step = learned(directory)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state, step = learned(directory)
+    for warning in caught:
+        output.note(str(warning.message))
     if step is not None:
         record, recovered = recorded_run(directory)
         why = "" if recovered else f" holds a run that did not finish{why_unfinished(record)}"
+        why = " holds no final weights" if record.get("finished") else why
         output.note(f"{directory}{why}: {doing} its weights after step {step}")
     return state
 

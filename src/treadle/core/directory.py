@@ -13,7 +13,6 @@ RUN = "run.json"
 LOG = "log.jsonl"
 HEALTH = "health.jsonl"
 STATE = "state.safetensors"
-OLD_STATE = "state.npz"  # of earlier versions, with the same content
 CHECKPOINTS = "checkpoints"
 MODEL = ".keras"  # the suffix of models, after the name of an attribute of the task
 DOCTOR = "doctor.json"  # of `treadle run --preflight`, or what `treadle doctor --json` printed
@@ -35,20 +34,6 @@ class LostRecordError(DirectoryError):
     def __init__(self, message: str, fault: str, missing: bool = False) -> None:
         super().__init__(message)
         self.fault, self.missing = fault, missing
-
-
-def state_file(directory: Path) -> Path | None:
-    """Return the file with the final value of every variable; None if the run saved none.
-
-    Raises:
-        DirectoryError: There is something else in its place, such as a link.
-    """
-    with Folder.open(directory) as folder:
-        for name in (STATE, OLD_STATE):
-            if folder.kind(name) is not None:
-                with folder.opened(name):
-                    return directory / name
-    return None
 
 
 def read_run(path: Path) -> RunFile:

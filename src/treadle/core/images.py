@@ -20,6 +20,10 @@ COLOR_TYPES: Final = {1: 0, 3: 2}
 """PNG's color types for grey and RGB, by the number of channels."""
 
 
+MAGIC: Final = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a PNG file."""
+
+
 class Image:
     """An image that can be logged.
 
@@ -68,8 +72,11 @@ class Image:
         height, width, channels = self.pixels.shape
         return height, width, channels
 
-    def png(self) -> bytes:
+    def png(self, source: str = "") -> bytes:
         r"""Return the image as a PNG file with 8 bits per channel (https://www.w3.org/TR/png-3/).
+
+        Args:
+            source: A text that the file holds, too, which `png_fault` compares.
 
         Example:
             >>> Image(np.zeros((8, 8))).png()[:4]
@@ -80,8 +87,10 @@ class Image:
         # Each row begins with the number of its filter: 0 for no filter.
         rows = np.zeros((height, 1 + width * channels), "uint8")
         rows[:, 1:] = self.pixels.reshape(height, -1)
-        parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
-        return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
+        text = [(b"tEXt", _text(source))] if source else []
+        data = (b"IDAT", zlib.compress(rows.tobytes(), 9))
+        parts = [(b"IHDR", header), *text, data, (b"IEND", b"")]
+        return MAGIC + b"".join(_chunk(kind, content) for kind, content in parts)
 
     def _repr_png_(self) -> bytes:
         """Return the PNG file that IPython displays in a notebook."""
@@ -121,6 +130,41 @@ def image_grid(samples: Any, columns: int) -> Image:
     cells[:n] = values
     grid = cells.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
     return Image(grid.reshape(rows * height, columns * width, channels))
+
+
+def png_fault(data: bytes, source: str = "") -> str:
+    """Return what is wrong with a PNG file that a run wrote, as a clause; "" if nothing.
+
+    Args:
+        data: The content of the file.
+        source: The text that the file must hold, see `Image.png`; "" for any.
+
+    Example:
+        >>> data = Image(np.zeros((8, 8))).png("run 1")
+        >>> png_fault(data, "run 1"), png_fault(data, "run 2"), png_fault(data[:-1])
+        ('', 'it is of another run, or another image', 'it is cut off')
+    """
+    if not data.startswith(MAGIC):
+        return "it is not a PNG file"
+    place, texts = len(MAGIC), list[bytes]()
+    while len(check := data[(end := place + 8 + _size(data, place)) : end + 4]) == 4:
+        kind, content = data[place + 4 : place + 8], data[place + 8 : end]
+        if zlib.crc32(kind + content).to_bytes(4) != check:
+            return "it is damaged: a CRC-32 in it is wrong"
+        texts += [content] if kind == b"tEXt" else []
+        if kind == b"IEND":
+            is_right = not source or _text(source) in texts
+            return "" if is_right else "it is of another run, or another image"
+        place = end + 4
+    return "it is cut off"
+
+
+def _size(data: bytes, place: int) -> int:
+    return int.from_bytes(data[place : place + 4])
+
+
+def _text(source: str) -> bytes:
+    return b"Source\0" + source.encode("latin-1", "backslashreplace")
 
 
 def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:

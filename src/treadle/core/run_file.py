@@ -4,7 +4,9 @@ The file may come from another version or another user, or be damaged. What is r
 has the declared types and lies within bounds; nothing in it is a reason to run code.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Required, TypedDict, cast
 
 from . import schema
@@ -22,6 +24,8 @@ RESUMED = (
     *("format", "configuration", "code", "calls", "backend", "precision", "seed", "options"),
     *("plan", "versions", "started", "overridden", "passed_over"),
 )
+# What says that a run is finished.
+OF_THE_END = ("finished", "files", "checkpoint")
 LONGEST_COPY = 1 << 20  # bytes; each checkpoint holds one, in a file of at most 8 MiB
 
 
@@ -50,6 +54,7 @@ class RunFile(TypedDict, total=False):
 
     Attributes:
         format: The version of the format.
+        id: The random identifier of the run, which its checkpoints and images hold too.
         configuration: The settings that identify the run.
         code: Short hashes of the user's code by qualified name.
         calls: The arguments of each call of the loop.
@@ -70,9 +75,14 @@ class RunFile(TypedDict, total=False):
         resumed: When other processes resumed the run.
         overridden: Differences of configurations that an override allowed.
         passed_over: The batches that rollbacks excluded.
+        files: The size and the SHA-256 of each final file of a finished run; None for a file that
+            the run did not write.
+        checkpoint: The SHA-256 of the manifest of the newest checkpoint of a finished run.
+        sha256: The SHA-256 of everything else, see `encode`.
     """
 
     format: int
+    id: str
     configuration: Required[dict[str, Any]]
     code: dict[str, str]
     calls: list[dict[str, Any]]
@@ -93,6 +103,9 @@ class RunFile(TypedDict, total=False):
     learning_rates: dict[str, Any]
     overridden: list[str]
     passed_over: list[Excluded]
+    files: dict[str, Any]
+    checkpoint: str | None
+    sha256: str
 
 
 def _path(value: Any, name: str) -> None:
@@ -167,6 +180,7 @@ def learning_rates(value: Any, name: str) -> None:
             raise ValueError(f"{name}.rates.{path} has {len(rates)} values for {count} steps")
 
 
+_file = schema.record({"size": schema.whole(), "sha256": schema.text}, required=("size", "sha256"))
 _resume = schema.record({"step": _steps, "at": _text}, required=("step", "at"))
 _options = schema.record(
     {
@@ -180,6 +194,7 @@ _options = schema.record(
 _run = schema.record(
     {
         "format": _format,
+        **dict.fromkeys(("id", "sha256"), _text),
         "configuration": schema.mapping(schema.anything),
         "code": _texts,
         "calls": schema.listed(_call),
@@ -200,6 +215,8 @@ _run = schema.record(
         "resumed": schema.listed(_resume),
         "overridden": schema.listed(_text),
         "passed_over": schema.listed(_excluded),
+        "files": schema.mapping(_optional(_file)),
+        "checkpoint": _optional(_text),
     },
     required=("configuration",),
 )
@@ -217,7 +234,28 @@ def decode(data: bytes) -> RunFile:
     """
     found = schema.parse(data, MOST_VALUES)
     check(found)
+    # Only records of earlier versions have neither.
+    if ("id" in found or "sha256" in found) and found.get("sha256") != _sha256(found):
+        raise ValueError("its SHA-256 is not the one in it")
     return found
+
+
+def encode(run: Mapping[str, Any]) -> bytes:
+    """Return the text of `run.json`, with the SHA-256 of its content.
+
+    Example:
+        >>> decode(encode({"configuration": {"seed": 3}}))["configuration"]
+        {'seed': 3}
+    """
+    content = json.loads(json.dumps(run, default=str))  # as it is read again
+    content["sha256"] = _sha256(content)
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a record without the one in it, whatever its white space is."""
+    text = json.dumps({name: value for name, value in content.items() if name != "sha256"})
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check(found: Any) -> None:

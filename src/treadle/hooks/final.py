@@ -9,7 +9,7 @@ from ..checkpoint.arrays import read_arrays as read_arrays
 from ..checkpoint.arrays import write_arrays
 from ..checkpoint.dtypes import dtype_called
 from ..checkpoint.tensor_file import in_file_order
-from ..core.directory import OLD_STATE, STATE
+from ..core.directory import STATE
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
@@ -53,12 +53,12 @@ class FinalModel(Hook):
         arrays = {p: _Unread(v) for p, v in state.variables.items()} if split else state.arrays()
         write_arrays(loop.directory / STATE, arrays)
         with Folder.open(loop.directory) as folder:
-            folder.remove_file(OLD_STATE)  # of an older version, and now outdated
             for name, value in vars(loop.task).items():
                 if isinstance(value, keras.Model):
                     split = active().is_split(value.variables)
                     fault = _SPLIT if split else _save(value, folder, f"{name}.keras")
                     if fault:
+                        folder.remove_file(f"{name}.keras")  # of an earlier end of the run
                         warning = f"{name}.keras was not written: Keras cannot save it. {fault}"
                         loop.log({"warning": f"{warning}. Its weights are in {STATE}"})
 

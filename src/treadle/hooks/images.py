@@ -31,6 +31,8 @@ class Images(Hook):
     """
 
     chief_only = True
+    run = ""
+    """The identifier of the run, which the files hold too: see `source_of`."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -45,7 +47,8 @@ class Images(Hook):
             self._directory = loop.directory
             with _folder(loop.directory, create=True) as folder:
                 # Synced to disk with the next checkpoint: training does not wait for each image.
-                folder.write(file, [record.values[name].png()], sync=False)
+                content = record.values[name].png(source_of(self.run, file))
+                folder.write(file, [content], sync=False)
             self._unsynced.add(file)
 
     def state(self) -> dict[str, Any]:
@@ -78,6 +81,11 @@ def paths(record: Record) -> dict[str, str]:
         for name, value in record.values.items()
         if isinstance(value, Image)
     }
+
+
+def source_of(run: str, file: str) -> str:
+    """Return the text that the file of an image holds; "" for a run without an identifier."""
+    return f"treadle {run} {file}" if run else ""
 
 
 def remove(directory: Folder) -> None:

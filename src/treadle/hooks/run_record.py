@@ -1,23 +1,23 @@
 """The record of a run, `run.json`: its configuration, versions, and whether it is finished."""
 
-import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, cast
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.arrays import read_final_state
-from ..checkpoint.recovery import recorded_run
+from ..checkpoint.final_files import final_state, list_files
+from ..checkpoint.recovery import newest_hash, recorded_run
 from ..checkpoint.removal import remove_checkpoints
 from ..core.directory import (
     CHECKPOINTS,
     DOCTOR,
     HEALTH,
     LOG,
-    OLD_STATE,
+    MODEL,
     RUN,
     STATE,
     LostRecordError,
@@ -32,7 +32,7 @@ from ..core.options import backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
 from ..core.progress import Progress
 from ..core.renamed import with_current_names
-from ..core.run_file import RunFile, copy_of
+from ..core.run_file import OF_THE_END, RunFile, copy_of, encode
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
@@ -40,7 +40,7 @@ from .learning_rates import LearningRates, current_rates
 
 TRACKED = ("mlflow.json", "wandb.json")  # the ids of tracked runs
 PROBE = "writable"  # written and removed again, to check that files can be written
-LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, OLD_STATE, "curves.png", HEALTH, *TRACKED)
+LEFT_BEHIND = (RUN, LOG, "epochs.csv", STATE, "curves.png", HEALTH, *TRACKED)
 
 
 class RunRecord(Hook):
@@ -79,13 +79,13 @@ class RunRecord(Hook):
     ) -> None:
         self.path, self._override = path, override
         self.overridden: list[str] = []
-        self._leaves = [*LEFT_BEHIND, *(f"{attribute}.keras" for attribute in vars(task))]
+        self._leaves = [*LEFT_BEHIND, *(f"{attribute}{MODEL}" for attribute in vars(task))]
         self._lock = Lock(path)
         self._made = [place for place in (path, *path.parents) if not place.exists()]
         self._left = False  # whether the directory was removed again
         self._seen: tuple[int, int] | None = None
         self.facts: dict[str, Any]
-        self.facts, self.recovered = on_chief(
+        self.facts, self.recovered, new_id = on_chief(
             lambda: self._read(fresh), "opening the run directory"
         )
         wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
@@ -103,6 +103,8 @@ class RunRecord(Hook):
                 _identifying(wanted),
             )
         self.changed = changed_code(self.facts.get("code", {}), code)
+        if not self.from_before:  # a run of an earlier version has no id
+            self.facts["id"] = new_id
         self.facts = {"format": 1, "code": code, **self.facts, "configuration": wanted}
 
     @property
@@ -115,9 +117,14 @@ class RunRecord(Hook):
         """The progress of the finished run in this directory."""
         return Progress(**self.facts["progress"])
 
-    def final_state(self) -> Mapping[str, Any]:
-        """Return the final value of every variable; empty if the run saved no final state."""
-        return read_final_state(self.path)
+    @property
+    def id(self) -> str:
+        """The identifier of the run; empty for a run of an earlier version."""
+        return self.facts.get("id", "")
+
+    def final_state(self) -> tuple[Mapping[str, Any], str]:
+        """Return the final value of every variable; see `checkpoint.final_files.final_state`."""
+        return final_state(self.path, cast(RunFile, self.facts))
 
     def passed_over(self) -> dict[tuple[int, int, int], str]:
         """Return the batches excluded by rollbacks; see `pass_over`."""
@@ -170,14 +177,16 @@ class RunRecord(Hook):
         return True
 
     def copy(self, step: int) -> dict[str, Any]:
-        """Return what the checkpoint of a step must hold so that the run resumes without the file.
+        """Return what the checkpoint of a step must hold of the record.
 
+        This is the run's id, and what it needs to resume without the file, unless that is long.
         A run that starts from scratch again leaves the same checkpoint of step 0 as the first time.
         """
         facts = {**self.facts, "calls": self._calls}
         if step == 0:  # these belong to the first step
             facts = {k: v for k, v in facts.items() if k not in ("plan", "started")}
-        return copy_of(cast(RunFile, facts))
+        copy = copy_of(cast(RunFile, facts))
+        return ({"id": self.id} if self.id else {}) | ({"run": copy} if copy else {})
 
     def start(self, loop: LoopView) -> None:
         """Lock the directory for this process and mark the run as unfinished.
@@ -231,10 +240,15 @@ class RunRecord(Hook):
             "calls": self._calls,
             "plan": loop.plan,
             "started": self.facts.get("started", _now()),
-            "finished": None,
             "error": None,
         }
+        self._unfinish()
         self._write()
+
+    def _unfinish(self) -> None:
+        for name in OF_THE_END:
+            self.facts.pop(name, None)
+        self.facts["finished"] = None
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Sample the learning rates at epochs and validations."""
@@ -274,7 +288,6 @@ class RunRecord(Hook):
             self.facts |= {
                 # Later calls of an earlier process are not finished: they run again.
                 "calls": self._calls[: self._calls_made] if done else self._calls,
-                "finished": _now() if done else None,
                 "reason": loop.reason,
                 "error": None if error is None else f"{type(error).__name__}: {error}".rstrip(": "),
                 "progress": asdict(loop.progress),
@@ -284,6 +297,15 @@ class RunRecord(Hook):
                     for name, spent in asdict(loop.costs).items()
                 },
             }
+            self._unfinish()
+            if done:
+                from keras import Model  # late: it fixes the backend
+
+                models = [f"{n}{MODEL}" for n, x in vars(loop.task).items() if isinstance(x, Model)]
+                with Folder.open(self.path) as folder:
+                    files = list_files(folder, [STATE, *models, HEALTH])
+                end = _now(), files, newest_hash(self.path)
+                self.facts |= dict(zip(OF_THE_END, end, strict=True))
             self._write()
         finally:
             self._lock.release()
@@ -299,7 +321,7 @@ class RunRecord(Hook):
                 place.rmdir()
                 self._left = True
 
-    def _read(self, fresh: bool) -> tuple[dict[str, Any], str]:
+    def _read(self, fresh: bool) -> tuple[dict[str, Any], str, str]:
         """Return what `_claim` does, and lock the directory meanwhile; `start` locks it again."""
         with _opened(self.path) as folder:
             self._lock.acquire()
@@ -311,11 +333,12 @@ class RunRecord(Hook):
             finally:
                 self._lock.release()
 
-    def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str]:
+    def _claim(self, folder: Folder, fresh: bool) -> tuple[dict[str, Any], str, str]:
         """Return the record of the run in the directory, after removing the run if `fresh`.
 
         Returns:
-            The record, empty if there is no run; and a sentence if it comes from a checkpoint.
+            The record, empty if there is no run; a sentence if it comes from a checkpoint; and the
+            id of a new run.
 
         Raises:
             DirectoryError: If there are files that would be overwritten, but no record.
@@ -328,13 +351,14 @@ class RunRecord(Hook):
             if not lost.missing:
                 raise
             self._reject_foreign_files(folder)
-            return {}, ""
+            return {}, "", token_hex(8)
         if note and not self._has_results(folder) and folder.kind(RUN) is None:
-            return {}, ""  # ended before its first step: settings may be corrected
+            # Ended before its first step: settings may be corrected. The id is that of step 0.
+            return {}, "", found.get("id") or token_hex(8)
         if fresh:
             self._remove(folder)
-            return {}, ""
-        return dict(found), note
+            return {}, "", token_hex(8)
+        return dict(found), note, ""
 
     def _has_results(self, folder: Folder) -> bool:
         """Return whether a run has left more than the checkpoint of step 0 and empty files."""
@@ -403,9 +427,9 @@ class RunRecord(Hook):
         """Write `run.json`, in the process that writes files."""
         if not is_chief():
             return
-        text = json.dumps(self.facts, indent=2, default=str) + "\n"
+        text = encode(self.facts)
         with Folder.open(self.path) as folder:
-            folder.write(RUN, [text.encode()], len(text))
+            folder.write(RUN, [text], len(text))
             self._seen = folder.version(RUN)
 
 

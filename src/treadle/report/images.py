@@ -4,10 +4,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..hooks.images import FOLDER
+from ..core.folder import Folder
+from ..core.images import png_fault
+from ..errors import DirectoryError
+from ..hooks.images import FOLDER, source_of
 
 MOST_IMAGE_BYTES = 1 << 20  # of one image
-_PNG = b"\x89PNG\r\n\x1a\n"
 _IMAGE = re.compile(rf"{FOLDER}/([\w.-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
 
 
@@ -31,6 +33,22 @@ def is_image(value: str) -> bool:
     return _IMAGE.fullmatch(value) is not None
 
 
-def is_png(data: bytes) -> bool:
-    """Return whether the content of a file begins like a PNG file."""
-    return data.startswith(_PNG)
+def read_image(images: Folder, file: str, run: str) -> bytes:
+    """Return the content of an image in the folder of the images.
+
+    Args:
+        images: The folder.
+        file: The name of the file.
+        run: The identifier of the run; "" if it has none.
+
+    Raises:
+        DirectoryError: If the file is missing, too large or damaged, or of another run.
+    """
+    data = images.read(file, MOST_IMAGE_BYTES)
+    fault = png_fault(data, source_of(run, file))
+    if fault:
+        raise DirectoryError(
+            f"{images.path / file} is not the image that the run logged: {fault}. Restore a copy "
+            "of it"
+        )
+    return data

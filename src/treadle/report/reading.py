@@ -8,25 +8,26 @@ import base64
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from ..checkpoint import Checkpoints
+from ..checkpoint.final_files import fault_of
 from ..core import schema
-from ..core.directory import CHECKPOINTS, DOCTOR, LOG
+from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG
 from ..core.folder import FILE, Folder
 from ..core.logs import Array
 from ..core.run_file import RunFile, progress_of
 from ..core.terminal import clean
-from ..errors import TreadleError
+from ..errors import DirectoryError, TreadleError
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
 from .curves import reduced
 from .health import read_health
-from .images import MOST_IMAGE_BYTES, is_image, is_png, listed_images
+from .images import MOST_IMAGE_BYTES, is_image, listed_images, read_image
 from .records import recorded_run
 from .states import RunState, state_of
 
@@ -63,8 +64,11 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
     run, _ = recorded_run(directory)
     with Folder.open(directory) as folder:
         log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
-        images, left_out = _images(folder, log, image_bytes)
+        images, left_out, faults = _images(folder, log, image_bytes, run.get("id", ""))
         findings, health = _findings(folder), read_health(folder)
+        listed = run.get("files", {}).get(HEALTH)
+        if listed and (fault := fault_of(folder, HEALTH, listed)):
+            health, faults = None, [(0, f"the health of layers is left out: {fault}"), *faults]
     progress = progress_of(run)
     last = max(state.step, log.last_step)
     seconds = max([progress.seconds, *(line["seconds"] for line in log.records[-1:])])
@@ -80,7 +84,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
             *_rate_curves(run, log),
             *_record_curves(log, points),
         ][:MOST_CURVES],
-        "events": _events(directory, run, log, state)[:MOST_EVENTS],
+        "events": _events(directory, run, log, state, faults)[:MOST_EVENTS],
         "images": images,
         "images_left_out": left_out,
         "findings": findings,
@@ -223,8 +227,10 @@ def _throughput(log: Log) -> tuple[Array, Array]:
     return steps[1:][kept], counts[kept] / lengths[kept]
 
 
-def _events(directory: Path, run: RunFile, log: Log, state: RunState) -> list[dict[str, Any]]:
-    """Return what happened at steps: messages, checkpoints, excluded batches, the end."""
+def _events(
+    directory: Path, run: RunFile, log: Log, state: RunState, faults: Sequence[tuple[int, str]]
+) -> list[dict[str, Any]]:
+    """Return what happened at steps: messages, checkpoints, excluded batches, faults, the end."""
     found: list[dict[str, Any]] = []
 
     def add(step: int, kind: str, text: str) -> None:
@@ -243,6 +249,8 @@ def _events(directory: Path, run: RunFile, log: Log, state: RunState) -> list[di
         add(excluded["step"] + 1, "rollback", text)
     for resumed in run.get("resumed", []):
         add(resumed["step"], "resume", f"resumed at {resumed['at']}")
+    for step, fault in faults:
+        add(step, "warning", fault)
     for name, step in _first_nonfinite(log).items():
         add(step, "warning", f"{name} is not finite for the first time")
     if state.state in ("failed", "interrupted"):
@@ -265,14 +273,27 @@ def _first_nonfinite(log: Log) -> dict[str, int]:
     return found
 
 
-def _images(folder: Folder, log: Log, most_bytes: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the logged images, and the number of those that are left out.
+def _images(
+    folder: Folder, log: Log, most_bytes: int, run: str
+) -> tuple[list[dict[str, Any]], int, list[tuple[int, str]]]:
+    """Return the logged images, the number of those that are left out, and what is wrong with some.
 
     If they are too large together, those of steps in between are left out.
+
+    Args:
+        folder: The run directory.
+        log: The log.
+        most_bytes: The largest size of all images together.
+        run: The identifier of the run.
     """
     listed = listed_images(log.records)
-    if not listed or not folder.is_folder(IMAGES):
-        return [], len(listed)
+    faults: list[tuple[int, str]] = []
+    if not listed:
+        return [], 0, []
+    if not folder.is_folder(IMAGES):
+        found_kind = folder.kind(IMAGES) or "none"
+        fault = f"{folder.path / IMAGES}: expected a folder, but found {found_kind}"
+        return [], len(listed), [(listed[0][1], fault)]
     names = list(dict.fromkeys(name for name, _, _ in listed))
     found: list[dict[str, Any]] = []
     with folder.subfolder(IMAGES) as images:
@@ -282,12 +303,16 @@ def _images(folder: Folder, log: Log, most_bytes: int) -> tuple[list[dict[str, A
             fits = int(most_bytes / len(names) / max(1, max(sizes)))
             for index in _thinned(len(of_name), max(1, fits)) if fits != 1 else [-1]:
                 step, file = of_name[index]
-                if 0 < sizes[index] <= min(MOST_IMAGE_BYTES, most_bytes):
-                    data = images.read(file, MOST_IMAGE_BYTES)
-                    if is_png(data):
-                        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-                        found.append({"name": _name(name), "step": step, "source": source})
-    return found, len(listed) - len(found)
+                if sizes[index] > min(MOST_IMAGE_BYTES, most_bytes):
+                    continue
+                try:
+                    data = read_image(images, file, run)
+                except DirectoryError as error:
+                    faults.append((step, str(error)))
+                    continue
+                source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+                found.append({"name": _name(name), "step": step, "source": source})
+    return found, len(listed) - len(found), faults
 
 
 _PARTS = ("code", "severity", "where", "seen", "why", "fix", "line")

@@ -1,22 +1,19 @@
-"""Reading the record of a run without NumPy, which is imported only if `run.json` is lost."""
+"""Reading the record of a run without importing NumPy until then."""
 
 from pathlib import Path
 
-from ..core.directory import CHECKPOINTS, LostRecordError, read_run
+from ..core.directory import CHECKPOINTS
 from ..core.run_file import RunFile
 
 
 def recorded_run(directory: Path) -> tuple[RunFile, str]:
-    """Return the record of a run, and a sentence if it comes from a checkpoint.
+    """Return the record of a run, and a sentence if it is not that of `run.json`.
 
     See `treadle.checkpoint.recovery.recorded_run`.
     """
-    try:
-        return read_run(directory), ""
-    except LostRecordError:
-        from ..checkpoint.recovery import recorded_run as recovered  # late: it imports NumPy
+    from ..checkpoint.recovery import recorded_run  # late: it imports NumPy
 
-        return recovered(directory)
+    return recorded_run(directory)
 
 
 def has_checkpoint(directory: Path, least: int = 0) -> bool:

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoints
+from ..checkpoint.final_files import fault_of, listed
 from ..checkpoint.learned import learned, learned_at
 from ..core import views
 from ..core.directory import CHECKPOINTS, LOG, MODEL, why_unfinished
-from ..core.folder import FILE, Folder
+from ..core.folder import Folder
 from ..core.history import History, html_parts
+from ..core.run_file import RunFile
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError, TreadleWarning, did_you_mean
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import read
 from ..run.recorded_history import history_of
-from .images import MOST_IMAGE_BYTES, is_png, listed_images
+from .images import listed_images, read_image
 from .reading import flat
 from .records import recorded_run
 from .states import read_state
@@ -42,19 +44,17 @@ class SavedImage:
     name: str
     step: int
     path: Path
+    _run: str = field(default="", repr=False)
 
     def png(self) -> bytes:
         """Return the content of the PNG file.
 
         Raises:
-            DirectoryError: If there is no such file, it has more than 1 MiB, or it is not a regular
-                PNG file.
+            DirectoryError: If there is no such file, it has more than 1 MiB, or it is not the PNG
+                file that the run wrote.
         """
         with Folder.open(self.path.parent.parent) as directory, directory.subfolder(IMAGES) as at:
-            data = at.read(self.path.name, MOST_IMAGE_BYTES)
-        if not is_png(data):
-            raise DirectoryError(f"{self.path} is not a PNG file. Restore a copy of it")
-        return data
+            return read_image(at, self.path.name, self._run)
 
     def _repr_png_(self) -> bytes:
         """Return the PNG file that IPython displays in a notebook."""
@@ -84,7 +84,7 @@ class SavedRun:
         history: Everything that the run logged, like `loop.history`. Images are their paths.
         images: The logged images, in order.
         checkpoints: The steps of the checkpoints.
-        models: The names of the saved models, which are attributes of the task.
+        models: The names of the models saved at the end, which are attributes of the task.
 
     Example:
         >>> import keras, numpy as np, treadle
@@ -116,7 +116,7 @@ class SavedRun:
     images: tuple[SavedImage, ...]
     checkpoints: tuple[int, ...]
     models: tuple[str, ...]
-    _why_no_model: str = field(default="")
+    _record: RunFile
 
     def __repr__(self) -> str:
         """Return the directory, the task, the state and the numbers of steps and epochs."""
@@ -165,8 +165,8 @@ class SavedRun:
             The model, not compiled.
 
         Raises:
-            DirectoryError: If the run has not finished, saved no model of this name, or Keras
-                cannot load the file.
+            DirectoryError: If the run has not finished or saved no model of this name, the file is
+                not the one that the run wrote, or Keras cannot load it.
             ConfigurationError: If the run saved several models, and `name` is not given.
         """
         directory = str(self.directory)
@@ -174,8 +174,9 @@ class SavedRun:
             f"Make the task again, and call treadle.warm_start(task, {directory!r}), or read "
             "run.variables()"
         )
-        if self._why_no_model:
-            raise DirectoryError(f"{self._why_no_model}. {otherwise}")
+        if not self._record.get("finished"):
+            why = why_unfinished(self._record)
+            raise DirectoryError(f"{directory} holds a run that did not finish{why}. {otherwise}")
         if not self.models:
             raise DirectoryError(
                 f"{directory} holds no model: its task has none, or Keras could not save it, as a "
@@ -191,7 +192,14 @@ class SavedRun:
             raise DirectoryError(
                 f"{directory} holds no model {chosen!r}.{did_you_mean(chosen, self.models)}"
             )
-        return _load_model(self.directory, f"{chosen}{MODEL}", custom_objects, otherwise)
+        file = f"{chosen}{MODEL}"
+        expected = listed(self.directory, self._record, file)
+        assert expected is not None  # else it is none of `models`
+        with Folder.open(self.directory) as folder:
+            fault = fault_of(folder, file, expected)
+        if fault:
+            raise DirectoryError(f"{fault}. Restore a copy of the file, or: {otherwise}")
+        return _load_model(self.directory / file, custom_objects, otherwise)
 
 
 def load_run(directory: str | Path) -> SavedRun:
@@ -231,16 +239,13 @@ def load_run(directory: str | Path) -> SavedRun:
     configuration = record["configuration"]
     with Folder.open(directory) as folder:
         has_log = folder.kind(LOG) is not None
-        names = [n for n in folder.names() if n.endswith(MODEL) and folder.kind(n) == FILE]
-        # Attributes of the task are identifiers; other names are of exported files.
-        models = tuple(n for name in names if (n := name.removesuffix(MODEL)).isidentifier())
     if not has_log and state.step > 0:
         warnings.warn(
             f"{directory / LOG} is missing, so the history is empty", TreadleWarning, stacklevel=2
         )
     log = read(directory / LOG) if has_log else None
-    listed = listed_images(log.records) if log else []
-    unfinished = f"{directory} holds a run that did not finish{why_unfinished(record)}"
+    logged = listed_images(log.records) if log else []
+    files = record.get("files", {})
     return SavedRun(
         directory=directory,
         task=clean(configuration.get("task", "")),
@@ -255,24 +260,22 @@ def load_run(directory: str | Path) -> SavedRun:
         epoch=state.epoch,
         best=state.best,
         history=history_of(log) if log else History(),
-        images=tuple(SavedImage(n, at, directory / IMAGES / file) for n, at, file in listed),
+        images=tuple(
+            SavedImage(name, at, directory / IMAGES / file, record.get("id", ""))
+            for name, at, file in logged
+        ),
         checkpoints=tuple(Checkpoints(directory / CHECKPOINTS).steps()),
-        models=models,
-        # A file may be left of an earlier end of a run that was extended.
-        _why_no_model="" if record.get("finished") else unfinished,
+        models=tuple(n.removesuffix(MODEL) for n, x in files.items() if x and n.endswith(MODEL)),
+        _record=record,
     )
 
 
-def _load_model(
-    directory: Path, file: str, custom_objects: Mapping[str, Any] | None, otherwise: str
-) -> Any:
+def _load_model(path: Path, custom_objects: Mapping[str, Any] | None, otherwise: str) -> Any:
     """Load a file of Keras in its safe mode.
 
     Raises:
-        DirectoryError: If the file is not a regular one, or Keras does not load it.
+        DirectoryError: If Keras does not load it.
     """
-    with Folder.open(directory) as folder, folder.opened(file):
-        pass  # a regular file, and no link
     from keras import saving  # late: importing Keras fixes the backend
 
     from ..core.options import without_tensorflow
@@ -280,12 +283,12 @@ def _load_model(
     try:
         with without_tensorflow():
             return saving.load_model(
-                directory / file, dict(custom_objects or {}), compile=False, safe_mode=True
+                path, dict(custom_objects or {}), compile=False, safe_mode=True
             )
     # Keras raises errors of many classes for files that are damaged or that it refuses.
     except Exception as error:
         raise DirectoryError(
-            f"Keras did not load {directory / file}: {_reason(error)}. Pass the model's own "
+            f"Keras did not load {path}: {_reason(error)}. Pass the model's own "
             f"classes and functions as custom_objects={{name: class}}, or: {otherwise}"
         ) from error
 

@@ -237,6 +237,9 @@ def services_of(
     savers = [hook for hook in hooks if isinstance(hook, default_hooks.Checkpoint)]
     for saver in savers:
         saver.open(directory)
+    for hook in hooks:
+        if isinstance(hook, default_hooks.Images) and record is not None:
+            hook.run = record.id
     logs = [hook for hook in hooks if isinstance(hook, default_hooks.JSONLines)]
     services = Services(
         hooks=HookDispatcher(hooks, scheduled),

@@ -14,6 +14,7 @@ from ..backends.base import active
 from ..backends.hints import device_lost
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
+from ..checkpoint.final_files import averaged
 from ..core.error_notes import noting
 from ..core.history import History
 from ..core.hook import LoopView
@@ -29,7 +30,7 @@ from ..core.tracebacks import shortened
 from ..data.source import Source, is_closed_loop
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
-from ..steps.averages import Averages, averaged
+from ..steps.averages import Averages
 from ..steps.optimizers import build_as_saved
 from ..steps.planning import as_recorded
 from ..steps.saved_constants import SavedConstants
@@ -149,7 +150,9 @@ class Session:
     def _restore_end(self, record: RunRecord) -> None:
         """Restore progress and history at the end of a finished run; hooks are not restored."""
         saved = self.resuming.saved
-        self.resuming.use_final_state(record.final_state())
+        state, note = record.final_state()
+        self.services.reporter.warn(note)
+        self.resuming.use_final_state(state)
         self.progress = self.trigger_check = record.progress
         self.history = self._recorded_history()
         self.evaluation.calls = saved.function_calls if saved is not None else 0
@@ -262,15 +265,9 @@ class Session:
                 # A run that resumes after its last step compiles nothing.
                 "plan": self.plan or self._saved_plan,
                 "score": score,
-                **self._record_copy(),
+                **(record.copy(step) if (record := self.services.record) is not None else {}),
             },
         )
-
-    def _record_copy(self) -> dict[str, Any]:
-        """Return a copy of the run's record for a checkpoint, if there is one."""
-        record = self.services.record
-        copy = record.copy(self.progress.step) if record is not None else {}
-        return {"run": copy} if copy else {}
 
     # The call
 

@@ -8,8 +8,6 @@ import keras
 from ..backends.base import active
 from .state import State
 
-SLOT = "/model_variables_moving_average/"  # between the optimizer's and the weight's path
-
 
 class Averages:
     """Sets weights to their averages when training ends, like Keras' `fit`.
@@ -72,29 +70,6 @@ class Averages:
                 # A copy, since `fit` on JAX donates buffers, which variables must not share.
                 backend.write(target, keras.ops.copy(backend.keep(source)))
         return warnings
-
-
-def averaged(arrays: Mapping[str, Any], begun: Mapping[str, int]) -> dict[str, Any]:
-    """Return the variables of a run's last checkpoint with averages in place of weights.
-
-    This is what `Averages.finish` does to the variables when training ends.
-
-    Args:
-        arrays: All variables by path.
-        begun: `Averages.begun` of the checkpoint.
-
-    Example:
-        >>> arrays = {"w": 3.0, "sgd/iterations": 5, f"sgd{SLOT}w": 2.0}
-        >>> averaged(arrays, {"sgd": 0})["w"], averaged(arrays, {"sgd": 5})["w"]
-        (2.0, 3.0)
-    """
-    found = dict(arrays)
-    for path, average in arrays.items():
-        optimizer, slot, weight = path.partition(SLOT)
-        updates = int(arrays.get(f"{optimizer}/iterations", 0)) if slot else 0
-        if updates and updates != begun.get(optimizer) and weight in arrays:
-            found[weight] = average
-    return found
 
 
 def _averaging(state: State) -> Iterator[tuple[str, Any, Any]]:
