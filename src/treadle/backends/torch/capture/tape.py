@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import torch
 
 from ...plans import RefusedError
@@ -171,7 +170,9 @@ class Tape(TorchDispatchMode):
     def _alpha_is_left(self) -> bool:
         return self._alpha is not None
 
-    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(
+        self, predicate: Any, then: Callable[[], list[Any]], otherwise: Callable[[], list[Any]]
+    ) -> list[Any]:
         """Record both branches; the state is restored after the one that is not taken."""
         with self.paused():
             taken = bool(predicate)
@@ -183,7 +184,7 @@ class Tape(TorchDispatchMode):
         ref = self._ref(predicate)
         branches = {True: then, False: otherwise}
         blocks: dict[bool, Block] = {}
-        results: dict[bool, Any] = {}
+        results: dict[bool, list[Any]] = {}
         for which in (not taken, taken):
             blocks[which], results[which] = self._recorded(branches[which])
             if which is not taken:
@@ -192,14 +193,10 @@ class Tape(TorchDispatchMode):
                     for tensor, value in zip(self._state, before, strict=True):
                         if not torch.equal(tensor, value):  # autograd counts all changes
                             tensor.copy_(value)
-        flat = {which: keras.tree.flatten(results[which]) for which in (True, False)}
-        forms = [[_form(x) for x in flat[which]] for which in (True, False)]
+        forms = [[(tuple(x.shape), x.dtype) for x in results[which]] for which in (True, False)]
         if forms[0] != forms[1]:
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
-        refs = {
-            which: [self._known_as(x) for x in flat[which] if isinstance(x, torch.Tensor)]
-            for which in (True, False)
-        }
+        refs = {which: [self._known_as(x) for x in results[which]] for which in (True, False)}
         outputs = [self._merged(*pair) for pair in zip(refs[taken], refs[not taken], strict=True)]
         self.block.append(
             Branch(
@@ -212,25 +209,24 @@ class Tape(TorchDispatchMode):
         )
         return results[taken]
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Any]], list[Any]], inputs: Sequence[Any]
+    ) -> list[Any]:
         """Record a function for the first row, to be replayed for each row; return stacked results.
 
         This only works outside of differentiation, which would need the gradients of each row.
         The results have the right shapes, but all values are those of the first row. This does not
         matter, since the values of a recorded step are discarded.
         """
-        tensors = keras.tree.flatten(inputs)
-        sources, count = [self._ref(x) for x in tensors], tensors[0].shape[0]
+        sources, count = [self._ref(x) for x in inputs], inputs[0].shape[0]
         self.loops += 1
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
             with self.paused():
-                firsts = [x[0] for x in tensors]
+                firsts = [x[0] for x in inputs]
             rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
-            result = function(keras.tree.pack_sequence_as(inputs, firsts))
-            result = keras.tree.map_structure(keras.ops.convert_to_tensor, result)
-            made = keras.tree.flatten(result)
+            made = function(firsts)
             results = [self._ref(x) for x in made]
             block = self.block
         finally:
@@ -240,7 +236,7 @@ class Tape(TorchDispatchMode):
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
         self.block.append(LoopNode(count, sources, rows, block, results, outputs, place()))
-        return keras.tree.pack_sequence_as(result, stacks)
+        return stacks
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -357,20 +353,15 @@ class Tape(TorchDispatchMode):
 
     # Branches
 
-    def _recorded(self, branch: Callable[[], Any]) -> tuple[Block, Any]:
+    def _recorded(self, branch: Callable[[], list[Any]]) -> tuple[Block, list[Any]]:
         """Run a branch in a new block; its results get new references."""
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
-            result = keras.tree.map_structure(self._outward, branch())
-            return self.block, result
+            return self.block, [_Result.apply(x, self) for x in branch()]
         finally:
             self._blocks.pop()
             self.block = outer
-
-    def _outward(self, x: Any) -> Any:
-        x = x.value if isinstance(x, keras.Variable) else x
-        return _Result.apply(x, self) if isinstance(x, torch.Tensor) else x
 
     def _merged(self, taken: Ref, other: Ref) -> Ref:
         """Register a new reference for a tensor that either block may have made."""
@@ -436,7 +427,3 @@ def _storage(value: Any) -> int:
     with C.DisableTorchFunction():
         storage: Any = value.untyped_storage()
         return storage._cdata
-
-
-def _form(x: Any) -> Any:
-    return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
