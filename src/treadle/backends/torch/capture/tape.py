@@ -15,8 +15,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import torch
 
+from ....core import structures
 from ...plans import RefusedError
 from ..patches import C, TorchDispatchMode
 from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten
@@ -170,9 +172,7 @@ class Tape(TorchDispatchMode):
     def _alpha_is_left(self) -> bool:
         return self._alpha is not None
 
-    def cond(
-        self, predicate: Any, then: Callable[[], list[Any]], otherwise: Callable[[], list[Any]]
-    ) -> list[Any]:
+    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Record both branches; the state is restored after the one that is not taken."""
         with self.paused():
             taken = bool(predicate)
@@ -184,7 +184,7 @@ class Tape(TorchDispatchMode):
         ref = self._ref(predicate)
         branches = {True: then, False: otherwise}
         blocks: dict[bool, Block] = {}
-        results: dict[bool, list[Any]] = {}
+        results: dict[bool, Any] = {}
         for which in (not taken, taken):
             blocks[which], results[which] = self._recorded(branches[which])
             if which is not taken:
@@ -193,10 +193,22 @@ class Tape(TorchDispatchMode):
                     for tensor, value in zip(self._state, before, strict=True):
                         if not torch.equal(tensor, value):  # autograd counts all changes
                             tensor.copy_(value)
-        forms = [[(tuple(x.shape), x.dtype) for x in results[which]] for which in (True, False)]
+        try:
+            pair = (
+                structures.flatten(results[True]),
+                structures.aligned(results[False], results[True]),
+            )
+        except ValueError as error:
+            self.refuse(f"the branches of cond return other structures: {error}")
+            raise
+        flat = dict(zip((True, False), pair, strict=True))
+        forms = [[_form(x) for x in flat[which]] for which in (True, False)]
         if forms[0] != forms[1]:
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
-        refs = {which: [self._known_as(x) for x in results[which]] for which in (True, False)}
+        refs = {
+            which: [self._known_as(x) for x in flat[which] if isinstance(x, torch.Tensor)]
+            for which in (True, False)
+        }
         outputs = [self._merged(*pair) for pair in zip(refs[taken], refs[not taken], strict=True)]
         self.block.append(
             Branch(
@@ -353,15 +365,20 @@ class Tape(TorchDispatchMode):
 
     # Branches
 
-    def _recorded(self, branch: Callable[[], list[Any]]) -> tuple[Block, list[Any]]:
+    def _recorded(self, branch: Callable[[], Any]) -> tuple[Block, Any]:
         """Run a branch in a new block; its results get new references."""
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
-            return self.block, [_Result.apply(x, self) for x in branch()]
+            result = structures.mapped(self._outward, branch())
+            return self.block, result
         finally:
             self._blocks.pop()
             self.block = outer
+
+    def _outward(self, x: Any) -> Any:
+        x = x.value if isinstance(x, keras.Variable) else x
+        return _Result.apply(x, self) if isinstance(x, torch.Tensor) else x
 
     def _merged(self, taken: Ref, other: Ref) -> Ref:
         """Register a new reference for a tensor that either block may have made."""
@@ -427,3 +444,7 @@ def _storage(value: Any) -> int:
     with C.DisableTorchFunction():
         storage: Any = value.untyped_storage()
         return storage._cdata
+
+
+def _form(x: Any) -> Any:
+    return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
