@@ -15,7 +15,7 @@ from ..errors import TreadleError
 
 MOST_FORMS: Final = 8  # that are logged
 RECOMPILED: Final = "recompiled because of another form of batch: "
-UNEQUAL: Final = "the arrays of a batch differ in length"
+UNEQUAL: Final = "the arrays of a batch differ in length ("
 
 
 class explaining:
@@ -92,7 +92,7 @@ def examples_note(window: Window, history: History) -> str:
         return ""
     (first, expected), (name, length) = found
     return (
-        f"{UNEQUAL} ({first} has {expected} rows, {name} has {length}), so the rows of {first} "
+        f"{UNEQUAL}{first} has {expected} rows, {name} has {length}), so the rows of {first} "
         "count as its examples. To count others, put their array first, or return "
         "treadle.weighted(value, count) from the step"
     )
