@@ -1,5 +1,6 @@
 import sys
 import weakref
+from collections import OrderedDict
 
 import keras
 import numpy as np
@@ -369,3 +370,25 @@ def test_an_iterator_of_tf_data_is_released_before_the_next_one_is_created(shuff
     assert made[1]() is not None
     closed.close()
     assert made[1]() is None
+
+
+def test_batches_keep_the_order_of_keys_and_scalars_are_no_examples():
+    import tensorflow as tf
+    import torch
+    from torch.utils.data import DataLoader
+
+    rows = [OrderedDict(z=x, b=y) for x, y in zip(X, Y, strict=True)]
+    slices = tf.data.Dataset.from_tensor_slices({"z": X, "b": Y}).batch(4, drop_remainder=True)
+    scaled = slices.map(lambda batch: {"scale": tf.constant(0.5), **batch})
+    for data, kind, names in (
+        (slices, dict, ["z", "b"]),
+        (scaled, dict, ["scale", "z", "b"]),
+        (DataLoader(rows, batch_size=4), OrderedDict, ["z", "b"]),  # type: ignore[arg-type]
+        ([{"scale": 0.5, "z": torch.ones(4, 2), "b": Y[:4]}], dict, ["scale", "z", "b"]),
+    ):
+        source = as_source(data)
+        window = source.read(0).take(1)
+        assert type(window.batches) is kind and list(window.batches) == names
+        assert window.examples == 4
+        assert source.batch_examples in (None, 4)
+    assert as_source(scaled).batch_examples == 4

@@ -113,7 +113,7 @@ def test_a_keras_file_holds_pre_and_post_processing(tmp_path):
     treadle.export(task, tmp_path / "likely.keras", batch=BATCH)
     loaded = keras.saving.load_model(tmp_path / "likely.keras")
     image = BATCH[0]["image"]
-    found = loaded([BATCH[0]["age"], image])
+    found = loaded([image, BATCH[0]["age"]])
     sums = ops.convert_to_numpy(found["probabilities"]).sum(axis=1)
     np.testing.assert_allclose(sums, np.ones(6), rtol=1e-6)
     with treadle.Loop(task, console=False) as loop:

@@ -177,18 +177,27 @@ class Transformations(Protocol):
         """
         ...
 
-    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    def remat(
+        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run a function of tensors whose intermediate results the backward pass recomputes.
 
         Its assignments take effect once; the recomputation uses the variables' earlier values.
         """
         ...
 
-    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Run one of two branches; both may assign variables."""
+    def cond(
+        self,
+        predicate: Tensor,
+        then: Callable[[], list[Tensor]],
+        otherwise: Callable[[], list[Tensor]],
+    ) -> list[Tensor]:
+        """Run one of two branches; both may assign variables, and return as many tensors."""
         ...
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Map a function over the first axis, in order; state changes carry over."""
         ...
 

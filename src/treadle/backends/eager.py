@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
+from ..core import structures
 from .background import Done, Results
 from .plans import Facts, Plan
 from .program import Program
@@ -109,9 +109,7 @@ class EagerExecutor:
         started = time.monotonic()
         results: list[StepResult] = []
         for i in range(window.count):
-            batch = keras.tree.map_structure(
-                lambda x: None if x is None else self._to_device(x), window.batch(i)
-            )
+            batch = structures.mapped(self._to_device, window.batch(i))
             with self._around(self._program):
                 results.append(run_step(self._program, batch, first_step + i))
         fetched = self._fetched(results)

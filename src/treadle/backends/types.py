@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..core import structures
+
 Variable = Any  # a keras.Variable, or the framework's own variable in a native task
 Tensor = Any
 
@@ -14,6 +16,8 @@ class Weighted:
     value: Tensor
     weight: Tensor
 
+
+structures.OPAQUE.add(Weighted)
 
 Losses = dict[str, Tensor | Weighted]
 

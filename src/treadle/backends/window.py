@@ -1,12 +1,13 @@
 """Windows: consecutive batches of equal structure, shapes and dtypes."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import keras
 import numpy as np
+
+from ..core import structures
 
 CAPACITIES = (8, 64)
 
@@ -61,8 +62,7 @@ class Window:
         batches: The batches in their own structure (tuple, dict, nested …), each leaf an array of
             shape (count, *batch shape), stacked along the new first axis; None leaves stay None.
         count: The number of batches.
-        examples: The number of examples per batch: the first leaf's leading dimension, 1 for
-            scalars.
+        examples: The number of examples per batch, as `examples_of` counts them.
         rows: The batches as rows of a data set, if `batches` is None; they are gathered on first
             access.
         shares: What each process has read of them; None if each has read all.
@@ -88,7 +88,7 @@ class Window:
     def batches(self) -> Any:
         """The stacked batches."""
         if self._batches is None and self.rows is not None:
-            self._batches = _mapped(
+            self._batches = structures.mapped(
                 lambda x: x.take(self.rows.indices, axis=0),  # type: ignore[union-attr]
                 self.rows.arrays,
             )
@@ -118,7 +118,7 @@ class Window:
         """Return one batch as NumPy arrays; None leaves stay None."""
         if self._batches is None and self.rows is not None:
             chosen = self.rows.indices[index]
-            return _mapped(lambda x: x.take(chosen, axis=0), self.rows.arrays)
+            return structures.mapped(lambda x: x.take(chosen, axis=0), self.rows.arrays)
         return row(self._batches, index)
 
     def views(self) -> Iterator[Any]:
@@ -133,7 +133,7 @@ class Window:
             return
         for start in starts:
             part = slice(start, start + self.examples)
-            yield _mapped(lambda x, part=part: x[part], rows.arrays)
+            yield structures.mapped(lambda x, part=part: x[part], rows.arrays)
 
     def split(self, count: int) -> tuple["Window", "Window"]:
         """Return the first `count` batches and the rest, as views of the arrays."""
@@ -147,7 +147,7 @@ class Window:
             rows = self.rows
             chosen = np.concatenate([rows.indices] * times)
             return Window.of_rows(Rows(rows.owner, rows.arrays, chosen))
-        stacked = _mapped(lambda x: np.concatenate([x] * times), self._batches)
+        stacked = structures.mapped(lambda x: np.concatenate([x] * times), self._batches)
         return Window(stacked, self.count * times, self.examples, shares=self.shares)
 
     def followed_by(self, other: "Window") -> "Window":
@@ -161,9 +161,8 @@ class Window:
         if not following:
             return self
         windows = [self, *following]
-        stacked = keras.tree.map_structure(
-            lambda *parts: None if parts[0] is None else np.concatenate(parts),
-            *[window.batches for window in windows],
+        stacked = structures.mapped(
+            lambda *parts: np.concatenate(parts), *[window.batches for window in windows]
         )
         count = sum(window.count for window in windows)
         return Window(stacked, count, self.examples, shares=self.shares)
@@ -181,7 +180,7 @@ class Window:
             chosen = Rows(rows.owner, rows.arrays, rows.indices[part])
             window = Window(None, count, self.examples, chosen)
         else:
-            stacked = _mapped(lambda x: x[part], self._batches)
+            stacked = structures.mapped(lambda x: x[part], self._batches)
             window = Window(stacked, count, self.examples, shares=self.shares)
         window.form = self.form
         return window
@@ -210,10 +209,20 @@ def padded(x: Any, rows: int) -> Any:
     return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
 
 
-def examples_of(batch: Any) -> int:
-    """Return a batch's number of examples: the first leaf's leading dimension, 1 for scalars."""
-    first = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-    return first.shape[0] if first is not None and len(first.shape) else 1
+def examples_of(batch: Any, axis: int = 0) -> int:
+    """Return a batch's number of examples: the length of the first axis of its arrays.
+
+    Scalars do not count. If arrays have different lengths, that of the first array counts.
+
+    Args:
+        batch: The batch, or stacked batches.
+        axis: The axis of the examples: 1 in stacked batches.
+
+    Example:
+        >>> examples_of({"alpha": np.float32(0.5), "x": np.zeros((8, 2))})
+        8
+    """
+    return next((x.shape[axis] for x in structures.flatten(batch) if len(x.shape) > axis), 1)
 
 
 def form_of(batch: Any) -> Hashable:
@@ -228,38 +237,15 @@ def form_of(batch: Any) -> Hashable:
 
 
 def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:
-    # Hand-written for the usual containers: `keras.tree` takes ten times as long.
-    if structure is None:
-        return None
-    if isinstance(structure, dict):
-        return type(structure), *((k, _form(x, shape)) for k, x in structure.items())
-    if isinstance(structure, (list, tuple)):
-        return type(structure), *(_form(x, shape) for x in structure)
-    if hasattr(structure, "dtype"):
-        return structure.dtype, shape(structure)
-    leaves = keras.tree.flatten(structure)
-    if len(leaves) == 1 and leaves[0] is structure:  # a Python number
-        return type(structure)
-    return type(structure), *(_form(x, shape) for x in leaves)
+    return structures.form(
+        structure, lambda x: (x.dtype, shape(x)) if hasattr(x, "dtype") else type(x)
+    )
 
 
 def _nbytes(structure: Any) -> int:
-    # Hand-written for the same reason: it runs for every window.
-    if structure is None:
-        return 0
-    if isinstance(structure, (dict, list, tuple)):
-        parts: Iterable[Any] = structure.values() if isinstance(structure, dict) else structure
-        return sum(map(_nbytes, parts))
-    if hasattr(structure, "nbytes"):
-        return structure.nbytes
-    leaves = keras.tree.flatten(structure)
-    return 0 if len(leaves) == 1 and leaves[0] is structure else sum(map(_nbytes, leaves))
+    return sum(getattr(x, "nbytes", 0) for x in structures.flatten(structure))
 
 
 def row(batches: Any, index: int) -> Any:
     """Return one batch of stacked batches; None leaves stay None."""
-    return _mapped(lambda x: x[index], batches)
-
-
-def _mapped(function: Any, structure: Any) -> Any:
-    return keras.tree.map_structure(lambda x: None if x is None else function(x), structure)
+    return structures.mapped(lambda x: x[index], batches)

@@ -12,8 +12,8 @@ class Progress:
         epoch: The number of the current epoch, from 0. While hooks run at the end of an epoch, it
             is still the number of that epoch.
         batch: The number of batches of this epoch trained on so far.
-        examples: The number of examples trained on so far. The leading dimension of the first array
-            of a batch counts its examples.
+        examples: The number of examples trained on so far. Those of a batch are the rows of its
+            first array that is no scalar.
         seconds: Seconds spent inside the loop so far, including validation and hooks.
 
     Example:

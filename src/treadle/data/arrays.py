@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.window import Rows, Window
+from ..core import structures
 from ..errors import DataError, whole_number
-from .leaves import as_array, flattened, named, packed
+from .leaves import as_arrays, named
 from .order import Integers, Permutation
 from .reader import refuse_beyond
 from .source import BaseSource, ReadRequest
@@ -69,12 +70,8 @@ def from_arrays(
         >>> reader.take(10).batches.tolist()
         [[4]]
     """
-    structure = arrays[0] if len(arrays) == 1 else arrays
-    pairs = flattened(structure)
-    leaves = [as_array(path, leaf) for path, leaf in pairs]
-    sized = [
-        (path, leaf) for (path, _), leaf in zip(pairs, leaves, strict=True) if leaf is not None
-    ]
+    structure = as_arrays(arrays[0] if len(arrays) == 1 else arrays)
+    sized = structures.with_paths(structure)
     if not sized:
         raise DataError("from_arrays got no arrays: call it as from_arrays(x, y, batch_size=64)")
     for path, leaf in sized:
@@ -99,7 +96,7 @@ def from_arrays(
         )
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
-    return ArraySource(packed(structure, leaves), examples, batch_size, shuffle, drop_last, seed)
+    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +129,7 @@ class ArraySource(BaseSource):
     @property
     def on_disk(self) -> bool:
         """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
-        return any(_mapped_base(leaf) is not None for _, leaf in flattened(self.arrays))
+        return any(_mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
 
     @property
     def length(self) -> int:
@@ -152,12 +149,11 @@ class ArraySource(BaseSource):
         Other rows are not hashed. The memory layout of arrays has no effect.
         """
         found = hashlib.sha256()
-        for path, leaf in flattened(self.arrays):
-            found.update(repr((path, leaf is None or (leaf.shape, leaf.dtype.name))).encode())
-            if leaf is not None:
-                most = max(2, min(FINGERPRINT_ROWS, FINGERPRINT_BYTES // max(1, leaf[0].nbytes)))
-                rows = np.linspace(0, len(leaf) - 1, min(most, len(leaf))).astype(np.int64)
-                found.update(np.asarray(leaf[rows]).tobytes())
+        for path, leaf in structures.with_paths(self.arrays):
+            found.update(repr((path, (leaf.shape, leaf.dtype.name))).encode())
+            most = max(2, min(FINGERPRINT_ROWS, FINGERPRINT_BYTES // max(1, leaf[0].nbytes)))
+            rows = np.linspace(0, len(leaf) - 1, min(most, len(leaf))).astype(np.int64)
+            found.update(np.asarray(leaf[rows]).tobytes())
         return found.hexdigest()[:16]
 
     def indices(
@@ -278,7 +274,7 @@ class _Mapped:
     @classmethod
     def of(cls, arrays: Any) -> "_Mapped | None":
         """Return the memory-mapped arrays of a structure, or None if there are none."""
-        leaves = [leaf for _, leaf in flattened(arrays) if leaf is not None]
+        leaves = structures.flatten(arrays)
         bases = [base for leaf in leaves if (base := _mapped_base(leaf)) is not None]
         if not bases:
             return None

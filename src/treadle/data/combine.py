@@ -210,9 +210,9 @@ class ZippedSource(BaseSource):
 
     @property
     def parts(self) -> list[tuple[str, Source]]:
-        """The sources with their names or indices, in the order of `keras.tree`."""
+        """The sources with their names or indices, in the order of the batch."""
         if isinstance(self.sources, dict):
-            return sorted(self.sources.items())
+            return list(self.sources.items())
         return [(str(position), source) for position, source in enumerate(self.sources)]
 
     @property
@@ -265,16 +265,16 @@ class ZippedSource(BaseSource):
             name: read_from(part, request.at(epoch, start, positions.get(name)))
             for name, part in self.parts
         }
-        order = list(self.sources) if isinstance(self.sources, dict) else None
-        return ZippedReader(readers, order, self._shortest, epoch, start)
+        is_named = isinstance(self.sources, dict)
+        return ZippedReader(readers, is_named, self._shortest, epoch, start)
 
 
 class ZippedReader(CountingReader):
     """Takes the same number of batches from each source, and puts back excess batches.
 
     Args:
-        readers: The readers by name or index, in the order of `keras.tree`.
-        names: The keys of batches that are dicts, in their original order; None for tuples.
+        readers: The readers by name or index, in the order of the batch.
+        is_named: Whether batches are dicts by name, and no tuples.
         length: The number of batches after which no source is read, or None.
         epoch: The number of the epoch.
         start: The number of the first batch.
@@ -283,14 +283,14 @@ class ZippedReader(CountingReader):
     def __init__(
         self,
         readers: dict[str, Reader],
-        names: list[str] | None,
+        is_named: bool,
         length: int | None,
         epoch: int,
         start: int,
     ) -> None:
         super().__init__(epoch, start)
         self._readers = readers
-        self._names = names
+        self._is_named = is_named
         self._length = length
 
     def position(self, ahead: int = 0) -> Position | None:
@@ -320,13 +320,12 @@ class ZippedReader(CountingReader):
         if most == 0:
             return None
         first = next(iter(windows.values()))
-        if self._names is None:
-            batches: Any = tuple(window.batches for window in windows.values())
-        else:
-            batches = {name: windows[name].batches for name in self._names}
+        batches: Any = {name: window.batches for name, window in windows.items()}
+        if not self._is_named:
+            batches = tuple(batches.values())
         return Window(batches, most, first.examples)
 
     def _return(self, window: Window) -> None:
         for place, (name, reader) in enumerate(self._readers.items()):
-            batches = window.batches[place if self._names is None else name]
+            batches = window.batches[name if self._is_named else place]
             reader.put_back(window_of(batches, window.count))

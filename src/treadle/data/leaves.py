@@ -1,43 +1,20 @@
-"""Flattening, naming and converting the leaves of a batch to NumPy arrays; None stays None."""
+"""Naming the leaves of batches, converting them to NumPy arrays, and stacked batches."""
 
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backends.window import Window
+from ..backends.window import Window, examples_of
+from ..core.structures import Path, mapped, pack, part_at, text_of, with_paths
 from ..errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Path = tuple[Any, ...]
-
 ORDINALS = ("first", "second", "third", "fourth")
 
 NUMBERS = (bool, int, float)
 NO_NUMBERS = "OUSMmT"
 """NumPy's kinds of dtypes that no backend supports: objects, strings, bytes, dates."""
-
-
-def flattened(structure: Any) -> list[tuple[Path, Any]]:
-    """Return `(path, leaf)` of every leaf, including None, in the order of `keras.tree`."""
-    from keras import tree
-
-    return tree.flatten_with_path(structure)
-
-
-def packed(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Return `structure` with its leaves, in the order of `flattened`, replaced by `leaves`."""
-    from keras import tree
-
-    return tree.pack_sequence_as(structure, leaves)
-
-
-def mapped(function: Callable[[Array], Any], structure: Any) -> Any:
-    """Return `structure` with `function` applied to every leaf but None."""
-    from keras import tree
-
-    return tree.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
 
 
 def named(path: Path) -> str:
@@ -48,27 +25,21 @@ def named(path: Path) -> str:
         ('the second array', "the array 'image'", "the array [0]['image']", 'the batch')
     """
     if len(path) != 1:
-        return f"the array {''.join(f'[{key!r}]' for key in path)}" if path else "the batch"
+        return f"the array {text_of(path)}" if path else "the batch"
     key: Any = next(iter(path))
     place = isinstance(key, int) and key < len(ORDINALS)
     return f"the {ORDINALS[key]} array" if place else f"the array {key!r}"
 
 
-def refuse_lists(structure: Any, leaves: Sequence[tuple[Path, Any]]) -> None:
+def refuse_lists(structure: Any) -> None:
     """Reject lists of Python numbers in a batch, since each number would become a separate array.
-
-    Args:
-        structure: The batch.
-        leaves: Its leaves, as returned by `flattened`.
 
     Raises:
         DataError: If the batch contains a list of numbers.
     """
-    for path, leaf in leaves:
+    for path, leaf in with_paths(structure):
         if path and type(leaf) in NUMBERS:
-            holders = [structure]
-            for key in path[:-1]:
-                holders.append(holders[-1][key])
+            holders = [part_at(structure, path[:i]) for i in range(len(path))]
             if isinstance(holders[-1], list) and all(type(x) in NUMBERS for x in holders[-1]):
                 lists = (i for i, x in enumerate(holders) if isinstance(x, list))
                 # The batch itself may be a list of arrays.
@@ -79,18 +50,21 @@ def refuse_lists(structure: Any, leaves: Sequence[tuple[Path, Any]]) -> None:
                 )
 
 
-def as_array(path: Path, leaf: Any) -> Array | None:
+def as_arrays(structure: Any) -> Any:
+    """Return a batch with its leaves as NumPy arrays, as `as_array` converts them."""
+    return pack(structure, [as_array(path, leaf) for path, leaf in with_paths(structure)])
+
+
+def as_array(path: Path, leaf: Any) -> Array:
     """Convert a leaf to a NumPy array with the same dtype, without a copy if possible.
 
     Args:
         path: The path of the leaf, for messages.
-        leaf: A NumPy, TensorFlow, JAX or PyTorch array, a number, or None.
+        leaf: A NumPy, TensorFlow, JAX or PyTorch array, or a number.
 
     Raises:
         DataError: If the leaf is not numeric, or is a sparse tensor.
     """
-    if leaf is None:
-        return None
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(leaf, torch.Tensor):
         array = _from_torch(path, leaf)
@@ -116,16 +90,9 @@ def _from_torch(path: Path, tensor: Any) -> Array:
     return tensor.numpy()
 
 
-def examples_in(leaves: Sequence[Array | None]) -> int:
-    """Return the first axis of the first leaf; 1 for a scalar or without leaves."""
-    first = next((leaf for leaf in leaves if leaf is not None), None)
-    return 1 if first is None or first.ndim == 0 else first.shape[0]
-
-
 def window_of(batches: Any, count: int) -> Window:
     """Return a window of stacked batches, in which each leaf has shape (count, …)."""
-    first = next((leaf for _, leaf in flattened(batches) if leaf is not None), None)
-    return Window(batches, count, 1 if first is None or first.ndim == 1 else first.shape[1])
+    return Window(batches, count, examples_of(batches, axis=1))
 
 
 def sliced(batches: Any, part: slice | int) -> Any:

@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
@@ -11,22 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..backends.window import Window
+from ..backends.window import Window, form_of
+from ..core import structures
 from ..core.processes import process_group
 from ..errors import DataError
 from . import random_states
 from .iterables import StackingIterator
-from .leaves import (
-    Array,
-    Path,
-    as_array,
-    examples_in,
-    flattened,
-    packed,
-    refuse_lists,
-    sliced,
-    window_of,
-)
+from .leaves import Array, as_arrays, refuse_lists, sliced, window_of
 from .reading import Reading
 from .source import BaseSource, Position, ReadRequest
 from .states import Keeper, Resumable
@@ -91,23 +82,16 @@ class CountingReader(ABC):
 @dataclass(frozen=True, slots=True)
 class _Batch:
     structure: Any
-    paths: list[Path]
-    leaves: list[Array | None]
+    leaves: list[Array]
+    form: Hashable
 
     @classmethod
     def of(cls, structure: Any) -> "_Batch":
         if structure is None:
             raise DataError("the source gave None where a batch was expected")
-        pairs = flattened(structure)
-        refuse_lists(structure, pairs)
-        return cls(structure, [p for p, _ in pairs], [as_array(p, leaf) for p, leaf in pairs])
-
-    def is_like(self, other: "_Batch") -> bool:
-        return self.paths == other.paths and all(
-            (a is None and b is None)
-            or (a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype)
-            for a, b in zip(self.leaves, other.leaves, strict=True)
-        )
+        refuse_lists(structure)
+        arrays = as_arrays(structure)
+        return cls(arrays, structures.flatten(arrays), form_of(arrays))
 
 
 class BatchReader(CountingReader):
@@ -192,16 +176,12 @@ class BatchReader(CountingReader):
             batch = self._next()
             if batch is None:
                 return None
-            stacks = [
-                None if leaf is None else np.empty((most, *leaf.shape), leaf.dtype)
-                for leaf in batch.leaves
-            ]
+            stacks = [np.empty((most, *leaf.shape), leaf.dtype) for leaf in batch.leaves]
             count, following = 0, batch
             until = monotonic() + _drawing_seconds()
-            while following is not None and following.is_like(batch):
+            while following is not None and following.form == batch.form:
                 for stack, leaf in zip(stacks, following.leaves, strict=True):
-                    if stack is not None:
-                        stack[count] = leaf
+                    stack[count] = leaf
                 count += 1
                 try:
                     more = count < most and monotonic() < until
@@ -210,8 +190,8 @@ class BatchReader(CountingReader):
                     following = None  # `_next` raises it again
             if following is not None:
                 self._waiting.appendleft(following)
-        leaves = [None if stack is None else stack[:count] for stack in stacks]
-        return Window(packed(batch.structure, leaves), count, examples_in(batch.leaves))
+        stacked = structures.pack(batch.structure, [stack[:count] for stack in stacks])
+        return window_of(stacked, count)
 
     def _stacking(self) -> StackingIterator | None:
         """Return the iterator if it stacks batches itself, and the next ones come from it."""
@@ -226,7 +206,7 @@ class BatchReader(CountingReader):
         """Draw a window from an iterator that draws from no random state and reuses no array."""
         try:
             structure, count = iterator.stacked(most, _drawing_seconds())
-            batches = _Batch.of(structure)
+            batches = _Batch.of(structure).structure
         except StopIteration:
             self._ended = True
             return None
@@ -234,7 +214,7 @@ class BatchReader(CountingReader):
             self._fail(error, self._drawn)
             raise
         self._drawn += count
-        return window_of(packed(structure, batches.leaves), count)
+        return window_of(batches, count)
 
     def _fail(self, error: Exception, number: int) -> None:
         """Keep an error of a batch, which is raised again by later calls."""

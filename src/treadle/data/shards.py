@@ -18,6 +18,7 @@ from ..backends.base import active
 from ..backends.window import Shares, Window
 from ..checkpoint.batch_forms import described, zeros
 from ..checkpoint.structure import decode, encode
+from ..core import structures
 from ..core.error_notes import in_one_line
 from ..core.exchanged_arrays import exchange_arrays
 from ..core.processes import own_rows, process_group
@@ -25,7 +26,7 @@ from ..errors import DataError
 from .epochs import DISCARDED_AT_ONCE
 from .foreign.sources import as_source
 from .iterables import type_name
-from .leaves import Array, flattened, mapped, named, packed, sliced
+from .leaves import Array, named, sliced
 from .source import (
     BaseSource,
     Position,
@@ -237,7 +238,7 @@ class ShardedReader:
         counts, rank = window.shares.counts, process_group().rank
         first = sum(counts[:rank])
         if counts[rank]:
-            own = mapped(lambda x: x[:, first : first + counts[rank]], window.batches)
+            own = structures.mapped(lambda x: x[:, first : first + counts[rank]], window.batches)
             self._own -= window.count
             self._ended = False
             self._reader.put_back(Window(own, window.count, counts[rank]))
@@ -270,8 +271,8 @@ class ShardedReader:
         """
         if window is None:
             return _Offer(0, 0, None, "")
-        for path, leaf in flattened(window.batches):
-            if leaf is not None and (leaf.ndim < 2 or leaf.shape[1] != window.examples):
+        for path, leaf in structures.with_paths(window.batches):
+            if leaf.ndim < 2 or leaf.shape[1] != window.examples:
                 raise DataError(
                     f"{named(path)} of a batch has the shape {leaf.shape[1:]}, but the batch has "
                     f"{window.examples} examples: in a sharded source, all arrays need the "
@@ -299,11 +300,10 @@ class ShardedReader:
         """
         examples, rank, size = sum(rows), process_group().rank, process_group().size
         batches = None if window is None else window.batches
-        empty = [x for _, x in flattened(self._empty)]
-        own: list[Array | None] = (
-            [None if x is None else np.empty((count, *x.shape), x.dtype) for x in empty]
+        own: list[Array] = (
+            [np.empty((count, *x.shape), x.dtype) for x in structures.flatten(self._empty)]
             if batches is None
-            else [x for _, x in flattened(batches)]
+            else structures.flatten(batches)
         )
         even = all(own_rows(examples, r, size)[1] == n > 0 for r, n in enumerate(rows))
         if even and active().computes_own_rows(examples):
@@ -311,17 +311,13 @@ class ShardedReader:
             new = f"{described(self._empty)} {rows}"
             fill = new not in self._filled  # such a batch is used to build the step
             self._filled.add(new)
-            leaves = [None if x is None else _placed(x, first, examples, fill) for x in own]
+            leaves = [_placed(x, first, examples, fill) for x in own]
         else:
-            received = map(iter, exchange_arrays([x for x in own if x is not None], at))
-            everyone = list(received)
-            leaves = [
-                None if x is None else np.concatenate([next(each) for each in everyone], axis=1)
-                for x in own
-            ]
+            everyone = exchange_arrays(own, at)
+            leaves = [np.concatenate(parts, axis=1) for parts in zip(*everyone, strict=True)]
             even = False
         shares = Shares(tuple(rows), whole=not even)
-        return Window(packed(self._empty, leaves), count, examples, shares=shares)
+        return Window(structures.pack(self._empty, leaves), count, examples, shares=shares)
 
 
 def _placed(own: Array, first: int, examples: int, fill: bool) -> Array:

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.arrays import write_arrays
+from ..core.structures import with_paths
 from ..core.terminal import clean, printable
 from ..core.values import short
-from ..data.leaves import flattened, named
+from ..data.leaves import named
 from .inspection import StepInspection
 from .numbers import Array, Numbers, change, farthest, short_list
 from .visiting import StepInputs
@@ -181,11 +182,7 @@ class Replay:
 
 def batch_numbers(inputs: StepInputs) -> tuple[Numbers, ...]:
     """Return statistics of each array of a step's batch, with the names that messages use."""
-    return tuple(
-        Numbers.of(named(path), leaf)
-        for path, leaf in flattened(inputs.window.batch(0))
-        if leaf is not None
-    )
+    return tuple(Numbers.of(named(path), leaf) for path, leaf in with_paths(inputs.window.batch(0)))
 
 
 def variables_of(inputs: StepInputs, inspection: StepInspection) -> tuple[Variable, ...]:
@@ -207,7 +204,7 @@ def variables_of(inputs: StepInputs, inspection: StepInspection) -> tuple[Variab
 
 def arrays_of(inputs: StepInputs, inspection: StepInspection) -> dict[str, Array]:
     """Return all arrays of a step by kind and path."""
-    leaves = [x for x in flattened(inputs.window.batch(0)) if x[1] is not None]
+    leaves = with_paths(inputs.window.batch(0))
     batch = {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves}
     updates = {
         p: change(x, inspection.after[p]) for p, x in inputs.state.items() if x.dtype.kind in "fV"

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 from keras import ops
 
 from ..backends.base import active
 from ..backends.records import Records, recording_layers
 from ..backends.step_context import recorded_by
+from ..core import structures
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
@@ -62,9 +62,9 @@ class OutputRecorder(Records):
         path = self._paths.get(id(layer))
         if path is None or not self.in_place:
             return
-        for keys, leaf in keras.tree.flatten_with_path(outputs):
+        for keys, leaf in structures.with_paths(outputs):
             if ops.is_tensor(leaf):
-                name = path + "".join(f"[{key!r}]" for key in keys)
+                name = path + structures.text_of(keys)
                 self.met.append((ACTIVATION, name, leaf))
 
     def arrays(self, kind: str) -> dict[str, Array]:

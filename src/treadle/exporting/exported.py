@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from ..backends.base import active
+from ..core import structures
 from ..core.options import run_seed
 from ..core.processes import process_group
 from ..data import as_source
@@ -180,7 +181,10 @@ def _compared(
     names = [str(spec.name) for spec in prediction.specs]
     for size in (prediction.size, prediction.size // 2 or 2):
         batch = prediction.resized(size)
-        expected = keras.tree.flatten(loop.predict([batch]))
+        predicted = loop.predict([batch])
+        # A file whose outputs have names gives them in the order of the names.
+        named = not form.exporter or active().name in form.named
+        expected = (keras.tree if named else structures).flatten(predicted)
         try:
             with quiet():
                 loaded = load(form.name, path, names)
@@ -253,7 +257,7 @@ def _described(array: Any) -> str:
 def _outputs(outputs: Any, size: int) -> dict[str, str]:
     """Describe outputs by their paths; a first dimension of the batch size may be any."""
     found: dict[str, str] = {}
-    for path, array in keras.tree.flatten_with_path(outputs):
+    for path, array in structures.with_paths(outputs):
         name = "_".join(map(str, path)) or "outputs"
         whole = array.shape[:1] == (size,)
         found[name] = f"{array.dtype} {(None, *array.shape[1:]) if whole else array.shape}"

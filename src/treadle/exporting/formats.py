@@ -40,7 +40,7 @@ class Format:
         refused: Why a backend cannot write it, and what to use instead, by backend.
         runtimes: The packages of which one loads the file; empty if Keras itself loads it.
         named: The backends on which outputs keep the names that `predict_step` returns. On others
-            they are a tuple in the order of `keras.tree.flatten`, because exporters lose names,
+            they are a tuple in the order of its structure, because exporters lose names,
             and some of them order outputs in another way.
     """
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from ..backends.base import active
+from ..core import structures
 from ..errors import ConfigurationError, DataError, StepError
 from ..steps.building import build
 
@@ -39,17 +40,14 @@ class Prediction:
     """
 
     def __init__(self, task: Any, batch: Any) -> None:
-        batch = keras.tree.map_structure(lambda x: None if x is None else np.asarray(x), batch)
+        batch = structures.mapped(np.asarray, batch)
         self._task, self.batch = task, batch
         self.layers, self.variables = _read(task, batch)
-        leaves = keras.tree.flatten(batch)
-        self._leaves: list[Any] = [
-            None if leaf is None else active().to_device(leaf) for leaf in leaves
-        ]
+        leaves = structures.flatten(batch)
+        self._leaves: list[Any] = [active().to_device(leaf) for leaf in leaves]
         with active().undifferentiated(), active().own_random():
-            self.outputs = keras.tree.map_structure(active().to_numpy, self._call(self._leaves))
-            parts = [i for i, leaf in enumerate(leaves) if leaf is not None]
-            self._used = [i for i in parts if not self._drop(i)]
+            self.outputs = structures.mapped(active().to_numpy, self._call(self._leaves))
+            self._used = [i for i in range(len(leaves)) if not self._drop(i)]
         if not self._used:
             raise ConfigurationError(
                 f"predict_step of {type(task).__name__} uses no part of its batch, so an exported "
@@ -83,7 +81,7 @@ class Prediction:
 
     def inputs(self, batch: Any) -> list[np.ndarray[Any, Any]]:
         """Return the inputs in a batch, with the dtypes of the exported file."""
-        leaves = keras.tree.flatten(batch)
+        leaves = structures.flatten(batch)
         return [
             leaves[i].astype(spec.dtype, copy=False)
             for i, spec in zip(self._used, self.specs, strict=True)
@@ -94,21 +92,19 @@ class Prediction:
         rows = np.arange(size) % self.size
 
         def chosen(leaf: Any) -> Any:
-            if leaf is None:
-                return None
             return leaf[rows] if leaf.shape[:1] == (self.size,) else leaf
 
-        return keras.tree.map_structure(chosen, self.batch)
+        return structures.mapped(chosen, self.batch)
 
     def _call(self, leaves: Sequence[Any]) -> Any:
-        return self._task.predict_step(keras.tree.pack_sequence_as(self.batch, list(leaves)))
+        return self._task.predict_step(structures.pack(self.batch, leaves))
 
     def _drop(self, i: int) -> bool:
         """Return whether a part is unused, and put the stand-in in its place if so."""
         leaves = list(self._leaves)
         leaves[i] = _Unused()
         try:
-            outputs = keras.tree.flatten(self._call(leaves))
+            outputs = structures.flatten(self._call(leaves))
         except Exception:  # whatever a computation with such an object raises
             return False
         if any(isinstance(output, _Unused) for output in outputs):
@@ -135,7 +131,7 @@ class PredictionModel(keras.Model):
     def call(self, inputs: Any) -> Any:
         """Return the outputs for one input, or for a list of inputs."""
         outputs = self._prediction(inputs if isinstance(inputs, (list, tuple)) else [inputs])
-        return tuple(keras.tree.flatten(outputs)) if self._flat else outputs
+        return tuple(structures.flatten(outputs)) if self._flat else outputs
 
     def build(self, input_shape: Any = None) -> None:
         """Do nothing: all layers are built."""
@@ -223,7 +219,7 @@ def _names(batch: Any, used: Sequence[int]) -> list[str]:
         >>> _names({"image": 0, "meta": {"age": 0}}, [0, 1]), _names((0, 0), [0])
         (['image', 'meta_age'], ['inputs'])
     """
-    paths = [path for path, _ in keras.tree.flatten_with_path(batch)]
+    paths = [path for path, _ in structures.with_paths(batch)]
     words = ["_".join(str(key) for key in paths[i] if isinstance(key, str)) for i in used]
     plain = [word or "inputs" for word in words]
     return [

@@ -26,7 +26,7 @@ class Loaded:
 
     Attributes:
         runtime: The name and the version of the runtime.
-        run: Returns the outputs for inputs, in the order of `keras.tree.flatten`.
+        run: Returns the outputs for inputs: those with names in the order of the names.
     """
 
     runtime: str

@@ -14,8 +14,9 @@ from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
 from ..core.processes import own_rows, process_group
 from ..core.progress import Progress
 from ..core.rollback import RolledBack
+from ..core.structures import with_paths
 from ..core.triggers import Span, When
-from ..data.leaves import flattened, named
+from ..data.leaves import named
 from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
 
 ACTIONS = ("raise", "stop", "skip", "rollback")
@@ -359,7 +360,7 @@ def _bad_inputs(loop: LoopView, step: int) -> list[str]:
     If each process reads its own share, all must call this: they find the rows of all of them, so
     that they act alike and name the same rows.
     """
-    leaves = [(named(path), leaf) for path, leaf in flattened(loop.batch_at(step))]
+    leaves = [(named(path), leaf) for path, leaf in with_paths(loop.batch_at(step))]
     found = {name: _bad_rows(leaf, loop.reads_shares) for name, leaf in leaves}
     if loop.reads_shares:
         everyone = process_group().exchange(found, f"looking for the cause at step {step}")

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import keras
 import numpy as np
 
 from ..backends.base import active
 from ..backends.window import Rows, Window
+from ..core import structures
 from ..core.exchanged_arrays import exchange_arrays
 from ..core.processes import own_rows, process_group
-from ..data.leaves import mapped
+from .predictions import leaves_like
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_WORDS: Final = 4 << 20
@@ -37,7 +37,7 @@ class DividedPredictions:
     def __init__(self, total: Callable[[Array], Array]) -> None:
         self._total = total
         self._expected: deque[tuple[int, bool]] = deque()
-        self._structure: Any = None
+        self._outline: Any = None
         self._parts: list[tuple[int, bool, list[Array]]] = []
 
     def __bool__(self) -> bool:
@@ -57,11 +57,9 @@ class DividedPredictions:
     def add_all(self, batches: Iterable[Any]) -> None:
         """Add the outputs of the next batches."""
         for outputs in batches:
-            leaves = [np.asarray(x) for x in keras.tree.flatten(outputs)]
-            if self._structure is None:
-                self._structure = keras.tree.map_structure(lambda _: 0, outputs)
-            else:
-                keras.tree.assert_same_structure(self._structure, outputs)
+            if not self._parts:
+                self._outline = structures.outline(outputs)
+            leaves = leaves_like(outputs, self._outline)
             examples, divided = self._expected.popleft()
             if divided:
                 count = own_rows(examples)[1]  # a process without rows has computed one
@@ -82,7 +80,7 @@ class DividedPredictions:
                 arrays.append(np.concatenate(parts))
             else:
                 arrays.append(self._summed(parts))
-        return keras.tree.pack_sequence_as(self._structure, arrays)
+        return structures.pack(self._outline, arrays)
 
     def _summed(self, parts: Sequence[Array]) -> Array:
         """Return the rows of all processes: a sum in which the bytes of all others are zero."""
@@ -115,7 +113,7 @@ def own_part(window: Window) -> Window:
     if window.rows is not None:
         rows = window.rows
         return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[:, part]))
-    own = mapped(lambda x: x[:, part] if _has_rows(x, examples) else x, window.batches)
+    own = structures.mapped(lambda x: x[:, part] if _has_rows(x, examples) else x, window.batches)
     return Window(own, window.count, max(count, 1))
 
 
@@ -124,10 +122,10 @@ def completed(window: Window) -> Window:
     if window.shares is None or window.shares.whole:
         return window
     first, count = own_rows(window.examples)
-    leaves = [x for x in keras.tree.flatten(window.batches) if x is not None]
+    leaves = structures.flatten(window.batches)
     received = exchange_arrays([x[:, first : first + count] for x in leaves], AT)
-    whole = iter([np.concatenate(parts, axis=1) for parts in zip(*received, strict=True)])
-    return Window(mapped(lambda _: next(whole), window.batches), window.count, window.examples)
+    whole = [np.concatenate(parts, axis=1) for parts in zip(*received, strict=True)]
+    return Window(structures.pack(window.batches, whole), window.count, window.examples)
 
 
 def agree_on_dividing(whole: Any, own: Any, examples: int) -> bool:
@@ -141,8 +139,7 @@ def agree_on_dividing(whole: Any, own: Any, examples: int) -> bool:
     first, count = own_rows(examples)
     place = slice(first, first + count) if count else slice(0, 1)
     try:
-        keras.tree.assert_same_structure(whole, own)
-        pairs = zip(keras.tree.flatten(whole), keras.tree.flatten(own), strict=True)
+        pairs = zip(structures.flatten(whole), structures.aligned(own, whole), strict=True)
         equal = all([_equal(np.asarray(a), np.asarray(b), examples, place) for a, b in pairs])
     except (ValueError, TypeError):
         equal = False

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-import keras
 import numpy as np
 
 from ..backends.base import Caller, active, start_each
 from ..backends.window import Window, form_of
 from ..checkpoint.batch_forms import zeros
+from ..core import structures
 from ..core.hook import LoopView
 from ..core.logs import Means
 from ..core.options import Options, run_seed
@@ -258,7 +258,7 @@ class Evaluation:
             if isinstance(x, (bool, int, str))
             else x  # the usual input, and nothing to convert
             if type(x) is np.ndarray
-            else keras.tree.map_structure(_array, x)
+            else structures.mapped(active().to_numpy, x)
             for x in inputs
         ]
         return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
@@ -350,9 +350,5 @@ def _fetched(running: Sequence[Callable[[], list[Any]]]) -> list[Any]:
 
 def _most_running(batch: Any, outputs: Any) -> int:
     """Return how many batches like this one may run at a time."""
-    nbytes = sum(getattr(x, "nbytes", 0) for x in keras.tree.flatten((batch, outputs)))
+    nbytes = sum(getattr(x, "nbytes", 0) for x in structures.flatten((batch, outputs)))
     return max(1, min(MOST_RUNNING, MOST_RUNNING_BYTES // max(1, nbytes)))
-
-
-def _array(value: Any) -> Any:
-    return None if value is None else active().to_numpy(value)

@@ -9,11 +9,13 @@ from ..backends.window import Window
 from ..checkpoint.batch_forms import described, structure
 from ..checkpoint.dtypes import dtype_named
 from ..core.history import History
-from ..data.leaves import flattened, named
+from ..core.structures import with_paths
+from ..data.leaves import named
 from ..errors import TreadleError
 
 MOST_FORMS: Final = 8  # that are logged
 RECOMPILED: Final = "recompiled because of another form of batch: "
+UNEQUAL: Final = "the arrays of a batch differ in length ("
 
 
 class explaining:
@@ -56,15 +58,44 @@ def explain(error: Exception, window: Window | None = None) -> None:
 
 def _length_mismatch(window: Window) -> str:
     """Describe two arrays of a batch that differ in length, if any; this may be intended."""
-    leaves = [(path, leaf) for path, leaf in flattened(window.batch(0)) if leaf is not None]
-    lengths = [(named(path), len(leaf)) for path, leaf in leaves if leaf.ndim]
-    others = [(name, length) for name, length in lengths[1:] if length != lengths[0][1]]
-    if not others:
+    found = _different_lengths(window)
+    if found is None:
         return ""
-    (first, expected), (name, length) = lengths[0], others[0]
+    (first, expected), (name, length) = found
     return (
         f"{first[0].upper()}{first[1:]} of the batch has {expected} rows, but {name} has {length}: "
         "they must match if both contain one row per example"
+    )
+
+
+def _different_lengths(window: Window) -> list[tuple[str, int]] | None:
+    """Return the name and length of the first array of a batch, and of one that differs, if any."""
+    leaves = with_paths(window.batch(0))
+    lengths = [(named(path), len(leaf)) for path, leaf in leaves if leaf.ndim]
+    other = next((pair for pair in lengths if pair[1] != lengths[0][1]), None)
+    return None if other is None else [lengths[0], other]
+
+
+def examples_note(window: Window, history: History) -> str:
+    """Return a note for the log that the arrays of a batch differ in length, and which one counts.
+
+    Args:
+        window: The batches.
+        history: The history, which holds the notes so far.
+
+    Returns:
+        The note; empty if the lengths do not differ, or if such a note is logged already.
+    """
+    found = _different_lengths(window)
+    if found is None or any(
+        str(record.values.get("note", "")).startswith(UNEQUAL) for record in history.records
+    ):
+        return ""
+    (first, expected), (name, length) = found
+    return (
+        f"{UNEQUAL}{first} has {expected} rows, {name} has {length}), so the rows of {first} "
+        "count as its examples. To count others, put their array first, or return "
+        "treadle.weighted(value, count) from the step"
     )
 
 

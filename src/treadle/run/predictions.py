@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-import keras
 import numpy as np
+
+from ..core import structures
+from ..errors import StepError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,28 +29,25 @@ class Predictions:
 
     def __init__(self, batches: int | None) -> None:
         self._batches = batches
-        self._structure: Any = None
+        self._is_empty, self._outline = True, None
         self._columns: list[_Column] = []
 
     def __bool__(self) -> bool:
         """Return whether any outputs were added."""
-        return self._structure is not None
+        return not self._is_empty
 
     def add(self, outputs: Any) -> None:
         """Add the outputs of the next batch, a structure of NumPy arrays.
 
         Raises:
-            ValueError: The structure differs from that of the first batch.
+            StepError: The structure differs from that of the first batch.
         """
-        if isinstance(outputs, np.ndarray):
-            leaves = [outputs]
-        else:
-            leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(outputs)]
-        if self._structure is None:
-            self._structure = keras.tree.map_structure(lambda _: 0, outputs)
+        if self._is_empty:
+            self._is_empty, self._outline = False, structures.outline(outputs)
+            leaves = [np.asarray(leaf) for leaf in structures.flatten(outputs)]
             self._columns = [_Column(leaf, self._batches) for leaf in leaves]
-        elif self._structure != 0 or not isinstance(outputs, np.ndarray):
-            keras.tree.assert_same_structure(self._structure, outputs)
+        else:
+            leaves = leaves_like(outputs, self._outline)
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.add(leaf)
 
@@ -64,7 +63,21 @@ class Predictions:
             ValueError: Arrays of two batches differ in more than their first axis.
         """
         arrays = [column.joined() for column in self._columns]
-        return keras.tree.pack_sequence_as(self._structure, arrays)
+        return structures.pack(self._outline, arrays)
+
+
+def leaves_like(outputs: Any, outline: Any) -> list[Array]:
+    """Return the arrays of the outputs of a batch, in the order of those of the first batch.
+
+    Raises:
+        StepError: The structures differ.
+    """
+    try:
+        return [np.asarray(leaf) for leaf in structures.aligned(outputs, outline)]
+    except ValueError as error:
+        raise StepError(
+            f"predict_step must return the same structure for every batch: {error}"
+        ) from error
 
 
 class _Column:

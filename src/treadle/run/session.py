@@ -38,7 +38,7 @@ from ..steps.state import State
 from .agreement import Agreement
 from .call import Call, Kind
 from .evaluation import Evaluation
-from .explanations import explaining, new_form_note
+from .explanations import examples_note, explaining, new_form_note
 from .recorded_history import recorded_history
 from .restoring import Restoring
 from .resume import Resuming, circumstances, lost_guarantee
@@ -414,12 +414,16 @@ class Session:
         note = self.training.recompiled(window, self._restoring.recompile)
         self._restoring.recompile = []
         if note:
-            self.record("log", {"note": note})
+            self._note(note)
         if not self.training.is_prepared(window):
-            note = new_form_note(self.training.forms, window, self.history)
-            if note:
-                self.record("log", {"note": note})
+            self._note(new_form_note(self.training.forms, window, self.history))
+            self._note(examples_note(window, self.history))
             self.prepare(window)
+
+    def _note(self, text: str) -> None:
+        """Log a note, unless it is empty."""
+        if text:
+            self.record("log", {"note": text})
 
     def build_and_assign(self, source: Source) -> None:
         """Build the model with the first batch of a source, and assign its restored variables."""
@@ -489,6 +493,7 @@ class Session:
         self._restoring.before_start()
         self.services.hooks.notify("start", self._loop)
         reporter.warn(self._restoring.after_start(self.training, lambda: self.prepare(window)))
+        self._note(examples_note(window, self.history))
         if self.services.directory is not None:
             reporter.warn(missing_handlers())
 

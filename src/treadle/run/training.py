@@ -9,12 +9,13 @@ import numpy as np
 
 from ..backends.window import Following, Window
 from ..checkpoint.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
+from ..core import structures
 from ..core.logs import Means, StepLogs
 from ..core.options import COMPILERS, Options
 from ..core.processes import process_group
 from ..core.progress import Costs, Progress
 from ..core.triggers import When
-from ..data.leaves import as_array, flattened, packed, refuse_lists, window_of
+from ..data.leaves import as_arrays, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.compiled_step import CompiledStep
 from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
@@ -359,12 +360,10 @@ def stacked(batch: Any) -> Window:
     Raises:
         DataError: If the batch holds no array, or values that are not numbers.
     """
-    pairs = flattened(batch)
-    refuse_lists(batch, pairs)
-    leaves = [as_array(path, leaf) for path, leaf in pairs]
-    if all(leaf is None for leaf in leaves):
+    refuse_lists(batch)
+    if not structures.flatten(batch):
         raise DataError(
             f"the batch holds no array, it is {batch!r:.60}: pass a batch of arrays, such as "
             "loop.step((x, y))"
         )
-    return window_of(packed(batch, [None if leaf is None else leaf[None] for leaf in leaves]), 1)
+    return window_of(structures.mapped(lambda leaf: leaf[None], as_arrays(batch)), 1)

@@ -9,6 +9,7 @@ from keras import ops
 from ..backends.base import active
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
+from ..core import structures
 from ..core.float64 import wide
 from ..errors import ConfigurationError, StepError, whole_number
 from .control_flow import cond
@@ -88,7 +89,7 @@ class Accumulator:
         Raises:
             StepError: The shapes of the gradients differ from those of earlier calls.
         """
-        found = [ops.convert_to_tensor(g) for g in keras.tree.flatten(grads)]
+        found = [ops.convert_to_tensor(g) for g in structures.flatten(grads)]
         self._build(found)
         if ops.is_tensor(weight) and context().build is None:
             weight = active().total(weight)
@@ -106,7 +107,7 @@ class Accumulator:
                 ops.cast(s / ops.cast(total, s.dtype), g.dtype)
                 for s, g in zip(sums, found, strict=True)
             ]
-            update(keras.tree.pack_sequence_as(grads, mean))
+            update(structures.pack(grads, mean))
             for variable in self.variables:
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
 

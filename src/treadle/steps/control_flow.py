@@ -1,18 +1,20 @@
 """Rematerialization, branches and loops for steps, portable across backends."""
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 from keras import ops
 
 from ..backends.base import active
 from ..backends.recomputing import without_losses
 from ..backends.step_context import context, unrecorded
-from ..backends.types import Weighted
+from ..backends.types import Tensor, Weighted
+from ..core import structures
 from ..errors import StepError
+
+_BRANCHES = "both branches of cond"
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +27,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     reads.
 
     Args:
-        function: A layer, or a function of tensors that returns a structure of tensors. It is
+        function: A layer, or a function of structures of tensors that returns one. It is
             differentiated with respect to its arguments and to variables. On TensorFlow it is not
             differentiated with respect to other tensors of the step, which is an error in graphs.
 
@@ -47,11 +49,16 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function, updated=())
     def recomputed(*inputs: Any, **settings: Any) -> Any:
-        run = _unweighted(inside(functools.partial(function, **settings)), "function of remat")
+        what = "function of remat"
+        run = _unweighted(inside(functools.partial(function, **settings)), what)
         if context().build is not None:
             return run(*inputs)
+        results, outline = _Results(f"the {what}"), structures.outline(inputs)
+        flat = results.flat(lambda *leaves: run(*structures.pack(outline, leaves)))
         with unrecorded():
-            return active().remat(without_losses(run), [ops.convert_to_tensor(x) for x in inputs])
+            return results.packed(
+                active().remat(without_losses(flat), _tensors(structures.flatten(inputs)))
+            )
 
     return recomputed
 
@@ -77,13 +84,14 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
     then, otherwise = (_unweighted(inside(f), "branch of cond") for f in (then, otherwise))
     if context().build is not None:  # both branches may create variables
         with _unsure():
-            result = then()
-            otherwise()
+            result, other = then(), otherwise()
+        _aligned(other, result, _BRANCHES)
         return result
     if isinstance(predicate, bool):
         return then() if predicate else otherwise()
+    results = _Results(_BRANCHES)
     with unrecorded():
-        return active().cond(predicate, _tensors_of(then), _tensors_of(otherwise))
+        return results.packed(active().cond(predicate, results.flat(then), results.flat(otherwise)))
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
@@ -107,19 +115,21 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         [1.0, 4.0]
     """
     function = _unweighted(inside(function), "function of for_each")
+    tensors, outline = _tensors(structures.flatten(inputs)), structures.outline(inputs)
+    if not tensors:
+        raise StepError("for_each got no tensor: pass a structure of tensors of shape (n, …)")
     if context().build is not None:
-        row = keras.tree.map_structure(lambda x: x[0], inputs)
-        count = keras.tree.flatten(inputs)[0].shape[0]
-        return keras.tree.map_structure(
-            lambda x: ops.stack([ops.convert_to_tensor(x)] * count), function(row)
-        )
+        row = function(structures.pack(outline, [x[0] for x in tensors]))
+        count = tensors[0].shape[0]
+        return structures.mapped(lambda x: ops.stack([ops.convert_to_tensor(x)] * count), row)
+    results = _Results("the function of for_each")
 
-    def one(row: Any) -> Any:
+    def one(leaves: list[Tensor]) -> Any:
         # Copied, since the function may return a variable's buffer, which the next row overwrites.
-        return keras.tree.map_structure(ops.copy, function(row))
+        return structures.mapped(ops.copy, function(structures.pack(outline, leaves)))
 
     with unrecorded():
-        return active().for_each(one, inputs)
+        return results.packed(active().for_each(results.flat(one), tensors))
 
 
 def inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +162,7 @@ def _unweighted(function: Callable[..., Any], what: str) -> Callable[..., Any]:
 
     def checked(*arguments: Any) -> Any:
         found = function(*arguments)
-        if any(isinstance(x, Weighted) for x in keras.tree.flatten(found)):
+        if any(isinstance(x, Weighted) for x in structures.flatten(found)):
             raise StepError(
                 f"a {what} returned treadle.weighted(…), and may return tensors only: return its "
                 "value and its weight, and call treadle.weighted outside"
@@ -176,15 +186,47 @@ def _unsure() -> Generator[None]:
         ranges.unsure = before
 
 
-def _tensors_of(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap a branch so that it returns only tensors.
+class _Results:
+    """The structure of what functions return, which frameworks pass on as lists of tensors.
 
-    A returned variable or number would be a constant of the compiled branch.
+    Args:
+        what: The functions, for messages.
     """
 
-    def tensors() -> Any:
-        return keras.tree.map_structure(
-            lambda x: None if x is None else ops.convert_to_tensor(x), branch()
-        )
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._outline: list[Any] = []  # of the first result
 
-    return tensors
+    def flat(self, function: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+        """Wrap a function so that it returns the leaves of its result as a list of tensors.
+
+        A returned variable or number would be a constant of a compiled branch.
+        """
+
+        def run(*arguments: Any) -> list[Tensor]:
+            found = function(*arguments)
+            if not self._outline:
+                self._outline.append(structures.outline(found))
+            return _tensors(_aligned(found, self._outline[0], self._what))
+
+        return run
+
+    def packed(self, tensors: Sequence[Tensor]) -> Any:
+        """Return tensors in the structure of the first result."""
+        return structures.pack(self._outline[0], tensors)
+
+
+def _aligned(result: Any, like: Any, what: str) -> list[Any]:
+    """Return the leaves of a result in the order of another one.
+
+    Raises:
+        StepError: The results have different structures.
+    """
+    try:
+        return structures.aligned(result, like)
+    except ValueError as error:
+        raise StepError(f"{what} must always return the same structure: {error}") from error
+
+
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    return [ops.convert_to_tensor(x) for x in leaves]

@@ -11,6 +11,7 @@ from ..backends.base import active
 from ..backends.scope import Scope, hand_losses, hand_outward
 from ..backends.step_context import Build, context
 from ..backends.types import Losses, Tensor, Variable, Weighted, unweighted
+from ..core import structures
 from ..errors import GradientError, StepError
 from .control_flow import inside
 from .loss_scale import scaled, unscaled
@@ -291,7 +292,7 @@ def _outside(result: Any) -> Any:
             return Weighted(stopped(x.value), stopped(x.weight))
         return ops.stop_gradient(x) if ops.is_tensor(x) else x
 
-    return keras.tree.map_structure(stopped, result)
+    return structures.mapped(stopped, result)
 
 
 def _losses(result: Any, names: list[str] | None) -> Losses:

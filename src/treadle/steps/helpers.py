@@ -10,6 +10,7 @@ from keras import ops
 from ..backends.base import active
 from ..backends.step_context import context
 from ..backends.types import Tensor, Variable, Weighted
+from ..core import structures
 from ..core.options import without_tensorflow
 from ..errors import OwnershipError, StepError
 from .gradients import listed
@@ -59,7 +60,8 @@ def gathered(x: Tensor) -> Tensor:
     has the whole batch, and the tensor itself is returned.
 
     Args:
-        x: A tensor with one row for each example, or several such tensors concatenated.
+        x: A tensor with one row for each example, or several such tensors concatenated; or a
+            structure of such tensors.
 
     Raises:
         StepError: The tensor has no rows of the batch.
@@ -72,7 +74,7 @@ def gathered(x: Tensor) -> Tensor:
     """
     if context().build is not None:
         return x
-    return active().gathered(x)
+    return structures.mapped(active().gathered, x)
 
 
 @contextmanager

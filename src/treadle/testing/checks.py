@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import keras
 import numpy as np
 
+from ..core import structures
 from ..core.options import Options
 from ..core.randomness import seed_everything
 from ..errors import ConfigurationError, whole_number
@@ -144,11 +144,8 @@ def accumulated_equals_large_batch(
             "incomplete"
         )
 
-    def joined(*parts: Any) -> Any:
-        return None if parts[0] is None else np.concatenate(parts)
-
     groups = [batches[i : i + steps] for i in range(0, len(batches), steps)]
-    large = [keras.tree.map_structure(joined, *group) for group in groups]
+    large = [structures.mapped(lambda *x: np.concatenate(x), *group) for group in groups]
     one_by_one = run_steps(_made(lambda: make_task(steps)), batches, options)
     at_once = run_steps(_made(lambda: make_task(1)), large, options)
     compare(

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import active
-from ..backends.window import Window
+from ..backends.window import Window, form_of
+from ..core import structures
 from ..core.options import Options
-from ..data.leaves import Array, as_array, examples_in, flattened, packed
+from ..data.leaves import Array, as_arrays, window_of
 from ..errors import ConfigurationError, StateError
 from ..steps.compiled_step import CompiledStep
 from ..steps.state import State
@@ -125,7 +126,7 @@ class Runner:
     ) -> None:
         self.task = task
         self._prepared = CompiledStep(
-            task, getattr(task, step), _arrays(batch), options or Options(), step
+            task, getattr(task, step), as_arrays(batch), options or Options(), step
         )
 
     @property
@@ -148,7 +149,7 @@ class Runner:
         values: list[dict[str, Array]] = []
         weights: list[dict[str, Array]] = []
         done = 0
-        for window in _windows([_arrays(batch) for batch in batches], windows):
+        for window in _windows([as_arrays(batch) for batch in batches], windows):
             returned, by, broken = self._prepared.run(window, done).fetch()
             self._prepared.raise_violations(broken)
             self._prepared.refuse_moving_constants()
@@ -198,27 +199,17 @@ def _windows(batches: Batches, sizes: Sequence[int]) -> Iterator[Window]:
     """Stack batches of equal structure, shapes and dtypes in windows, cycling through the sizes."""
     if not sizes or min(sizes) < 1:
         raise ConfigurationError(f"windows must be sizes of at least 1, not {tuple(sizes)}")
-    forms = [
-        [None if x is None else (x.shape, x.dtype) for _, x in flattened(batch)]
-        for batch in batches
-    ]
+    forms = [form_of(batch) for batch in batches]
     first = 0
     for size in cycle(sizes):
         last = first
         while last < len(batches) and last - first < size and forms[last] == forms[first]:
             last += 1
-        rows = [[x for _, x in flattened(batch)] for batch in batches[first:last]]
-        stacked = [
-            None if column[0] is None else np.stack(column) for column in zip(*rows, strict=True)
-        ]
-        yield Window(packed(batches[first], stacked), last - first, examples_in(rows[0]))
+        stacked = structures.mapped(lambda *rows: np.stack(rows), *batches[first:last])
+        yield window_of(stacked, last - first)
         first = last
         if first == len(batches):
             return
-
-
-def _arrays(batch: Any) -> Any:
-    return packed(batch, [as_array(path, leaf) for path, leaf in flattened(batch)])
 
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:

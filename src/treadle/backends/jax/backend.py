@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ...core import structures
 from ...core.cores import cores
 from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
@@ -33,7 +34,7 @@ from .layouts import active_layouts, adopt, layout_of, standard
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
 from .ranges import computed
 from .trace import tracing
-from .windows import JaxExecutor, device_batch
+from .windows import JaxExecutor, device_leaves
 
 _OUTSIDE = get_opaque_trace_state()
 
@@ -43,17 +44,22 @@ def _is_tensor(x: Any) -> bool:
 
 
 class _Split:
-    """Splits a structure into its tensors and all other leaves, and joins them again."""
+    """Splits a structure into its tensors and all other leaves, and joins them again.
 
-    def __init__(self, tree: Any) -> None:
-        leaves, self._treedef = jax.tree.flatten(tree)
+    Containers of a class that is registered with JAX are taken apart too.
+    """
+
+    def __init__(self, structure: Any) -> None:
+        self._outline = structures.outline(structure)
+        leaves, self._treedef = jax.tree.flatten(structures.flatten(structure))
         self.tensors = [x for x in leaves if _is_tensor(x)]
         self._rest = [None if _is_tensor(x) else (x,) for x in leaves]
 
     def joined(self, tensors: Sequence[Any]) -> Any:
         """Return the structure with these tensors."""
         following = iter(tensors)
-        return self._treedef.unflatten([next(following) if x is None else x[0] for x in self._rest])
+        leaves = [next(following) if x is None else x[0] for x in self._rest]
+        return structures.pack(self._outline, self._treedef.unflatten(leaves))
 
 
 class _Pure:
@@ -176,13 +182,20 @@ class JaxBackend:
         now = get_opaque_trace_state()
         return None if now == _OUTSIDE else now
 
-    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    def remat(
+        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run `jax.checkpoint` on a new function each time, since it caches traces by function."""
         pure = _Pure((), False)
         _, aux = jax.checkpoint(lambda inputs: pure((), lambda: (None, function(*inputs))))(inputs)
         return pure.release(aux)
 
-    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(
+        self,
+        predicate: Tensor,
+        then: Callable[[], list[Tensor]],
+        otherwise: Callable[[], list[Tensor]],
+    ) -> list[Tensor]:
         """Run `lax.cond` over the values that either branch assigns."""
         predicate = jnp.asarray(predicate, dtype=bool)
         if not isinstance(predicate, Tracer):
@@ -196,9 +209,9 @@ class JaxBackend:
             changed = {**branches[0].changed, **branches[1].changed}
             _same_form([shape[1][0] for shape in shapes])
 
-            def effects(branch: Callable[[], Any]) -> Any:
+            def effects(branch: Callable[[], list[Tensor]]) -> Any:
                 with Scope() as scope:
-                    tensors = _Split(branch()).tensors
+                    tensors = branch()
                     values = [scope.get_current_value(v) for v in changed.values()]
                 return tensors, [jnp.asarray(x) for x in values]
 
@@ -207,20 +220,21 @@ class JaxBackend:
             )
             for variable, value in zip(changed.values(), values, strict=True):
                 variable.assign(value)
-        return branches[0].split.joined(tensors)
+        return tensors
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run `lax.scan`, carrying the values that the function assigns."""
-        inputs = jax.tree.map(jnp.asarray, inputs)
         with _stateful():
             pure = _Pure((), False)
-            first = jax.tree.map(lambda x: x[0], inputs)
+            first = [x[0] for x in inputs]
             jax.eval_shape(lambda: pure((), lambda: (None, function(first))))
             changed = list(pure.changed.values())
 
             def body(carry: Any, inputs: Any) -> Any:
                 with Scope(zip(changed, carry, strict=True)) as scope:
-                    tensors = _Split(function(inputs)).tensors
+                    tensors = function(inputs)
                     carry = [jnp.asarray(scope.get_current_value(v)) for v in changed]
                 return carry, tensors
 
@@ -228,18 +242,18 @@ class JaxBackend:
             values, tensors = jax.lax.scan(body, start, inputs)
             for variable, value in zip(changed, values, strict=True):
                 variable.assign(value)
-        return pure.split.joined(tensors)
+        return tensors
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Trace the step for its shapes, without computing values."""
         scope = Scope()
 
-        def abstract(batch: Any) -> Any:
+        def abstract(leaves: Sequence[Tensor]) -> Any:
             with running(step):
-                tensors = _Split(function(batch)).tensors  # type: ignore[call-arg]
+                tensors = _Split(function(structures.pack(batch, leaves))).tensors
             return [ends for _, ends in step.ranges.used] if step.ranges else [], tensors
 
-        arrays = device_batch(batch)
+        arrays = device_leaves(batch)
         with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
             closed = jax.make_jaxpr(abstract)(arrays)
         if step.ranges is not None and step.ranges.used:

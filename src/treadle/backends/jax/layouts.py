@@ -20,6 +20,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...core import structures
 from ...core.float64 import CONVERTED, is_on
 from ...core.processes import own_rows, process_group
 from ...errors import ConfigurationError
@@ -65,7 +66,7 @@ class Layouts:
             return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, self._axis))
 
-    def of_inputs(self, inputs: tuple[Any, Any], axis: int) -> tuple[Any, Any]:
+    def of_inputs(self, inputs: tuple[list[Any], Any], axis: int) -> tuple[list[Any], Any]:
         """Return the layouts of the inputs of a window: arrays, and row indices or None.
 
         Args:
@@ -74,20 +75,20 @@ class Layouts:
         """
         held, rows = inputs
         if rows is not None:
-            return jax.tree.map(lambda _: self.replicated, held), self.of_batch(rows, axis)
-        return jax.tree.map(lambda x: self.of_batch(x, axis), held), None
+            return [self.replicated for _ in held], self.of_batch(rows, axis)
+        return [self.of_batch(x, axis) for x in held], None
 
-    def put(self, tree: Any, axis: int = 0) -> Any:
-        """Copy batches, whose examples lie along an axis, to the devices."""
-        return jax.tree.map(lambda x: put(x, self.of_batch(x, axis)), tree)
+    def put(self, x: Any, axis: int = 0) -> Any:
+        """Copy arrays of batches, whose examples lie along an axis, to the devices."""
+        return put(x, self.of_batch(x, axis))
 
     def replicate(self, x: Any) -> Tensor:
         """Copy an array to every device."""
         return put(x, self.replicated)
 
-    def split(self, batch: Any) -> Any:
-        """Split a batch among the devices inside a trace."""
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, self.of_batch(x)), batch)
+    def split(self, batch: Sequence[Any]) -> list[Any]:
+        """Split the arrays of a batch among the devices inside a trace."""
+        return [jax.lax.with_sharding_constraint(x, self.of_batch(x)) for x in batch]
 
 
 @cache
@@ -118,12 +119,12 @@ def standard(x: Any) -> Any:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def on_device(rows: Rows, layouts: Layouts | None) -> Any:
-    """Return a data set on the device, or on each of several; it is copied there once."""
+def on_device(rows: Rows, layouts: Layouts | None) -> list[Any]:
+    """Return the arrays of a data set on the device, or on each of several; copied there once."""
     placed = _placed if layouts is None else layouts.placed
     if rows.owner not in placed:
         put = jnp.asarray if layouts is None else layouts.replicate
-        placed[rows.owner] = jax.tree.map(lambda x: put(standard(x)), rows.arrays)
+        placed[rows.owner] = [put(standard(x)) for x in structures.flatten(rows.arrays)]
     return placed[rows.owner]
 
 

@@ -15,7 +15,7 @@ LARGE = ("dot_general", "conv_general_dilated", "scan", "while", "sort", "pure_c
 
 
 def computed(
-    used: Sequence[tuple[Limit, Tensor]], closed: Any, batch: Any
+    used: Sequence[tuple[Limit, Tensor]], closed: Any, batch: Sequence[Any]
 ) -> list[tuple[Limit, Any]]:
     """Compute the smallest and the largest integers that a traced step uses.
 
@@ -26,7 +26,7 @@ def computed(
     Args:
         used: The limits, each with a tensor of the trace.
         closed: The jaxpr of the trace, whose first outputs are these tensors.
-        batch: The batch, on the device.
+        batch: The arrays of the batch, on the device.
     """
     outputs = len(closed.jaxpr.outvars)
     jaxpr = closed.jaxpr.replace(eqns=[e for e in closed.jaxpr.eqns if e.outvars or not e.effects])
@@ -36,7 +36,7 @@ def computed(
         if not part.effects and not primitives(part).intersection(LARGE):
             chosen.append(i)
     part, needed = dce_jaxpr(jaxpr, [j in chosen for j in range(outputs)])
-    inputs = [x for x, is_needed in zip(jax.tree.leaves(batch), needed, strict=True) if is_needed]
+    inputs = [x for x, is_needed in zip(batch, needed, strict=True) if is_needed]
     run = jax.jit(jaxpr_as_fun(ClosedJaxpr(part, closed.consts)))
     found = jax.device_get(run(*inputs)) if chosen else []
     return [(used[i][0], ends) for i, ends in zip(chosen, found, strict=True)]

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core import structures
 from ..background import Done, Results, Running, start, submit
-from ..eager import StepResult, run_step
+from ..eager import run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
 from ..scope import Scope
@@ -170,7 +171,7 @@ class JaxExecutor:
             changed = _unshared(changed) if self._donates else changed
             numbers = np.int32(count), np.int32(first_step)
             new, results = function(changed, fixed, inputs, *numbers)
-            return step.merged(new, fixed), step.ordered(_fetched(results, count))
+            return step.merged(new, fixed), step.named(_fetched(results, count))
 
         def singly(count: int) -> Outcome:
             # Each step donates its input state: allocating new memory costs 1 to 2 % of a
@@ -181,8 +182,8 @@ class JaxExecutor:
                 given = self._inputs(window, i) if i else inputs
                 new, out = function(new, fixed, given, np.int32(first_step + i))
                 rows.append(out)
-            results = jax.tree.map(lambda *x: np.stack(x), *jax.device_get(rows))
-            return step.merged(new, fixed), step.ordered(results)
+            results = [np.stack(column) for column in zip(*jax.device_get(rows), strict=True)]
+            return step.merged(new, fixed), step.named(results)
 
         return fused if self.plan.fused else singly
 
@@ -192,19 +193,20 @@ class JaxExecutor:
         if ready is None or ready[0] is not window or ready[1] != self.plan:
             inputs = self._inputs(window)
             # Batches have equal shapes, but the number of batches and the size of a data set vary.
-            shapes = tuple([x.shape for x in jax.tree.leaves(inputs)])
-            key = shapes, window.rows is not None, self.plan.fused
+            held, rows = inputs
+            shapes = *[x.shape for x in held], None if rows is None else rows.shape
+            key = shapes, self.plan.fused
             self._ready = ready = window, self.plan, inputs, key
         return ready[2:]
 
-    def _inputs(self, window: Window, batch: int = 0) -> tuple[Any, Any]:
+    def _inputs(self, window: Window, batch: int = 0) -> tuple[list[Any], Any]:
         """Return the arrays to take batches from, and the row indices or None.
 
         They cover the whole window, or one batch if each step is a separate call.
         """
         if not self.plan.fused:
             if window.rows is None:
-                return device_batch(window.batch(batch)), None
+                return device_leaves(window.batch(batch)), None
             return on_device(window.rows, self._layouts), window.rows.indices[batch].astype(
                 np.int32
             )
@@ -213,33 +215,34 @@ class JaxExecutor:
             length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
             return on_device(window.rows, self._layouts), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
-        return jax.tree.map(lambda x: padded(x, length), device_batch(window.batches)), None
+        return [padded(x, length) for x in device_leaves(window.batches)], None
 
     def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
         if self._traced is None:
-            batch = device_batch(window.batch(0))
-            self._traced = _PureStep(self._program, self._deferred.state(), batch)
+            self._traced = _PureStep(self._program, self._deferred.state(), window.batch(0))
             if self._traced.calls_python:  # it may raise an error, after which the state remains
                 self._donates, self.whole = False, True
         return self._traced
 
 
 class _PureStep:
-    """A step as a jaxpr of (state, batch, number); user code runs once, to trace it."""
+    """A step as a jaxpr of (state, arrays of a batch, number); user code runs once, to trace it."""
 
     def __init__(self, program: Program, state: Sequence[Tensor], batch: Any) -> None:
-        self.names: list[str] = []
+        self._names: list[list[str]] = []
+        structure = structures.outline(batch)
         self.layouts = [layout_of(variable) for variable in program.variables]
 
-        def pure(state: Sequence[Tensor], batch: Any, number: Any) -> Any:
+        def pure(state: Sequence[Tensor], leaves: Sequence[Tensor], number: Any) -> Any:
             with keras_random(), Scope(zip(program.variables, state, strict=True)) as scope:
-                result = run_step(program, batch, number)
-                self.names = list(result.values)  # JAX would sort them
+                result = run_step(program, structures.pack(structure, leaves), number)
                 new = [jnp.asarray(scope.get_current_value(v)) for v in program.variables]
-            return new, _arrays(result)
+            parts = result.values, result.weights, result.broken
+            self._names = [list(part) for part in parts]
+            return new, [jnp.asarray(x) for part in parts for x in part.values()]
 
-        specs = _specs((state, batch))
+        specs = _specs((state, device_leaves(batch)))
         self.closed, shapes = jax.make_jaxpr(pure, return_shape=True)(
             *specs, jax.ShapeDtypeStruct((), np.int32)
         )
@@ -248,7 +251,6 @@ class _PureStep:
         self.calls_python = bool(self.closed.effects) or any(
             "callback" in name for name in primitives(self.closed.jaxpr)
         )
-        self._structure = jax.tree.structure(shapes)
         jaxpr, count = self.closed.jaxpr, len(state)
         pairs = zip(jaxpr.outvars[:count], jaxpr.invars[:count], strict=True)
         changes = [new is not old for new, old in pairs]
@@ -260,10 +262,8 @@ class _PureStep:
     def __call__(self, changed: Any, fixed: Any, batch: Any, number: Any) -> Any:
         """Return the new values of variables that change, and the step's outputs."""
         state = self.merged(changed, fixed)
-        new, results = self._structure.unflatten(
-            jaxpr_as_fun(self.closed)(*jax.tree.leaves((state, batch, number)))
-        )
-        return self.split(new)[0], results
+        outputs = jaxpr_as_fun(self.closed)(*state, *batch, number)
+        return self.split(outputs[: len(state)])[0], outputs[len(state) :]
 
     def split(self, state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the values of variables that the step changes, and those of the others."""
@@ -273,10 +273,11 @@ class _PureStep:
         """Return the state whose parts `split` returned."""
         return self._merged([*changed, *fixed])
 
-    def ordered(self, results: Any) -> Any:
-        """Return results with the values in the order in which the step returns them."""
-        values, *others = results
-        return [{name: values[name] for name in self.names}, *others]
+    def named(self, results: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return values, explicit weights and violations by name, in the order of the step."""
+        following = iter(results)
+        # Names come first, so that `zip` ends before it takes a result too many.
+        return [dict(zip(names, following, strict=False)) for names in self._names]
 
 
 def _taking(positions: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -292,8 +293,8 @@ def _fused(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable
 
     def window(changed: Any, fixed: Any, inputs: Any, count: Any, first_step: Any) -> Any:
         held, rows = inputs
-        length = (rows if resident else jax.tree.leaves(held)[0]).shape[0]
-        buffers = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), step.results)
+        length = (rows if resident else held[0]).shape[0]
+        buffers = [jnp.zeros((length, *x.shape), x.dtype) for x in step.results]
 
         def body(i: Any, carry: Any) -> Any:
             changed, buffers = carry
@@ -302,9 +303,10 @@ def _fused(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable
                 batch = layouts.split(batch)
                 changed = jax.lax.with_sharding_constraint(changed, step.split(step.layouts)[0])
             changed, out = step(changed, fixed, batch, first_step + i)
-            buffers = jax.tree.map(
-                lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), buffers, out
-            )
+            buffers = [
+                jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0)
+                for buffer, x in zip(buffers, out, strict=True)
+            ]
             return changed, buffers
 
         return jax.lax.fori_loop(0, count, body, (changed, buffers))
@@ -331,29 +333,25 @@ def on_accelerator() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def batch_at(held: Any, rows: Any, i: Any) -> Any:
+def batch_at(held: Sequence[Any], rows: Any, i: Any) -> list[Any]:
     """Return batch `i` inside a trace: rows of the data set, or one of the stacked batches."""
     if rows is None:
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), held)
+        return [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in held]
     return _gathered(held, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
 
 
-def _gathered(held: Any, rows: Any) -> Any:
-    return jax.tree.map(lambda x: x.at[rows].get(mode="promise_in_bounds"), held)
+def _gathered(held: Sequence[Any], rows: Any) -> list[Any]:
+    return [x.at[rows].get(mode="promise_in_bounds") for x in held]
 
 
-def _fetched(results: Any, count: int) -> Any:
+def _fetched(results: Sequence[Any], count: int) -> list[Any]:
     """Return the first `count` rows of results as NumPy arrays, copied to the host together.
 
     `jax.device_get` does the same for any structure and takes several times as long.
     """
-    for part in results:
-        for x in part.values():
-            x.copy_to_host_async()
-    return [
-        {name: np.asarray(x)[:count] for name, x in part.items()} if part else {}
-        for part in results
-    ]
+    for x in results:
+        x.copy_to_host_async()
+    return [np.asarray(x)[:count] for x in results]
 
 
 def _timed(run: Callable[[int], Outcome], count: int) -> tuple[Outcome, float]:
@@ -392,13 +390,9 @@ def _copied_apart(state: Sequence[Any]) -> list[Any]:
     return [jnp.copy(x) for x in state]
 
 
-def device_batch(batch: Any) -> Any:
-    """Convert a batch to NumPy arrays of JAX's types, which jit transfers fastest."""
-    return jax.tree.map(standard, batch)
-
-
-def _arrays(result: StepResult) -> Any:
-    return jax.tree.map(jnp.asarray, (result.values, result.weights, result.broken))
+def device_leaves(batch: Any) -> list[Any]:
+    """Return the arrays of a batch as NumPy arrays of JAX's types, which jit transfers fastest."""
+    return [standard(x) for x in structures.flatten(batch)]
 
 
 def _specs(tree: Any, layouts: Any = None) -> Any:

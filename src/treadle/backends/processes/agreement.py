@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-import keras
 import numpy as np
 from keras import ops
 from keras.backend import standardize_dtype
 
+from ...core import structures
 from ...core.exchanged_arrays import exchange_arrays
 from ...core.processes import own_rows
 from ...errors import ConfigurationError, DataError, StepError
@@ -28,8 +28,7 @@ def check_batch(batch: Any, name: str, processes: Processes) -> None:
     """
     mine = [
         [str(x.dtype), list(x.shape), hashlib.blake2b(np.asarray(x).tobytes()).hexdigest()]
-        for x in keras.tree.flatten(batch)
-        if x is not None
+        for x in structures.flatten(batch)
     ]
     for rank, other in enumerate(processes.group.exchange(mine, AT)):
         if other != mine:
@@ -43,10 +42,9 @@ def check_batch(batch: Any, name: str, processes: Processes) -> None:
 def whole_batch(batch: Any, examples: int) -> Any:
     """Return a batch with the rows of all processes, of which each has its own in their places."""
     first, count = own_rows(examples)
-    leaves = [x for x in keras.tree.flatten(batch) if x is not None]
+    leaves = structures.flatten(batch)
     received = exchange_arrays([np.asarray(x)[first : first + count] for x in leaves], AT)
-    whole = iter([np.concatenate(parts) for parts in zip(*received, strict=True)])
-    return keras.tree.map_structure(lambda x: None if x is None else next(whole), batch)
+    return structures.pack(batch, map(np.concatenate, zip(*received, strict=True)))
 
 
 def share_state(program: Program, processes: Processes) -> None:

@@ -9,6 +9,7 @@ import keras
 from keras import ops
 from keras.backend import standardize_dtype
 
+from ...core import structures
 from ...core.processes import own_rows
 from ...errors import StepError
 from ..types import Weighted
@@ -104,10 +105,10 @@ class Rows:
 
     def of_batch(self, batch: Any) -> Any:
         """Return these rows of each tensor of the batch that has one for each example."""
-        return keras.tree.map_structure(lambda x: self._of(x), batch)
+        return structures.mapped(self._of, batch)
 
     def _of(self, x: Any) -> Any:
-        if x is None or not len(x.shape) or x.shape[0] != self.examples:
+        if not len(x.shape) or x.shape[0] != self.examples:
             return x
         return x[self.first : self.first + self.count]
 
@@ -235,7 +236,7 @@ class Rows:
             shares: The shares of these rows in the losses.
         """
         leaves: list[Any] = [
-            _as_tensors(x) if isinstance(x, Weighted) else x for x in keras.tree.flatten(result)
+            _as_tensors(x) if isinstance(x, Weighted) else x for x in structures.flatten(result)
         ]
         scalars = [i for i, x in enumerate(leaves) if _is_float_scalar(x)]
         weighted = [
@@ -260,7 +261,7 @@ class Rows:
             leaves[i] = Weighted(ops.cast(self.mean(found)[0], value.dtype), weight)
         if self.results is not None:
             self.results.append((list(found), [sums[n][i] for n, i in places]))
-        return keras.tree.pack_sequence_as(result, leaves), sums
+        return structures.pack(result, leaves), sums
 
     def parts(self, value: Any, weight: Any) -> list[Any]:
         """Return what is summed over the processes for `mean`.

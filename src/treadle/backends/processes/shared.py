@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import keras
 import numpy as np
 from keras import ops
 
+from ...core import structures
 from ...core.error_notes import in_one_line
 from ...errors import StepError
 from ..base import Executor, Outputs
@@ -147,9 +147,8 @@ class SharedExecutor:
             first = whole_batch(first, window.examples)
         check_batch(first, name, self._processes)
         share_state(program, self._processes)
-        batch = keras.tree.map_structure(lambda x: None if x is None else self._to_device(x), first)
-        leaf = next((x for x in keras.tree.flatten(batch) if x is not None), None)
-        if leaf is None or not len(leaf.shape):
+        batch = structures.mapped(self._to_device, first)
+        if not any(len(x.shape) for x in structures.flatten(batch)):
             return  # no rows to divide: all processes compute the same
         noted, engine = Seen(), self._processes.engine
         with engine.undone(program), self._around(program), engine.patched():

@@ -26,7 +26,6 @@ from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
-from ..window import row
 from .calls import GraphCaller
 from .patches import FuncGraph, traced_again, true_moments, wide_floats
 from .processes.engine import connect
@@ -118,7 +117,9 @@ class TensorFlowBackend:
         """Return the graph that is being built."""
         return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    def remat(
+        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run `tf.recompute_grad`, which only differentiates by inputs and variables."""
         again = Recomputed(function)
         values = [tf.convert_to_tensor(value) for _, value in again.held]
@@ -133,7 +134,12 @@ class TensorFlowBackend:
         again.release()
         return result
 
-    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(
+        self,
+        predicate: Tensor,
+        then: Callable[[], list[Tensor]],
+        otherwise: Callable[[], list[Tensor]],
+    ) -> list[Tensor]:
         """Run `tf.cond`; inside a scope, it also returns the values that either branch assigns."""
         if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
             predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
@@ -148,19 +154,17 @@ class TensorFlowBackend:
             return result
         return then() if bool(predicate) else otherwise()
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run `tf.map_fn`, or a Python loop if values of a scope must carry over."""
-        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
         function = unsplit(function)
         if tf.executing_eagerly() or in_stateless_scope():
-            count = tf.nest.flatten(inputs)[0].shape[0]
-            found = [function(row(inputs, i)) for i in range(count)]
-            return tf.nest.map_structure(lambda *x: tf.stack(x), *found)
+            found = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
+            return [tf.stack(column) for column in zip(*found, strict=True)]
         with FuncGraph("shapes").as_default():  # a trace that only gives the shapes
-            first = tf.nest.map_structure(lambda x: x[0], inputs)
-            shapes = tf.nest.map_structure(
-                lambda x: tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)), function(first)
-            )
+            first = function([x[0] for x in inputs])
+            shapes = [tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)) for x in first]
         return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from ...core import structures
 from ..base import Fetch, start_each
 from ..program import Program, scope_of_call
 from ..step_context import running
 from ..window import Window
 from .patches import traced_again
-from .windows import leaves, tensors
+from .windows import tensors
 
 
 class GraphCaller:
@@ -25,11 +25,12 @@ class GraphCaller:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._traced: Any = None
+        self._outputs: Any = None
 
     def start(self, inputs: Any, stream: int) -> Fetch:
         """Run the function, and return a function that returns its outputs."""
         given = tensors(inputs)
-        flat = leaves(given)
+        flat = structures.flatten(given)
         if self._traced is None:
             self._traced = self._trace(given, flat)
         # The concrete function is called with a flat list: matching the inputs with the signature
@@ -37,7 +38,7 @@ class GraphCaller:
         outputs = self._traced._call_flat(
             [*flat, tf.constant(stream, tf.int32)], self._traced.captured_inputs
         )
-        return lambda: tf.nest.map_structure(np.asarray, outputs)
+        return lambda: structures.pack(self._outputs, map(np.asarray, outputs))
 
     def start_window(self, window: Window) -> Callable[[], list[Any]]:
         """Start a call for each batch."""
@@ -45,16 +46,15 @@ class GraphCaller:
 
     def _trace(self, inputs: Any, flat: list[Any]) -> Any:
         program = self._program
-        structure = keras.tree.map_structure(lambda x: None if x is None else 0, inputs)
+        structure = structures.outline(inputs)
 
         @tf.autograph.experimental.do_not_convert
         def pure(flat: list[Any], stream: Any) -> Any:
-            following = iter(flat)
-            given = keras.tree.map_structure(
-                lambda x: None if x is None else next(following), structure
-            )
+            given = structures.pack(structure, flat)
             with scope_of_call(program, stream), running(program.new_context(0)):
-                return program.function(given)
+                outputs = program.function(given)
+            self._outputs = structures.outline(outputs)
+            return structures.flatten(outputs)
 
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         traced = tf.function(pure, autograph=False)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...core import structures
 from ...core.float64 import CONVERTED
 from ...errors import StateError
 from ..background import Done, Results, Running, start
@@ -175,10 +176,8 @@ class TensorFlowExecutor:
             return _on_device(window.rows), tf.constant(padded(rows, length or len(rows)))
         held = window.batches
         if length is not None:
-            held = keras.tree.map_structure(
-                lambda x: None if x is None else padded(x, length), held
-            )
-        return leaves(tensors(held)), tf.zeros([0], tf.int64)
+            held = structures.mapped(lambda x: padded(x, length), held)
+        return structures.flatten(tensors(held)), tf.zeros([0], tf.int64)
 
     def _length(self, window: Window) -> int | None:
         """Return the static number of results that XLA needs; None if it is dynamic."""
@@ -237,19 +236,16 @@ class _TracedStep:
 
     def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:
         self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
+        structure = structures.outline(batch)
 
         @tf.autograph.experimental.do_not_convert
         def step(flat: Sequence[Any], number: Any) -> list[Any]:
-            following = iter(flat)
-            given = keras.tree.map_structure(
-                lambda x: None if x is None else next(following), batch
-            )
-            result = run_step(program, given, number)
+            result = run_step(program, structures.pack(structure, flat), number)
             parts = (result.values, result.weights, result.broken)
             self._names = tuple(list(part) for part in parts)  # type: ignore[assignment]
             return [tf.convert_to_tensor(x) for part in parts for x in part.values()]
 
-        flat = leaves(batch)
+        flat = structures.flatten(batch)
         self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
         self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
@@ -323,23 +319,18 @@ def on_accelerator() -> bool:
     return device() != "cpu"
 
 
-def leaves(batch: Any) -> list[Any]:
-    """Return a batch's tensors in Keras' order, which keeps a dict's order (`tf.nest` sorts it)."""
-    return [x for x in keras.tree.flatten(batch) if x is not None]
-
-
 def tensors(batch: Any) -> Any:
     """Convert a structure of arrays to tensors; float64 becomes Keras' float type, None stays."""
 
     def tensor(x: Any) -> Any:
-        if x is None or tf.is_tensor(x):
+        if tf.is_tensor(x):
             return x
         array = np.asarray(x)
         if array.dtype in CONVERTED:
             array = array.astype(keras.config.floatx())
         return tf.convert_to_tensor(array)
 
-    return keras.tree.map_structure(tensor, batch)
+    return structures.mapped(tensor, batch)
 
 
 @cache
@@ -351,14 +342,14 @@ def _number(number: int) -> Any:
 
 def _on_device(rows: Rows) -> list[Any]:
     if rows.owner not in placed:
-        placed[rows.owner] = leaves(tensors(rows.arrays))
+        placed[rows.owner] = structures.flatten(tensors(rows.arrays))
     return placed[rows.owner]
 
 
 def _one(window: Window, index: int) -> tuple[list[Any], Any]:
     """Return the tensors to take one batch from, and its row indices."""
     if window.rows is None:
-        return leaves(tensors(window.batch(index))), tf.zeros([0], tf.int64)
+        return structures.flatten(tensors(window.batch(index))), tf.zeros([0], tf.int64)
     return _on_device(window.rows), tf.constant(window.rows.indices[index])
 
 

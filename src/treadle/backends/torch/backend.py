@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from ...core import structures
 from ...core.float64 import CONVERTED
 from ...core.keras_internals import in_stateless_scope
 from ...core.options import Options
@@ -27,7 +28,6 @@ from ..recomputing import Recomputed, no_assignments
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
-from ..window import row
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
@@ -125,7 +125,9 @@ class TorchBackend:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
         return INTERNALS["transform_level"].resolve()()
 
-    def remat(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
+    def remat(
+        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run PyTorch's `checkpoint`, which also restores PyTorch's random state."""
         again = Recomputed(function)
         # Early stopping raises an exception, whose frames Keras would keep alive.
@@ -134,35 +136,34 @@ class TorchBackend:
         again.release()
         return result
 
-    def cond(self, predicate: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    def cond(
+        self,
+        predicate: Tensor,
+        then: Callable[[], list[Tensor]],
+        otherwise: Callable[[], list[Tensor]],
+    ) -> list[Tensor]:
         """Run the branch that the predicate selects, or record both branches."""
         if tape := current():
             return tape.cond(predicate, then, otherwise)
         return then() if bool(predicate) else otherwise()
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Run a Python loop, or record one if nothing is differentiated through it."""
-        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
         function = unsplit(function)
         tape = current()
         if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
-            return tape.for_each(function, tensors)
-        count = keras.tree.flatten(tensors)[0].shape[0]
-        rows = [function(row(tensors, i)) for i in range(count)]
-        return keras.tree.map_structure(
-            lambda *x: torch.stack([keras.ops.convert_to_tensor(y) for y in x]), *rows
-        )
+            return tape.for_each(function, inputs)
+        found = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
+        return [torch.stack(column) for column in zip(*found, strict=True)]
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:
             with torch.random.fork_rng(), running(step), scope:
-                function(
-                    keras.tree.map_structure(
-                        lambda x: None if x is None else self.to_device(x), batch
-                    )
-                )
+                function(structures.mapped(self.to_device, batch))
         finally:
             for variable in scope.foreign.values():  # gradients from a native step's backward()
                 if variable._value is not None:
@@ -338,7 +339,7 @@ def _detached(structure: Any) -> Any:
             return Weighted(detached(x.value), detached(x.weight))
         return x.detach() if isinstance(x, torch.Tensor) else x
 
-    return keras.tree.map_structure(detached, structure)
+    return structures.mapped(detached, structure)
 
 
 @contextmanager

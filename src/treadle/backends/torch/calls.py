@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import torch
 
+from ...core import structures
 from ..base import Fetch, start_each
 from ..plans import RefusedError
 from ..program import Program, scope_of_call
@@ -47,7 +48,7 @@ class EagerCaller:
             torch.manual_seed(torch.initial_seed() + stream + 1)
             with scope_of_call(program, stream), running(program.new_context(0)):
                 outputs = program.function(_copied(inputs, self._to_device))
-        return lambda: keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+        return lambda: structures.mapped(keras.ops.convert_to_numpy, outputs)
 
     def start_window(self, window: Window) -> Callable[[], list[Any]]:
         """Run the function on each batch."""
@@ -78,7 +79,7 @@ class CapturingCaller:
     ) -> None:
         self._eager = EagerCaller(program, to_device)
         self._reads, self._to_device, self._around = reads, to_device, around
-        self._structure: Any = None
+        self._outline: Any = None
         self._captured: Captured | None = None
         self._first: Any = None
         self._calls_left = first
@@ -122,19 +123,16 @@ class CapturingCaller:
 
         def run(tensors: list[Any]) -> Any:
             outputs = captured(state, tensors, number).values
-            arrays = [_to_numpy(x) for x in outputs.values()]
-            if self._structure == 0:  # a tensor, and no structure of tensors
-                return arrays[0]
-            return keras.tree.pack_sequence_as(self._structure, arrays)
+            return structures.pack(self._outline, map(_to_numpy, outputs.values()))
 
         return run
 
     def _values(self, outputs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return outputs as the values of a step, and keep their structure."""
-        leaves = keras.tree.flatten(outputs)
+        leaves = structures.flatten(outputs)
         if not all(isinstance(x, torch.Tensor) for x in leaves):
             raise RefusedError("it returns something that is not a tensor")
-        self._structure = keras.tree.map_structure(lambda _: 0, outputs)
+        self._outline = structures.outline(outputs)
         return {str(i): x for i, x in enumerate(leaves)}, {}
 
 
@@ -167,4 +165,4 @@ def _context_of(program: Program, number: Any, variables: Sequence[Variable]) ->
 
 
 def _copied(inputs: Any, to_device: Callable[[Any], Any]) -> Any:
-    return keras.tree.map_structure(lambda x: None if x is None else to_device(np.array(x)), inputs)
+    return structures.mapped(lambda x: to_device(np.array(x)), inputs)

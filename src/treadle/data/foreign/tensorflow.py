@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ...core.structures import flatten
 from ...errors import DataError
 from ..iterables import forward_only
 from ..reader import BatchSource
@@ -77,7 +78,8 @@ def from_tensorflow(data: Any) -> BatchSource | None:
             return iterator
         return Resumable(iterator, made, name=WHAT, lasting=True, opening=opening)
 
-    shape = getattr(specs[0], "shape", None) if specs else None
+    shapes = [getattr(spec, "shape", None) for spec in flatten(dataset.element_spec)]
+    shape = next((x for x in shapes if x is not None and x.rank != 0), None)
     return BatchSource(
         batches,
         cardinality if cardinality >= 0 else None,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
+from ...core import structures
 from ..numbers import Array, as_floats, norm_of
 from .guarding import guarded
 from .intervening import changed_outputs, held, outer_calls
@@ -174,7 +174,7 @@ def _size(array: Array) -> float:
 
 def _mapped(function: Any, batch: Any) -> Any:
     stacked = window_of(batch).batch(0)
-    return keras.tree.map_structure(lambda x: None if x is None else function(x), stacked)
+    return structures.mapped(function, stacked)
 
 
 def _unpaired(trials: Trials) -> Iterator[Finding]:

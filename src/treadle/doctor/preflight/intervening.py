@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from ...core import structures
 from ...core.keras_internals import INTERNALS, get_keras_mask, set_keras_mask
 from ..numbers import Array, as_floats
 from .recording import LAYER, OBJECTIVE, Event
@@ -43,19 +44,19 @@ def changed_outputs(changes: Mapping[int, Change]) -> Generator[None]:
 
 def _changed(outputs: Any, change: Change) -> Any:
     values: list[Any] = []
-    for keys, value in keras.tree.flatten_with_path(outputs):
+    for keys, value in structures.with_paths(outputs):
         if ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype):
             new, mask = change(name_of(keys), value), get_keras_mask(value)
             if mask is not None and new is not value:
                 set_keras_mask(new, mask)
             value = new
         values.append(value)
-    return keras.tree.pack_sequence_as(outputs, values)
+    return structures.pack(outputs, values)
 
 
 def name_of(keys: Sequence[Any]) -> str:
     """Return the name of an output among the arrays of its event."""
-    return "outputs" + "".join(f"[{key!r}]" for key in keys)
+    return f"outputs{structures.text_of(tuple(keys))}"
 
 
 def held(event: Event) -> Change:

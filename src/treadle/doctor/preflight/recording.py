@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-import keras
 import numpy as np
 from keras import ops
 
 from ...backends.base import active
 from ...backends.records import Records
+from ...core import structures
 from ...core.tracebacks import MACHINERY, PACKAGE, RECIPES
 from ..numbers import Array
 
@@ -65,8 +65,8 @@ class Event:
         """
         found: dict[str, Array] = {}
         for name, value in self._tensors.items():
-            for keys, leaf in keras.tree.flatten_with_path(value):
-                key = name + "".join(f"[{part!r}]" for part in keys)
+            for keys, leaf in structures.with_paths(value):
+                key = name + structures.text_of(keys)
                 if ops.is_tensor(leaf):
                     found[key] = active().to_numpy(ops.stop_gradient(leaf))
                 elif isinstance(leaf, np.ndarray):

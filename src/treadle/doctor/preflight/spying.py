@@ -13,6 +13,7 @@ import numpy as np
 
 from ...backends.base import active
 from ...backends.step_context import context
+from ...core import structures
 from ...core.keras_internals import INTERNALS
 from ...steps import gradients, transforms
 from ...steps.gradients import listed
@@ -213,15 +214,10 @@ def _loops(recorder: StepRecorder, inlined: bool) -> Generator[None]:
         step = context()
         step.recorder = recorder
         try:
-            count = keras.tree.flatten(inputs)[0].shape[0]
-            tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-            rows = [
-                function(keras.tree.map_structure(lambda x, i=i: x[i], tensors))
-                for i in range(count)
-            ]
+            rows = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
         finally:
             step.recorder = None  # as `steps.control_flow.for_each` has set it
-        return keras.tree.map_structure(lambda *x: keras.ops.stack(x), *rows)
+        return [keras.ops.stack(column) for column in zip(*rows, strict=True)]
 
     with _shadowed(backend, "for_each", for_each):
         yield
@@ -303,7 +299,7 @@ def halved_clips() -> Generator[None]:
         def spied(original: Callable[..., Any]) -> Callable[..., Any]:
             def called(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
-                return keras.tree.map_structure(lambda x: factor * x, result)
+                return structures.mapped(lambda x: factor * x, result)
 
             return called
 

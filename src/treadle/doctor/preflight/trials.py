@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import keras
 import numpy as np
 
 from ...backends.step_context import recorded_by
 from ...backends.window import Window
+from ...core import structures
 from ...core.randomness import random_states, set_random_states
 from ...data.arrays import ArraySource
-from ...data.leaves import flattened, named, packed
+from ...data.leaves import named
 from ...data.source import is_closed_loop
 from ...loop import Loop
 from ...steps.compiled_step import CompiledStep
@@ -279,7 +279,7 @@ class Trials:
         # As many rows as in training: on JAX, operations on other shapes are compiled again.
         most, rows = rows_of(self.last.batch), rows_of(batch)
         if most is not None and rows is not None and rows > most:
-            batch = keras.tree.map_structure(lambda x: None if x is None else x[:most], batch)
+            batch = structures.mapped(lambda x: x[:most], batch)
         window = window_of(batch)
         step = self._eval = CompiledStep(
             self.task,
@@ -361,13 +361,13 @@ def _first_windows(source: Any, loop: Loop, least: int, most: int = 0) -> list[W
 
 def window_of(batch: Any) -> Window:
     """Return a window of one batch."""
-    stacked = keras.tree.map_structure(lambda x: None if x is None else np.asarray(x)[None], batch)
+    stacked = structures.mapped(lambda x: np.asarray(x)[None], batch)
     return Window(stacked, 1, rows_of(batch) or 1)
 
 
 def rows_of(batch: Any) -> int | None:
     """Return the number of rows if all arrays of a batch have the same number, else None."""
-    leaves = [leaf for _, leaf in flattened(batch) if leaf is not None]
+    leaves = structures.flatten(batch)
     if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
         return None
     lengths = {len(leaf) for leaf in leaves}
@@ -391,15 +391,14 @@ class Leaf:
 
 def leaves_of(batch: Any) -> list[Leaf]:
     """Return the arrays of a batch."""
-    pairs = flattened(batch)
+    pairs = structures.with_paths(batch)
     found: list[Leaf] = []
     for i, (path, leaf) in enumerate(pairs):
-        if leaf is not None:
 
-            def with_(array: Array, i: int = i) -> Any:
-                values = [x for _, x in pairs]
-                values[i] = array
-                return packed(batch, values)
+        def with_(array: Array, i: int = i) -> Any:
+            values = [x for _, x in pairs]
+            values[i] = array
+            return structures.pack(batch, values)
 
-            found.append(Leaf(named(path), np.asarray(leaf), with_))
+        found.append(Leaf(named(path), np.asarray(leaf), with_))
     return found

@@ -16,9 +16,10 @@ from ...core.hook import Hook, LoopView
 from ...core.logs import StepLogs
 from ...core.options import precision_name
 from ...core.randomness import random_states
+from ...core.structures import with_paths
 from ...core.triggers import Span, When
 from ...data import as_source
-from ...data.leaves import flattened, named
+from ...data.leaves import named
 from ...errors import OwnershipError, TreadleError
 from ...hooks import Checkpoint
 from ...loop import Loop
@@ -163,9 +164,7 @@ class DrillRecorder(Hook):
         """Record each batch; the process to be killed exits after the checkpoint."""
         for step in range(logs.first_step, logs.progress.step + 1):
             batch = loop.batch_at(step)
-            self._digests[str(step)] = digests(
-                {named(path): x for path, x in flattened(batch) if x is not None}
-            )
+            self._digests[str(step)] = digests({named(path): x for path, x in with_paths(batch)})
             batches = logs.progress.batch - (logs.progress.step - step)
             self._places[str(step)] = [logs.progress.epoch + 1, batches]
             if self._part == "straight" and len(self.batches) < COMPARED:

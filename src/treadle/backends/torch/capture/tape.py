@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import torch
 
+from ....core import structures
 from ...plans import RefusedError
 from ..patches import C, TorchDispatchMode
 from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten
@@ -192,7 +193,15 @@ class Tape(TorchDispatchMode):
                     for tensor, value in zip(self._state, before, strict=True):
                         if not torch.equal(tensor, value):  # autograd counts all changes
                             tensor.copy_(value)
-        flat = {which: keras.tree.flatten(results[which]) for which in (True, False)}
+        try:
+            pair = (
+                structures.flatten(results[True]),
+                structures.aligned(results[False], results[True]),
+            )
+        except ValueError as error:
+            self.refuse(f"the branches of cond return other structures: {error}")
+            raise
+        flat = dict(zip((True, False), pair, strict=True))
         forms = [[_form(x) for x in flat[which]] for which in (True, False)]
         if forms[0] != forms[1]:
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
@@ -212,25 +221,24 @@ class Tape(TorchDispatchMode):
         )
         return results[taken]
 
-    def for_each(self, function: Callable[[Any], Any], inputs: Any) -> Any:
+    def for_each(
+        self, function: Callable[[list[Any]], list[Any]], inputs: Sequence[Any]
+    ) -> list[Any]:
         """Record a function for the first row, to be replayed for each row; return stacked results.
 
         This only works outside of differentiation, which would need the gradients of each row.
         The results have the right shapes, but all values are those of the first row. This does not
         matter, since the values of a recorded step are discarded.
         """
-        tensors = keras.tree.flatten(inputs)
-        sources, count = [self._ref(x) for x in tensors], tensors[0].shape[0]
+        sources, count = [self._ref(x) for x in inputs], inputs[0].shape[0]
         self.loops += 1
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
             with self.paused():
-                firsts = [x[0] for x in tensors]
+                firsts = [x[0] for x in inputs]
             rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
-            result = function(keras.tree.pack_sequence_as(inputs, firsts))
-            result = keras.tree.map_structure(keras.ops.convert_to_tensor, result)
-            made = keras.tree.flatten(result)
+            made = function(firsts)
             results = [self._ref(x) for x in made]
             block = self.block
         finally:
@@ -240,7 +248,7 @@ class Tape(TorchDispatchMode):
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
         self.block.append(LoopNode(count, sources, rows, block, results, outputs, place()))
-        return keras.tree.pack_sequence_as(result, stacks)
+        return stacks
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -362,7 +370,7 @@ class Tape(TorchDispatchMode):
         outer, self.block = self.block, []
         self._blocks.append(id(self.block))
         try:
-            result = keras.tree.map_structure(self._outward, branch())
+            result = structures.mapped(self._outward, branch())
             return self.block, result
         finally:
             self._blocks.pop()

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import torch
 
+from ....core import structures
 from ....core.float64 import CONVERTED
 from ..patches import get_device
 from .trials import device
@@ -103,7 +104,7 @@ def start_copies(arrays: Any, to_device: Callable[[Any], Any]) -> tuple[Any, Cal
     """Start to copy a structure of arrays.
 
     Args:
-        arrays: The arrays, and None.
+        arrays: The arrays.
         to_device: A function that converts an array of another type to a tensor.
 
     Returns:
@@ -113,14 +114,12 @@ def start_copies(arrays: Any, to_device: Callable[[Any], Any]) -> tuple[Any, Cal
     tensors: list[Any] = []
 
     def copied(array: Any) -> Any:
-        if array is None:
-            return None
         if array.dtype in CONVERTED:
             array = array.astype(keras.config.floatx())
         tensors.append(stream.copied(array) if array.dtype in SAME_TYPE else to_device(array))
         return tensors[-1]
 
     with stream.active():
-        held = keras.tree.map_structure(copied, arrays)
+        held = structures.mapped(copied, arrays)
         event = stream.event()
     return held, lambda: stream.wait(event, tensors)

@@ -32,10 +32,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import torch
 
+from ....core import structures
 from ....core.error_notes import in_one_line
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
@@ -258,7 +258,7 @@ class Trials:
 
         with undone(self._program):
             _set(self._state, map(disturbance.of, self._state))  # one by one, to save memory
-            changed = keras.tree.map_structure(disturbance.of, batch)
+            changed = structures.mapped(disturbance.of, batch)
             other = self._outcome(run)
         olds = eager.tensors
         for what, x in other.tensors.items():
@@ -451,7 +451,7 @@ def step_number(step: int) -> Any:
 
 def tensors_of(batch: Any) -> list[Any]:
     """Return the tensors of a batch as a flat list, without None."""
-    return [x for x in keras.tree.flatten(batch) if x is not None]
+    return structures.flatten(batch)
 
 
 def _set(tensors: Sequence[Any], values: Iterable[Any]) -> None:

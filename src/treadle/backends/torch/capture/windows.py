@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import keras
 import numpy as np
 import torch
 
+from ....core import structures
 from ....core.float64 import CONVERTED
 from ....core.options import Options
 from ...background import Done, Results, Running
@@ -67,7 +67,7 @@ class Batches:
             if early:
                 self._held, self.arrive = start_copies(window.batches, to_device)
             else:
-                self._held = _mapped(to_device, window.batches)
+                self._held = structures.mapped(to_device, window.batches)
             self._columns = [x.unbind() for x in tensors_of(self._held)]
         else:
             self._held, self._arrays = _on_device(self._rows, to_device)
@@ -82,7 +82,7 @@ class Batches:
         """Return a batch in its original structure."""
         if self._rows is None:
             return row(self._held, index)
-        return _mapped(lambda x: x.index_select(0, self._indices[index]), self._held)
+        return structures.mapped(lambda x: x.index_select(0, self._indices[index]), self._held)
 
     def tensors(self, index: int) -> list[Any]:
         """Return a batch's tensors as a flat list."""
@@ -252,7 +252,7 @@ def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> tuple[Any, list[A
         Its structure, and its tensors as a list: to list them takes 70 calls of Python.
     """
     if rows.owner not in placed:
-        held = _mapped(lambda x: shared(x, to_device), rows.arrays)
+        held = structures.mapped(lambda x: shared(x, to_device), rows.arrays)
         placed[rows.owner] = held, tensors_of(held)
     return placed[rows.owner]
 
@@ -272,7 +272,3 @@ def shared(array: Any, to_device: Callable[[Any], Any]) -> Any:
         return to_device(array)
     # PyTorch shares memory only with writable arrays, although it does not write to them.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-
-
-def _mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    return keras.tree.map_structure(lambda x: None if x is None else function(x), structure)
