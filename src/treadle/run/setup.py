@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ..core import compile_cache as compiled_programs
-from ..core import determinism, float64, keras_internals
+from ..core import determinism, keras_internals
 from ..core.backend_choice import choose_backend, choose_default_backend
 from ..core.options import device_count, precision_name, run_seed
 from ..core.processes import process_group
@@ -111,6 +111,8 @@ def setup(
 
         seed_everything(seed)
     if precision is not None:
+        from ..core import float64  # imports NumPy, which `treadle --help` does not need
+
         wide = precision == "float64"
         if wide != float64.is_on():
             _backend().use_float64(wide)
