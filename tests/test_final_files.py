@@ -5,6 +5,7 @@ with one sentence. tests/conformance/test_final_files.py is a smoke test on ever
 """
 
 import json
+import os
 import re
 import shutil
 import textwrap
@@ -240,6 +241,13 @@ def check(file, damage, name, found, said, expected):
         assert left_out and found[LEFT_OUT[file]] != left_out, where
         found, expected = ({**x, LEFT_OUT[file]: None} for x in (found, expected))
     assert found == expected, where
+
+
+@pytest.mark.parametrize(("file", "name"), [(STATE, "variables"), (MODEL, "model")])
+def test_a_file_of_another_size_is_not_read(copy, file, name):
+    """To hash 64 GB would take minutes."""
+    os.truncate(Path("run", file), 1 << 36)
+    assert "but found 68,719,476,736 bytes" in outcome(name, "run")[1]
 
 
 @pytest.mark.parametrize("file", READ_BY)
