@@ -96,6 +96,8 @@ class Poisoned(TwoModels):
             self.optimizers["generator"],
         )
         self.mean.update_state(critic_loss)
+        # Without the factor, so that all steps round alike.
+        generator_loss = generator_loss / factors[1] ** 2
         return {"critic_loss": critic_loss, "generator_loss": treadle.weighted(generator_loss, 3)}
 
 

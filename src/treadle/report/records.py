@@ -1,8 +1,9 @@
-"""Reading the record of a run without importing NumPy until then."""
+"""Reading the record of a run, without NumPy if there is no run."""
 
+from contextlib import suppress
 from pathlib import Path
 
-from ..core.directory import CHECKPOINTS
+from ..core.directory import CHECKPOINTS, LostRecordError, read_run
 from ..core.run_file import RunFile
 
 
@@ -11,6 +12,8 @@ def recorded_run(directory: Path) -> tuple[RunFile, str]:
 
     See `treadle.checkpoint.recovery.recorded_run`.
     """
+    with suppress(LostRecordError):
+        read_run(directory)
     from ..checkpoint.recovery import recorded_run  # late: it imports NumPy
 
     return recorded_run(directory)
