@@ -75,6 +75,10 @@ class Poisoned(TwoModels):
 
     def __init__(self, **scale: Any) -> None:
         super().__init__()
+        # Not Adam, which divides a gradient that is mostly rounding by its own size.
+        self.optimizers = {
+            name: keras.optimizers.SGD(0.01, momentum=0.9) for name in ("generator", "critic")
+        }
         self.loss_scale = treadle.LossScale(**scale)
         self.mean = keras.metrics.Mean()
 
