@@ -8,6 +8,8 @@ from .attributes import differing, root_of
 from .comparing import Difference, RunArtifacts
 
 NAMED: Final = 4
+OWN: Final = ("id", "score", "run")
+"""What a checkpoint says about its run that may differ between equal runs."""
 
 
 def cause(
@@ -26,7 +28,7 @@ def cause(
         about: Backend, plan, devices, threads and versions of one process.
         about_other: Those of the other process.
     """
-    own = {"score": None, "run": None}  # these may differ between equal runs
+    own = dict.fromkeys(OWN)
     other = differences({**about, **own}, {**about_other, **own})
     if other:
         return f"the two processes ran under different conditions: {'; '.join(other)}"

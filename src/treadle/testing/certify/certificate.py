@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from ... import errors
 from ...errors import ConfigurationError, TreadleError, whole_number
-from .causes import cause, suspects
+from .causes import OWN, cause, suspects
 from .comparing import RunArtifacts, differences_between, read_artifacts
 
 GPUS: Final = ("/dev/nvidia0", "/dev/kfd")
@@ -264,7 +264,7 @@ def judged(
         texts: Mapping[str, str] = straight.outcome["checks"]
         checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
     about = dict(straight.last.about) if straight.last else {}
-    for own in ("score", "run"):
+    for own in OWN:
         about.pop(own, None)
     if straight.outcome.get("deterministic"):
         about["algorithms"] = "deterministic"
