@@ -156,6 +156,11 @@ def context() -> StepContext:
     return _running.bare
 
 
+def is_running() -> bool:
+    """Return whether a step runs in this thread."""
+    return bool(getattr(_running, "stack", None))
+
+
 @contextmanager
 def running(step: StepContext) -> Generator[StepContext]:
     """Make `step` the running step's context."""

@@ -178,7 +178,7 @@ class Evaluation:
                     finally:
                         values, weights, broken = outputs.fetch()
                     prepared.raise_out_of_range(broken)
-                    prepared.refuse_moving_constants()
+                    prepared.finish_window()
                     examples = np.full(window.count, float(window.examples))
                     means.add(values, {n: weights.get(n, examples) for n in values})
                     seconds = slowest(outputs.seconds, "a window of an evaluation")
@@ -305,7 +305,10 @@ class Evaluation:
 
         name = getattr(function, "__name__", "the function")
         state, found = build(self._task, bound, arrays, name, self._options.preflight)
-        program = program_of(state, bound, self._options, name, native=False)
+        assigned = list(found.written.values())
+        program = program_of(
+            state, bound, self._options, name, native=False, assigned=assigned
+        )
         draws = any(id(seed) in found.read for seed in state.seeds)
         pure = not draws and not found.written and self._options.execution != "eager"
         read = [v for v in program.variables if id(v) in found.read]

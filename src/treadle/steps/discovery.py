@@ -15,7 +15,8 @@ from ..backends.types import Variable
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError
-from .constants import Constant, part_of, set_attribute, set_part
+from .constants import Constant, is_array, part_of, set_attribute, set_part
+from .derived import excluded, is_derived
 from .loss_scale import LossScale
 
 # Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
@@ -27,6 +28,7 @@ BOOKKEEPING = frozenset(
     _compile_loss _losses
     """.split()  # noqa: SIM905 - a list of strings would take a page
 )
+_NO_ARRAYS = BOOKKEEPING | {"_parameters", "_buffers"}  # of a PyTorch module
 PLAIN = (bool, int, float, str, NoneType)
 # What most attributes of layers are: no state is in one of these types, or in an empty container.
 STATELESS = frozenset({*PLAIN, set, FunctionType, Signature})
@@ -59,6 +61,7 @@ class Discovery:
     Attributes:
         paths: The paths of the variables, by id.
         constants: Path to readable and writable Python value.
+        arrays: Path to an attribute of an object of Keras that is an array, or that holds some.
     """
 
     def __init__(self) -> None:
@@ -69,10 +72,12 @@ class Discovery:
         self.inner_optimizers: dict[str, Any] = {}
         self.accumulators: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
+        self.derived: dict[str, Any] = {}
         self.seeds: list[Variable] = []
         self.loss_scale: LossScale | None = None
         self.paths: dict[int, str] = {}
         self.constants: dict[str, Constant] = {}
+        self.arrays: dict[str, Constant] = {}
         self._seen: set[int] = set()
         self._named: set[int] = set()  # the optimizers whose slots have names
         self._deferred: list[tuple[str, Any]] = []
@@ -87,7 +92,7 @@ class Discovery:
             StateError: As for `State.discover`.
         """
         found = cls()
-        found._walk_attributes(task, "", None)
+        found._walk_task(task)
         if any(layer.compute_dtype == "float16" for layer in found.layers):
             found.loss_scale = LossScale.of(task)
             found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
@@ -102,9 +107,14 @@ class Discovery:
     def constants_of(cls, task: Any) -> dict[str, Constant]:
         """Find the Python values of a task without creating anything."""
         found = cls()
-        found._walk_attributes(task, "", None)
+        found._walk_task(task)
         found._complete()
         return found.constants
+
+    def _walk_task(self, task: Any) -> None:
+        if is_derived(task):
+            self.derived[""] = task
+        self._walk_attributes(task, "", None)
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -153,41 +163,41 @@ class Discovery:
             self._add(path, thing)
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if constant is not None:
                     self.constants[path] = constant
                 for key, part in list(pairs):
                     if constant is not None or not (id(part) in self.paths or _is_stateless(part)):
                         self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add(f"{path}/state", thing.state)
                 self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
                     refuse_scaling(path, thing)
                 inner = _is_inside(path, self.optimizers)
                 (self.inner_optimizers if inner else self.optimizers)[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add_metric(path, thing)
         elif isinstance(thing, keras.Layer):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add_layer(path, thing)
         elif (
             dataclasses.is_dataclass(thing)
             or getattr(thing, "holds_state", False)
             or isinstance(thing, keras.optimizers.schedules.LearningRateSchedule)
         ):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
                 self._walk_attributes(thing, path, constant)
         elif isinstance(thing, HOLDERS):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._deferred.append((path, thing))
-        elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
+        elif (children := self._backend.native_children(thing)) and self._first_visit(thing, path):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
         if constant is not None and not isinstance(thing, (list, tuple, dict)):
@@ -196,7 +206,10 @@ class Discovery:
 
     def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
         """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
+        left = excluded(holder)
         for name, value in list(vars(holder).items()):
+            if name in left:
+                continue
             inner = f"{path}/{name}" if path else name
             constant = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
@@ -213,10 +226,12 @@ class Discovery:
         self.variables[unique] = variable
         self.paths[id(variable)] = unique
 
-    def _first_visit(self, thing: Any) -> bool:
+    def _first_visit(self, thing: Any, path: str) -> bool:
         if id(thing) in self._seen:
             return False
         self._seen.add(id(thing))
+        if is_derived(thing):
+            self.derived[path] = thing
         return True
 
     def _add_layer(self, path: str, layer: Any) -> None:
@@ -246,12 +261,24 @@ class Discovery:
     def _add_plain(
         self, path: str, thing: Any, names: Iterable[str], kinds: tuple[type, ...] = PLAIN
     ) -> None:
-        """Add the numbers, flags and strings of an object of Keras to the constants."""
+        """Add the numbers, flags, strings and arrays of an object of Keras to the constants."""
+        held, left = vars(thing), excluded(thing)
         for name in names:
-            if name.startswith("_") or name in ("name", "built"):
+            if name in held and name not in left and not _is_stateless(value := held[name]):
+                self._add_array(path, thing, name, value)
+            if name.startswith("_") or name in ("name", "built") or name in left:
                 continue
             if isinstance(getattr(thing, name, ()), kinds):
                 self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
+
+    def _add_array(self, path: str, thing: Any, name: str, value: Any) -> None:
+        """Add an array, or a container of arrays, to the constants."""
+        parts: Any = value.values() if isinstance(value, dict) else value
+        parts = parts if isinstance(value, (list, tuple, dict)) else (value,)
+        if name in _NO_ARRAYS or name.startswith("_self_") or not any(map(is_array, parts)):
+            return
+        constant = self.arrays[f"{path}/{name}"] = _attribute(thing, name, None)
+        self._walk(value, f"{path}/{name}", constant)
 
     def _add_metric(self, path: str, metric: Any) -> None:
         if not _is_inside(path, self._metric_paths):  # else the outer one uses and resets it

@@ -16,6 +16,7 @@ from ..checkpoint.batch_forms import text_of
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .derived import dependent, deriving
 from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest
@@ -187,7 +188,8 @@ class ProgramBuilder:
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()
-        return program_of(state, run, self._options, self._name, native, limits)
+        assigned = [state.variables[path] for path in (state.variables if eager else spec.assigned)]
+        return program_of(state, run, self._options, self._name, native, limits, assigned)
 
 
 def program_of(
@@ -197,6 +199,7 @@ def program_of(
     name: str,
     native: bool,
     limits: Sequence[Limit] = (),
+    assigned: Sequence[Variable] = (),
 ) -> Program:
     """Return the `Program` of a function over a state, which a backend compiles.
 
@@ -207,7 +210,9 @@ def program_of(
         name: Its name, for messages.
         native: Whether it computes its own gradients.
         limits: The ranges of indices and labels that each call checks.
+        assigned: The variables that it assigns.
     """
+    function = deriving(function, state.derived, dependent(state.derived, assigned))
     stored = storage(limits)
     variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
