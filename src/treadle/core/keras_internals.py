@@ -200,6 +200,12 @@ ATTRIBUTES: dict[str, Attribute] = {
         "distinguishes functional models from other layers without importing their class",
         f"{KERAS}/ops/function.py",
     ),
+    "_nodes": Attribute(
+        "Functional",
+        "ids of the operations, which `frozen_copy` replaces in a copy",
+        f"{KERAS}/ops/function.py",
+    ),
+    "_autocast": Attribute("Variable", "copies of variables cast alike", _VARIABLE),
     "_learning_rate": Attribute(
         "Optimizer", "`learning_rate` gives the current value, and this the schedule", _OPTIMIZER
     ),

@@ -44,7 +44,7 @@ def copied(model: Any) -> Any:
     if copy is None:
         return _Copier(model).copy
     for old, new in zip(model.weights, copy.weights, strict=True):
-        new.assign(old)
+        new.assign(keras.ops.copy(active().keep(old)))  # JAX must not donate a shared array
     return copy
 
 

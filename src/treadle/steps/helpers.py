@@ -172,6 +172,8 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
         if "float" in slow.dtype:
             old = ops.convert_to_tensor(slow)
             new = old + ops.cast(amount, slow.dtype) * (ops.cast(new, slow.dtype) - old)
+        elif not is_running():
+            new = ops.copy(new)  # on JAX, `fit` and `predict` donate the arrays of variables
         slow.assign(new)
     if not (is_running() or keras_internals.in_stateless_scope()):  # a step computes derived state itself
         assigned_in(target)
