@@ -23,7 +23,7 @@ _SHARED = (
 )
 _CONTAINERS = (dict, list, set, tuple, frozenset, deque, partial, SimpleNamespace)
 _KERAS = (keras.Variable, keras.Operation, keras.metrics.Metric)
-# What `compile` and the methods of a model add, and what PyTorch's module makes again.
+# What `compile` and the methods of a model add.
 _LEFT_OUT = {
     **dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")),
     **dict.fromkeys(("train_function", "test_function", "predict_function", "_compile_config")),
@@ -76,6 +76,14 @@ class _Copier:
         self._model = model
         self._copies: dict[int, tuple[Any, Any]] = {}  # the original too, which keeps its id alive
         self._unfilled: list[Callable[[], None]] = []
+        # `compile` and `fit` add these, and TensorFlow lists them as dependencies of the model.
+        self._left_out = {
+            id(vars(layer)[name])
+            for layer in model._flatten_layers()
+            if isinstance(layer, keras.Model)
+            for name in _LEFT_OUT
+            if vars(layer).get(name) is not None
+        } - {id(False)}
         for variable in model.variables:  # first: a PyTorch module also holds their values
             self._of(variable)
         self.copy = self._of(model)
@@ -101,8 +109,6 @@ class _Copier:
         return not (is_array(thing) or hasattr(thing, "__dict__") or _slots(thing))
 
     def _new(self, thing: Any) -> Any:
-        if isinstance(thing, keras.optimizers.Optimizer):
-            return None
         if isinstance(thing, keras.Variable):
             return self._variable(thing)
         if is_array(thing):
@@ -182,10 +188,13 @@ class _Copier:
         if isinstance(thing, dict):
             insert: Any = OrderedDict if isinstance(thing, OrderedDict) else dict
             for key, value in thing.items():  # type: ignore[reportUnknownVariableType]
+                if id(value) in self._left_out:
+                    continue
                 insert.__setitem__(copy, self._of(key), self._of(value))
         elif isinstance(thing, (list, deque)):
             kind: Any = list if isinstance(thing, list) else deque
-            kind.extend(copy, [self._of(part) for part in thing])  # type: ignore[reportUnknownVariableType]
+            parts: list[Any] = [p for p in thing if id(getattr(p, "ref", p)) not in self._left_out]  # type: ignore[reportUnknownVariableType]
+            kind.extend(copy, [self._of(part) for part in parts])
         elif isinstance(thing, set):
             set.update(copy, {self._of(part) for part in thing})  # type: ignore[reportUnknownVariableType]
         if isinstance(thing, defaultdict):
