@@ -27,6 +27,7 @@ _KERAS = (keras.Variable, keras.Operation, keras.metrics.Metric)
 _LEFT_OUT = {
     **dict.fromkeys(("optimizer", "loss", "_compile_loss", "_compile_metrics", "_loss_tracker")),
     **dict.fromkeys(("train_function", "test_function", "predict_function", "_compile_config")),
+    "_compiled_trainable_state": None,
     "compiled": False,
 }
 
@@ -76,14 +77,7 @@ class _Copier:
         self._model = model
         self._copies: dict[int, tuple[Any, Any]] = {}  # the original too, which keeps its id alive
         self._unfilled: list[Callable[[], None]] = []
-        # `compile` and `fit` add these, and TensorFlow lists them as dependencies of the model.
-        self._left_out = {
-            id(vars(layer)[name])
-            for layer in model._flatten_layers()
-            if isinstance(layer, keras.Model)
-            for name in _LEFT_OUT
-            if vars(layer).get(name) is not None
-        } - {id(False)}
+        self._left_out = _left_out(model)
         for variable in model.variables:  # first: a PyTorch module also holds their values
             self._of(variable)
         self.copy = self._of(model)
@@ -229,6 +223,18 @@ class _Copier:
         if isinstance(original, keras.Operation) and isinstance(nodes, set):
             parts = [node.split("_", 1) for node in nodes]
             vars(copy)["_nodes"] = {f"{id(self._copies[int(i)][1])}_{rest}" for i, rest in parts}
+
+
+def _left_out(model: Any) -> set[int]:
+    """Return the ids of what `compile` and `fit` have added, which TensorFlow tracks too."""
+    found: list[Any] = []
+    for layer in model._flatten_layers():
+        held = vars(layer)
+        tracked = held.get("_self_unconditional_checkpoint_dependencies", ())
+        found += [part.ref for part in tracked if part.name in _LEFT_OUT]
+        if isinstance(layer, keras.Model):
+            found += [held.get(name) for name in _LEFT_OUT]
+    return {id(part) for part in found if part not in (None, False)}
 
 
 def _slots(thing: Any) -> list[str]:
