@@ -245,7 +245,9 @@ def test_a_run_resumes_whose_task_is_not_adapted_yet(tmp_path: Path) -> None:
             run(f"cut{step}", treadle.at(f"{step} steps", stopping))
         assert rows(run(f"cut{step}", adapt=False)) == rows(whole)
     run("whole", adapt=False)  # finished
-    found = replay(adapted(), source(), tmp_path / "whole", 6, hooks=[treadle.at("3 steps", adapt_late)])
+    found = replay(
+        adapted(), source(), tmp_path / "whole", 6, hooks=[treadle.at("3 steps", adapt_late)]
+    )
     assert found.agreement.exact and found.values["online"] == rows(whole)[5]["online"]
 
 
@@ -371,9 +373,7 @@ def test_arrays_of_layers_and_losses_are_constants_that_are_compared(kind: str) 
 
     hooks = [treadle.every("1 step", change)]
     with treadle.Loop(task, hooks=hooks, console=False) as loop:
-        history = loop.fit(
-            [ones] * 5, [ones], steps=5, validate_every="1 step"
-        )
+        history = loop.fit([ones] * 5, [ones], steps=5, validate_every="1 step")
         programs = loop.history["note"]
     in_place = kind == "numpy"
     last = 14.0 if in_place else 10.0

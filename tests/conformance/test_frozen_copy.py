@@ -115,9 +115,7 @@ def test_a_copy_trains_is_saved_and_is_copied_again() -> None:
 
     optimizer = keras.optimizers.SGD(0.01)
     before = outputs(model)
-    with treadle.Loop(
-        treadle.task(step, copy=copy, optimizer=optimizer), console=False
-    ) as loop:
+    with treadle.Loop(treadle.task(step, copy=copy, optimizer=optimizer), console=False) as loop:
         history = loop.fit([X] * 2, epochs=1)
     losses = history.steps("loss")
     assert losses[1] < losses[0] == pytest.approx(float((before**2).mean()), rel=1e-4)

@@ -306,9 +306,7 @@ class Evaluation:
         name = getattr(function, "__name__", "the function")
         state, found = build(self._task, bound, arrays, name, self._options.preflight)
         assigned = list(found.written.values())
-        program = program_of(
-            state, bound, self._options, name, native=False, assigned=assigned
-        )
+        program = program_of(state, bound, self._options, name, native=False, assigned=assigned)
         draws = any(id(seed) in found.read for seed in state.seeds)
         pure = not draws and not found.written and self._options.execution != "eager"
         read = [v for v in program.variables if id(v) in found.read]
