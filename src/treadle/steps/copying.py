@@ -172,7 +172,8 @@ class _Copier:
             raise StepError(
                 f"frozen_copy cannot make {name!r} from a configuration, nor copy the "
                 f"{kind.__name__} that it holds, whose __new__ needs arguments: write get_config "
-                f"for {model}, or create a second {model} and call treadle.blend(second, first, 1.0)"
+                f"for {model}, or create a second {model} and call "
+                "treadle.blend(second, first, 1.0)"
             ) from error
         self._unfilled.append(lambda: self._fill(thing, copy))
         return copy
