@@ -175,9 +175,8 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
         elif not is_running():
             new = ops.copy(new)  # on JAX, `fit` and `predict` donate the arrays of variables
         slow.assign(new)
-    if not (
-        is_running() or keras_internals.in_stateless_scope()
-    ):  # a step computes derived state itself
+    # A step computes derived state itself.
+    if not (is_running() or keras_internals.in_stateless_scope()):
         assigned_in(target)
 
 
