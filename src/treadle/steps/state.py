@@ -29,6 +29,8 @@ class State:
         metrics: Name to metric, without those that are parts of others. The name is the last part
             of the path, or the whole path if that part is a position in a list or the name of
             another metric.
+        built_by_steps: Paths of attributes whose variables the first batch creates, and which are
+            no constants: their holder lists their names in an attribute `built_by_steps`.
         seeds: The states of seed generators, including Keras' global one.
         loss_scale: The loss scale if any layer computes in float16, else None.
 
@@ -48,6 +50,7 @@ class State:
         self.optimizers, self.accumulators = found.optimizers, found.accumulators
         self.all_optimizers = {**found.optimizers, **found.inner_optimizers}
         self.metrics, self.seeds = found.metrics, found.seeds
+        self.built_by_steps = found.built_by_steps
         self.loss_scale = found.loss_scale
         self._constants = found.constants
         self._backend = active()
