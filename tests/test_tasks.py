@@ -11,7 +11,8 @@ import treadle
 from treadle.errors import ConfigurationError, StepError
 from treadle.steps.helpers import weighted
 from treadle.steps.results import step_outputs
-from treadle.steps.task import FunctionTask, Supervised, has_eval_step
+from treadle.steps.supervised import Supervised
+from treadle.steps.task import FunctionTask, has_eval_step
 from treadle.testing import run_steps
 
 X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops, tree
 
-from ..core.keras_internals import compile_utils
+from ..core.keras_internals import compile_utils, get_keras_mask, set_keras_mask
 from ..errors import ConfigurationError, StepError
 from .gradients import gradients
 from .task import Batch, Returned, Task
@@ -27,6 +27,7 @@ class Compiled:
         loss: The loss, or a structure of losses; each is a `keras.Loss`, or None.
         metrics: The metrics by the names under which `fit` logs them, with the means of the losses
             of several outputs. Empty before the first batch.
+        is_partial: Whether some outputs have no loss; a guess before the first batch.
 
     Args:
         model: A Keras model, which need not be built.
@@ -55,14 +56,15 @@ class Compiled:
         }
         self.metrics: dict[str, Any] = {}
         self._output_names = getattr(model, "output_names", None)
-        self._has_loss = any(x is not None for x in tree.flatten(loss))
+        self._count = sum(x is not None for x in tree.flatten(loss))
+        self.is_partial = not self._count
         with _checked("loss", loss, self._output_names):
             self.loss = tree.map_structure(_loss, loss)
         self._check(_symbolic_outputs(model))
         self._losses, self._metrics = self._new_losses(), self._new_metrics()
 
     def _new_losses(self) -> Any:
-        if not self._has_loss:
+        if not self._count:
             return None
         weights = self.arguments["loss_weights"]
         return compile_utils.CompileLoss(self.loss, weights, output_names=self._output_names)
@@ -93,6 +95,7 @@ class Compiled:
         with _labels_needed(y, "loss"):
             total = self._losses(y, outputs, sample_weight)
         if is_new:
+            self.is_partial = tree.is_nested(self.loss) and self._count < len(tree.flatten(outputs))
             means: list[Any] = self._losses.metrics
             named = {mean.name: mean for mean in means}
             # Of losses with the same name, `fit` logs the last. Keras skips those that are None.
@@ -193,14 +196,19 @@ class Supervised(Task):
 
         def objective() -> tuple[Any, Any]:
             outputs = self.model(x, training=True)
-            return self.total_loss(y, outputs, sample_weight), outputs
+            masks = [get_keras_mask(leaf) for leaf in tree.flatten(outputs)]
+            return self.total_loss(y, outputs, sample_weight), (outputs, masks)
 
         variables = self.model.trainable_variables
         if variables:
-            (loss, outputs), grads = gradients(objective, variables)
+            # Weights that only outputs without a loss depend on are not trained, as in `fit`.
+            unreached = "zeros" if self.compiled.is_partial else "error"
+            (loss, (outputs, masks)), grads = gradients(objective, variables, unreached)
+            for leaf, mask in zip(tree.flatten(outputs), masks, strict=True):
+                set_keras_mask(leaf, mask)  # which tensors lose on their way out of an objective
             self.optimizer.apply(grads, self.model.trainable_variables)
         else:  # nothing to train: metrics and callbacks work nevertheless, as in Keras' `fit`
-            loss, outputs = objective()
+            loss, (outputs, _) = objective()
         self.update_metrics(y, outputs, sample_weight)
         return {"loss": loss}
 
