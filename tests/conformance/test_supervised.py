@@ -289,13 +289,281 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     [pytest.param(n, marks=[pytest.mark.long] if form.long else []) for n, form in FORMS.items()],
 )
 def test_logs_and_weights_are_those_of_fit(name: str) -> None:
-    form = FORMS[name]
-    if name == "a mask and weights" and keras.config.backend() == "torch":
+    form, backend = FORMS[name], keras.config.backend()
+    if name == "a mask and weights" and backend == "torch":
         pytest.skip("fit is wrong: the loss multiplies the weights by the mask in place")
     expected, weights = under_fit(form)
     assert "loss" in expected
-    for execution in ("auto", "eager"):
+    for execution in ("auto", "eager") if form.long else ("auto",):
         found, ours = under_treadle(form, execution=execution)
+        if form.model is masked and backend == "jax":  # in `fit`, training metrics lose the mask
+            expected["accuracy"] = found["accuracy"]
         same(found, expected)
         for one_of, other in zip(ours, weights, strict=True):
             np.testing.assert_allclose(one_of, other, rtol=1e-5, atol=1e-6)
+
+
+def test_masks_reach_the_metrics_of_training() -> None:
+    task = new_task(FORMS["a mask"])
+    task.optimizer.learning_rate = 0.0
+    with treadle.Loop(task, options=treadle.Options(jit=False), console=False) as loop:
+        loop.fit(source(FORMS["a mask"]), epochs=1)
+    outputs = ops.convert_to_numpy(task.model(TOKENS)).argmax(-1)
+    assert loop.history["accuracy"] == [pytest.approx((outputs == NEXT)[TOKENS > 0].mean())]
+
+
+def test_one_loss_counts_once_for_each_output() -> None:
+    task = treadle.Supervised(own_pair(), "mse", keras.optimizers.SGD(1.0))
+    task.model(X)
+    x, y = np.zeros((1, 4), "float32"), (np.full((1, 3), 2.0), np.full((1, 1), 2.0))
+    logs = task.train_step((x, y))
+    assert float(ops.convert_to_numpy(logs["loss"])) == 8.0  # the biases are zero
+    np.testing.assert_allclose(task.model.b.bias.numpy(), [4.0])
+    np.testing.assert_allclose(task.model.a.bias.numpy(), [4 / 3] * 3, rtol=1e-6)
+
+
+class Growing(keras.losses.Loss):  # type: ignore[misc]
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = keras.Variable(0.0, trainable=False)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return self.calls * ops.mean(ops.square(y_true - y_pred), axis=-1)
+
+
+def test_losses_and_metrics_with_state_are_saved_and_resumed(tmp_path: Path) -> None:
+    arguments: Any = {
+        "metrics": {"a": ["mae"]},
+        "weighted_metrics": {"b": [mae(name="error")]},
+        "loss_weights": {"b": 0.5, "a": 1.0},
+    }
+    y, weight = {"a": A, "b": B}, {"a": WEIGHTS, "b": OTHERS}
+    batches = data.from_arrays(X, y, weight, batch_size=BATCH)
+
+    def run(directory: Path, die: bool) -> Any:
+        def leave(loop: Any) -> None:
+            if die:
+                loop.save()
+                raise OSError("killed")
+
+        keras.utils.set_random_seed(3)
+        losses = {"a": Growing(), "b": "mae"}
+        task = treadle.Supervised(named(), losses, keras.optimizers.Adam(0.1), **arguments)
+        hooks, options = [treadle.at("5 steps", leave)], treadle.Options(jit=False)
+        loop = treadle.Loop(task, directory, hooks, options, console=False)
+        if not directory.joinpath("checkpoints").exists():
+            loop.evaluate(batches)  # which makes the metrics
+        loop.fit(batches, batches, epochs=3)
+        return loop
+
+    expected = run(tmp_path / "whole", False)
+    assert float(expected.task.loss["a"].calls.numpy()) == 9.0
+    assert {"loss/a/calls", "metrics/a_loss/total", "metrics/b_error/count"} <= {
+        *expected.state.variables
+    }
+    assert set(expected.history.epochs[0]) >= {"loss", "a_loss", "b_loss", "a_mae", "b_error"}
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "killed", True)
+    found = run(tmp_path / "killed", False)
+    for path, value in expected.state.arrays().items():
+        np.testing.assert_array_equal(found.state.arrays()[path], value, err_msg=path)
+    assert found.history.epochs == expected.history.epochs
+    again = run(tmp_path / "killed", False)  # finished: metrics are not made before they are used
+    assert again.reason == "it was finished before"
+
+
+def test_a_finished_run_predicts_before_a_batch_has_made_the_metrics(tmp_path: Path) -> None:
+    form, found = FORMS["one loss"], []
+    for _ in range(2):
+        task = new_task(form)
+        with treadle.Loop(task, tmp_path, console=False) as loop:
+            loop.fit(source(form), epochs=1)
+            predictions = loop.predict(data.from_arrays(X, batch_size=BATCH, shuffle=False))
+            found.append((predictions.tolist(), loop.evaluate(source(form))))
+    assert loop.reason == "it was finished before"
+    assert found[0] == found[1]
+    assert found[0][1].keys() == {"loss", "mae", "own", "squared"}
+
+
+# What does not fit is an error
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize(
+    ("model", "loss", "arguments", "message"),
+    [
+        (
+            pair,
+            {"a": "mse", "c": "mae"},
+            {},
+            "loss={'a': 'mse', 'c': 'mae'} does not fit the model, whose outputs are ['a', 'b'] "
+            "(Expected keys ['a', 'b'] in loss dict, but found loss.keys()=['a', 'c']): pass the "
+            "structure of the outputs, as `compile` of Keras takes it",
+        ),
+        (
+            pair,
+            ["mse", "mae", "mse"],
+            {},
+            "loss=['mse', 'mae', 'mse'] does not fit the model, whose outputs are ['a', 'b'] (its "
+            "length is 3, and there are 2 outputs. None stands for an output without a loss): pass "
+            "the structure of the outputs, as `compile` of Keras takes it",
+        ),
+        (
+            one,
+            "mean_squered_error",
+            {},
+            "loss='mean_squered_error' does not fit the model (Could not interpret loss "
+            "identifier: mean_squered_error): pass the structure of the outputs, as `compile` of "
+            "Keras takes it",
+        ),
+        (
+            pair,
+            "mse",
+            {"metrics": ["mae"]},
+            "metrics=['mae'] does not fit the model, whose outputs are ['a', 'b'] (",
+        ),
+        (
+            named,
+            "mse",
+            {"weighted_metrics": {"c": ["mae"]}},
+            "weighted_metrics={'c': ['mae']} does not fit the model, whose outputs are ['a', 'b'] (",
+        ),
+        (
+            one,
+            "mse",
+            {"metrics": "mae"},
+            "metrics='mae' does not fit the model (Expected `metrics` argument to be a list, "
+            "tuple, or dict. Received instead: metrics=mae of type <class 'str'>): pass the structure "
+            "of the outputs, as `compile` of Keras takes it",
+        ),
+        (
+            pair,
+            ["mse", "mae"],
+            {"loss_weights": [1.0, 2.0, 3.0]},
+            "loss_weights=[1.0, 2.0, 3.0] does not fit the model, whose outputs are ['a', 'b'] "
+            "(`loss_weights` must match the number of losses, got 2 losses and 3 weights): pass "
+            "the structure of the outputs, as `compile` of Keras takes it",
+        ),
+        (
+            lambda: None,
+            "mse",
+            {},
+            "model=None is no Keras model: pass a keras.Model",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(
+    model: Any, loss: Any, arguments: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        treadle.Supervised(model(), loss, "sgd", **arguments)
+    found = str(caught.value)
+    assert found.startswith(message) if message.endswith("(") else found == message
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "metrics", "message"),
+    [
+        (
+            one,
+            "mse",
+            (),
+            "the loss failed on a batch without labels (x alone): give batches (x, y), or pass "
+            "loss=None",
+        ),
+        (
+            Penalized,
+            None,
+            ["mae"],
+            "the metrics failed on a batch without labels (x alone): give batches (x, y), or pass "
+            "no metrics",
+        ),
+        (
+            one,
+            None,
+            (),
+            "Supervised has nothing to minimize: no output has a loss, and no layer of the model "
+            "adds one (add_loss, or a regularizer). Pass a loss",
+        ),
+    ],
+)
+def test_what_a_batch_lacks_is_explained(
+    model: Any, loss: Any, metrics: Any, message: str
+) -> None:
+    task = treadle.Supervised(model(), loss, "sgd", metrics)
+    with treadle.Loop(task, console=False) as loop, pytest.raises(StepError) as caught:
+        loop.fit(data.from_arrays(X, batch_size=BATCH), steps=1)
+    assert message in str(caught.value)
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize(
+    ("model", "y", "loss", "metrics", "message"),
+    [
+        (
+            own_named,
+            {"b": B, "z": A},
+            {"q": "mse"},
+            (),
+            "loss={'q': 'mse'} does not fit the batch and the model (The path: ('q',) in the "
+            "`loss` argument, can't be found in",
+        ),
+        (
+            own_named,
+            {"b": B, "z": A},
+            ["mse"],
+            (),
+            "loss=['mse'] does not fit the batch and the model (its length is 1, and there are 2 "
+            "outputs. None stands for an output without a loss): pass the structure of",
+        ),
+        (
+            pair,
+            A,
+            ["mse", "mae"],
+            (),
+            "loss=['mse', 'mae'] does not fit the batch and the model, whose outputs are ['a', "
+            "'b'] (y_true and y_pred have different structures. y_true: * y_pred: ['*', '*']): ",
+        ),
+        (
+            own_pair,
+            (A, B),
+            "mse",
+            ["mae"],
+            "metrics=['mae'] does not fit the batch and the model (Node arity mismatch",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_first_batch_is_explained(
+    model: Any, y: Any, loss: Any, metrics: Any, message: str
+) -> None:
+    task = treadle.Supervised(model(), loss, "sgd", metrics)
+    task.model(X)
+    with treadle.Loop(task, console=False) as loop, pytest.raises(ConfigurationError) as caught:
+        loop.fit(data.from_arrays(X, y, batch_size=BATCH), steps=1)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize(("name", "value"), [("loss", keras.losses.Huber()), ("metrics", {})])
+def test_a_loss_that_replaces_the_compiled_one_is_refused(name: str, value: Any) -> None:
+    task = treadle.Supervised(one(), "mse", "sgd")
+    setattr(task, name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        task.eval_step((X, A))
+    assert str(caught.value) == (
+        f"Supervised.{name} was replaced, which changes nothing in the compiled losses and "
+        f"metrics: pass {name} to __init__"
+    )
+
+
+@pytest.mark.any_backend
+def test_the_metrics_of_a_single_output_have_the_names_of_a_dict() -> None:
+    metrics = {"z": mae(), "b": "mse", "acc": "accuracy"}
+    task = treadle.Supervised(one(), "mse", "sgd", metrics, weighted_metrics={"w": "mae"})
+    task.eval_step((X, A, WEIGHTS))
+    assert {name: metric.name for name, metric in task.metrics.items()} == {
+        "acc": "accuracy", "b": "mse", "z": "mean_absolute_error", "w": "mae"
+    }  # fmt: skip

@@ -48,6 +48,8 @@ class Compiled:
         metrics: Any = None,
         weighted_metrics: Any = None,
     ) -> None:
+        if not isinstance(model, keras.Layer):
+            raise ConfigurationError(f"model={model!r} is no Keras model: pass a keras.Model")
         self.arguments = {
             "loss": loss,
             "loss_weights": loss_weights,
@@ -58,7 +60,7 @@ class Compiled:
         self._output_names = getattr(model, "output_names", None)
         self._count = sum(x is not None for x in tree.flatten(loss))
         self.is_partial = not self._count
-        with _checked("loss", loss, self._output_names):
+        with self._checked("loss"):
             self.loss = tree.map_structure(_loss, loss)
         self._check(_symbolic_outputs(model))
         self._losses, self._metrics = self._new_losses(), self._new_metrics()
@@ -77,22 +79,69 @@ class Compiled:
 
     def _check(self, outputs: Any) -> None:
         """Check that losses and metrics fit the outputs, if these are known before a batch is."""
-        names, loss = self._output_names, self.arguments["loss"]
-        with _checked("loss", loss, names):
+        with self._checked("loss"):
+            losses = compile_utils.CompileLoss(self.loss, output_names=self._output_names)
+            if self._count and outputs is not None:
+                self._refuse_other_length(outputs)
+                losses.build(outputs, outputs)
+        with self._checked("loss_weights"):
             losses = self._new_losses()
             if losses is not None and outputs is not None:
                 losses.build(outputs, outputs)
-        with _checked("metrics", self.arguments["metrics"], names):
-            metrics = self._new_metrics()
-            if metrics is not None and outputs is not None:
-                metrics.build(outputs, outputs)
+        for name in ("metrics", "weighted_metrics"):
+            with self._checked(name):
+                given = {"metrics": None, "weighted_metrics": None, name: self.arguments[name]}
+                metrics = compile_utils.CompileMetrics(**given, output_names=self._output_names)
+                if outputs is not None:
+                    metrics.build(outputs, outputs)
+
+    def _refuse_other_length(self, outputs: Any) -> None:
+        """Reject a list of losses that Keras would apply to some outputs, or use a part of.
+
+        Raises:
+            ValueError: It has another length than the outputs.
+        """
+        leaves = len(tree.flatten(outputs))
+        lengths = (leaves, len(outputs) if tree.is_nested(outputs) else 1)
+        if isinstance(self.loss, (list, tuple)) and len(self.loss) not in lengths:
+            raise ValueError(
+                f"its length is {len(self.loss)}, and there are {leaves} outputs. None stands for "
+                "an output without a loss"
+            )
+
+    @contextmanager
+    def _checked(self, argument: str, using: Any = None) -> Generator[None]:
+        """Report an error of Keras as one of an argument.
+
+        Args:
+            argument: The argument's name.
+            using: What Keras made of it, whose errors are those of a batch once it is built.
+
+        Raises:
+            ConfigurationError: Keras raised an error.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if using is not None and using.built:
+                raise
+            text = str(error.args[0] if error.args else error).partition("\nReceived")[0]
+            text = " ".join(text.split()).rstrip(".")  # Keras' messages have several lines
+            names = f", whose outputs are {self._output_names}" if self._output_names else ""
+            raise ConfigurationError(
+                f"{argument}={self.arguments[argument]!r} does not fit the "
+                f"{'model' if using is None else 'batch and the model'}{names} ({text}): pass the "
+                "structure of the outputs, as `compile` of Keras takes it"
+            ) from error
 
     def compute_loss(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
         """Return the weighted sum of the losses of all outputs; None if no output has a loss."""
         if self._losses is None:
             return None
         is_new = not self._losses.built
-        with _labels_needed(y, "loss"):
+        with _labels_needed(y, "loss"), self._checked("loss", self._losses):
+            if is_new:
+                self._refuse_other_length(outputs)
             total = self._losses(y, outputs, sample_weight)
         if is_new:
             self.is_partial = tree.is_nested(self.loss) and self._count < len(tree.flatten(outputs))
@@ -108,7 +157,8 @@ class Compiled:
         if self._metrics is None:
             return
         is_new = not self._metrics.built
-        with _labels_needed(y, "metrics"):
+        argument = "metrics" if self.arguments["metrics"] else "weighted_metrics"
+        with _labels_needed(y, "metrics"), self._checked(argument, self._metrics):
             self._metrics.update_state(y, outputs, sample_weight)
         if is_new:
             names = list(self._metrics.result())  # by which `fit` logs them
@@ -280,24 +330,6 @@ def _symbolic_outputs(model: Any) -> Any:
         outputs = getattr(model, "outputs", ())
         return outputs[0] if len(outputs) == 1 else None
     return model.output if hasattr(model, "output_names") else None
-
-
-@contextmanager
-def _checked(argument: str, given: Any, output_names: Any) -> Generator[None]:
-    """Report an error of Keras as one of the arguments of `Supervised`.
-
-    Raises:
-        ConfigurationError: Keras raised an error.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        text = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")
-        known = f", whose outputs are {list(output_names)}" if output_names else ""
-        raise ConfigurationError(
-            f"{argument}={given!r} does not fit the model{known} ({text}): pass what `compile` of "
-            "Keras takes"
-        ) from error
 
 
 @contextmanager
