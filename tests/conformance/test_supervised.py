@@ -155,7 +155,10 @@ FORMS = {
         lambda: {"metrics": ["acc"]},
     ),
     "accuracy of bits": Form(
-        bit, BITS, "binary_crossentropy", lambda: {"metrics": ["accuracy", keras.metrics.AUC(name="auc")]}
+        bit,
+        BITS,
+        "binary_crossentropy",
+        lambda: {"metrics": ["accuracy", keras.metrics.AUC(name="auc")]},
     ),
     "accuracy of a regression": Form(one, A, "mse", lambda: {"metrics": ["accuracy"]}),
     "crossentropy by shape": Form(
@@ -490,9 +493,7 @@ def test_what_does_not_fit_the_model_is_refused(
         ),
     ],
 )
-def test_what_a_batch_lacks_is_explained(
-    model: Any, loss: Any, metrics: Any, message: str
-) -> None:
+def test_what_a_batch_lacks_is_explained(model: Any, loss: Any, metrics: Any, message: str) -> None:
     task = treadle.Supervised(model(), loss, "sgd", metrics)
     with treadle.Loop(task, console=False) as loop, pytest.raises(StepError) as caught:
         loop.fit(data.from_arrays(X, batch_size=BATCH), steps=1)

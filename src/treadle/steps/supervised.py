@@ -1,6 +1,6 @@
 """`Supervised`, a task with the losses and metrics that `compile` of a Keras model makes."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
