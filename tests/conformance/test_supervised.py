@@ -561,6 +561,16 @@ def test_a_loss_that_replaces_the_compiled_one_is_refused(name: str, value: Any)
 
 
 @pytest.mark.any_backend
+def test_a_first_batch_that_fails_leaves_nothing_undone() -> None:
+    task = treadle.Supervised(pair(), "mse", "sgd", [["mae"], []])
+    for _ in range(2):
+        with pytest.raises((ValueError, RuntimeError)):
+            task.eval_step((X, (A, np.ones((ROWS, 7)))))
+    task.eval_step((X, (A, B)))
+    assert task.metrics.keys() == {"a_loss", "b_loss", "a_mae"}
+
+
+@pytest.mark.any_backend
 def test_the_metrics_of_a_single_output_have_the_names_of_a_dict() -> None:
     metrics = {"z": mae(), "b": "mse", "acc": "accuracy"}
     task = treadle.Supervised(one(), "mse", "sgd", metrics, weighted_metrics={"w": "mae"})

@@ -57,6 +57,7 @@ class Compiled:
             "weighted_metrics": weighted_metrics,
         }
         self.metrics: dict[str, Any] = {}
+        self._unnamed = {"loss", "metrics"}  # until a batch has made them
         self._output_names = getattr(model, "output_names", None)
         self._count = sum(x is not None for x in tree.flatten(loss))
         self.is_partial = not self._count
@@ -138,7 +139,7 @@ class Compiled:
         """Return the weighted sum of the losses of all outputs; None if no output has a loss."""
         if self._losses is None:
             return None
-        is_new = not self._losses.built
+        is_new = "loss" in self._unnamed
         with _labels_needed(y, "loss"), self._checked("loss", self._losses):
             if is_new:
                 self._refuse_other_length(outputs)
@@ -150,21 +151,22 @@ class Compiled:
             # Of losses with the same name, `fit` logs the last. Keras skips those that are None.
             means[:] = [mean if named[mean.name] is mean else None for mean in means]
             self.metrics |= named
+            self._unnamed.remove("loss")
         return total
 
     def update_metrics(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
         """Update every metric."""
         if self._metrics is None:
             return
-        is_new = not self._metrics.built
         argument = "metrics" if self.arguments["metrics"] else "weighted_metrics"
         with _labels_needed(y, "metrics"), self._checked(argument, self._metrics):
             self._metrics.update_state(y, outputs, sample_weight)
-        if is_new:
+        if "metrics" in self._unnamed:
             names = list(self._metrics.result())  # by which `fit` logs them
             if len(tree.flatten(outputs)) == 1:
                 names = [own or name for own, name in zip(self._own_names(), names, strict=True)]
             self.metrics |= zip(names, self._metrics.metrics, strict=True)
+            self._unnamed.remove("metrics")
 
     def _own_names(self) -> list[str]:
         """Return a name for each metric of a single output, in Keras' order; empty if it has none.
