@@ -66,11 +66,11 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/utils/module_utils.py",
         members=("tensorflow",),
     ),
-    "LossFunctionWrapper": Internal(
-        "keras.src.losses.losses:LossFunctionWrapper",
-        "plain loss functions get sample weights and reduction, as under `compile`",
-        f"{KERAS}/losses/losses.py",
-        "(fn, reduction='sum_over_batch_size', name=None, dtype=None, **kwargs)",
+    "compile_utils": Internal(
+        "keras.src.trainers.compile_utils",
+        "the losses and metrics of `treadle.Supervised` are those that `compile` makes",
+        f"{KERAS}/trainers/compile_utils.py",
+        members=("CompileLoss", "CompileMetrics", "get_loss"),
     ),
     "SerializableDict": Internal(
         "keras.src.saving.serialization_lib:SerializableDict",

@@ -61,7 +61,7 @@ def compiled_attributes(task: Any, model: Any, optimizer: Any) -> dict[str, Any]
     """
     import keras
 
-    from ..steps.task import Supervised
+    from ..steps.supervised import Supervised
 
     if isinstance(optimizer, _Ambiguous):
         return {}
@@ -74,10 +74,7 @@ def compiled_attributes(task: Any, model: Any, optimizer: Any) -> dict[str, Any]
     config = {} if before is None else {name: before.config[name] for name in kept}
     config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
-        # Unwrap a plain function: `compile` wraps it again.
-        wrapped = type(task.loss) is keras_internals.LossFunctionWrapper
-        config["loss"] = task.loss.fn if wrapped else task.loss
-        config["metrics"] = list(task.metrics.values())
+        config |= task.compiled.arguments
     serializable = keras_internals.SerializableDict(**config)
     return {"compiled": True, "_compile_config": serializable}
 

@@ -73,6 +73,7 @@ class Discovery:
         self.accumulators: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
         self.derived: dict[str, Any] = {}
+        self.built_by_steps: list[str] = []
         self.seeds: list[Variable] = []
         self.loss_scale: LossScale | None = None
         self.paths: dict[int, str] = {}
@@ -207,10 +208,15 @@ class Discovery:
     def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
         """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
         left = excluded(holder)
+        by_steps = getattr(holder, "built_by_steps", ())
         for name, value in list(vars(holder).items()):
             if name in left:
                 continue
             inner = f"{path}/{name}" if path else name
+            if name in by_steps:
+                self.built_by_steps.append(inner)
+                self._walk(value, inner)
+                continue
             constant = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
                 self.constants[inner] = constant
@@ -282,7 +288,8 @@ class Discovery:
 
     def _add_metric(self, path: str, metric: Any) -> None:
         if not _is_inside(path, self._metric_paths):  # else the outer one uses and resets it
-            name = path.rsplit("/", 1)[-1]
+            own = path.endswith(f"/{metric.name}")  # which may contain slashes
+            name = metric.name if own else path.rsplit("/", 1)[-1]
             self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
         self._metric_paths.append(path)
         for variable in metric.variables:

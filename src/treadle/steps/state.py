@@ -30,6 +30,8 @@ class State:
         metrics: Name to metric, without those that are parts of others. The name is the last part
             of the path, or the whole path if that part is a position in a list or the name of
             another metric.
+        built_by_steps: Paths of attributes whose variables the first batch creates, and which are
+            no constants: their holder lists their names in an attribute `built_by_steps`.
         seeds: The states of seed generators, including Keras' global one.
         derived: Path to object with derived state; see `derived`.
         loss_scale: The loss scale if any layer computes in float16, else None.
@@ -52,6 +54,7 @@ class State:
         self.metrics, self.seeds = found.metrics, found.seeds
         self.loss_scale, self.derived = found.loss_scale, found.derived
         self._constants, self._arrays = found.constants, found.arrays
+        self.built_by_steps = found.built_by_steps
         self._backend = active()
 
     @classmethod
