@@ -16,6 +16,7 @@ from ..backends.step_context import Build, Ranges, StepContext
 from ..backends.types import Variable
 from ..errors import ConfigurationError, StateError, StepError
 from .discovery import refuse_scaling
+from .keras_control_flow import carrying
 from .optimizers import build_optimizers
 from .state import State
 
@@ -101,7 +102,7 @@ def _run_abstractly(
     )
 
     def run(batch: Any) -> Any:
-        with watched(ranges):
+        with watched(ranges), carrying():
             return function(batch)
 
     with _recorded_apply(found):

@@ -16,6 +16,7 @@ from ..checkpoint.batch_forms import text_of
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .keras_control_flow import carrying
 from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest
@@ -233,4 +234,8 @@ def program_of(
             ranges=Ranges(state.name_of, variables=stored) if stored else None,
         )
 
-    return Program(function, variables, state.seeds, new_context, name, native, ranges=stored)
+    def run(batch: Any) -> Any:
+        with carrying():
+            return function(batch)
+
+    return Program(run, variables, state.seeds, new_context, name, native, ranges=stored)

@@ -21,7 +21,7 @@ from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.agreement import refusal
 from ..processes.group import processes, summation
-from ..processes.rows import rows, seen, shared, unsplit
+from ..processes.rows import rows, seen, shared
 from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
@@ -32,9 +32,9 @@ from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
 from .capture.proof import Captured
-from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
+from .control_flow import TorchControlFlow
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -43,7 +43,7 @@ _OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self
 """What PyTorch's operators for losses and embeddings say on a CPU."""
 
 
-class TorchBackend:
+class TorchBackend(TorchControlFlow):
     """The backend for Keras on PyTorch."""
 
     name = "torch"
@@ -135,28 +135,6 @@ class TorchBackend:
             result = checkpoint(lambda *tensors: again(tensors), *inputs, use_reentrant=False)
         again.release()
         return result
-
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
-        """Run the branch that the predicate selects, or record both branches."""
-        if tape := current():
-            return tape.cond(predicate, then, otherwise)
-        return then() if bool(predicate) else otherwise()
-
-    def for_each(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Run a Python loop, or record one if nothing is differentiated through it."""
-        function = unsplit(function)
-        tape = current()
-        if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
-            return tape.for_each(function, inputs)
-        found = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
-        return [torch.stack(column) for column in zip(*found, strict=True)]
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""

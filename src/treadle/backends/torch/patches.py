@@ -29,12 +29,6 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/core.py",
         "()",
     ),
-    "cond": Internal(
-        "keras.src.backend.torch.core:cond",
-        "patched while recording: it reads its predicate, so only one branch would be recorded",
-        f"{KERAS}/backend/torch/core.py",
-        "(pred, true_fn, false_fn)",
-    ),
     "torch_seed_generator": Internal(
         "keras.src.backend.torch.random:torch_seed_generator",
         "patched while recording: it reads the state of a seed generator",
@@ -193,15 +187,13 @@ PART_BYTES: Final = 64 * 2**20
 
 
 @contextmanager
-def capturable_keras(cond: Call, call: Call) -> Generator[None]:
+def capturable_keras(call: Call) -> Generator[None]:
     """Make functions of Keras record their reads of tensors in this context, in this thread.
 
     Args:
-        cond: Records both branches of a condition.
         call: Calls a function of tensors, and records it as one operation.
     """
     replaced: Mapping[str, Any] = {
-        "cond": cond,
         "torch_seed_generator": lambda seed: call(_Seeded(), _sum_of_seed(seed)),
         "gamma": _drawn(call, INTERNALS["gamma"].resolve()),
         "beta": _drawn(call, INTERNALS["beta"].resolve()),
