@@ -158,12 +158,13 @@ def every_branch(branches: Sequence[Callable[[], Any]], taken: int, what: str) -
     Raises:
         StepError: The branches return different structures.
     """
+    results: dict[int, Any] = {}
     with _unsure():
-        others = [tried(f)[0] for i, f in enumerate(branches) if i != taken]
-        result = branches[taken]()
-    for other in others:
-        _aligned(other, result, what)
-    return result
+        for i in sorted(range(len(branches)), key=lambda i: i == taken):  # that one is the last
+            results[i] = branches[i]() if i == taken else tried(branches[i])[0]
+    for i in range(1, len(branches)):
+        _aligned(results[i], results[0], what)
+    return results[taken]
 
 
 def known(kind: Callable[[Any], Any], value: Any) -> Any:

@@ -131,7 +131,9 @@ def _dry_while(condition: Call, once: Call, values: Any, maximum: int | None) ->
     for number in range(longest + 1):
         more, scope = tried(partial(condition, values))
         _reject_assignments(
-            scope, "the condition of keras.ops.while_loop", "assign and draw in its body"
+            scope,
+            "the condition of keras.ops.while_loop",
+            "which only its body can: assign variables and draw random numbers there",
         )
         is_true = known(bool, more)
         if is_true is None:  # it is traced

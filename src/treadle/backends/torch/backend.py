@@ -35,6 +35,7 @@ from .capture.proof import Captured
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
 from .control_flow import TorchControlFlow
+from .functional import differentiated
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -65,6 +66,8 @@ class TorchBackend(TorchControlFlow):
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
+        if self.place() is not None:
+            return differentiated(function, variables, inputs, groups)
         mine, whole = rows(), seen()
         scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
