@@ -136,9 +136,10 @@ def mapped_rows(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
     tensors, outline = as_tensors(structures.flatten(inputs)), structures.outline(inputs)
     if not tensors:
         raise StepError(f"{name} got no tensor: pass a structure of tensors of shape (n, …)")
-    if context().build is not None:
-        row = function(structures.pack(outline, map(first_row, tensors)))
-        return stacked(row, tensors[0].shape[0])
+    count = tensors[0].shape[0]
+    if context().build is not None or count == 0:
+        rows = structures.pack(outline, map(first_row, tensors))
+        return stacked(function(rows) if count else tried(lambda: function(rows))[0], count)
     results = Results(f"the function of {name}")
 
     def one(carry: list[Tensor], leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -147,7 +148,7 @@ def mapped_rows(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
         return [], results.flattened(structures.mapped(ops.copy, found))
 
     with unrecorded():
-        return results.packed(active().scan(one, [], tensors, tensors[0].shape[0])[1])
+        return results.packed(active().scan(one, [], tensors, count)[1])
 
 
 def every_branch(branches: Sequence[Callable[[], Any]], taken: int, what: str) -> Any:

@@ -91,7 +91,7 @@ def _scan(
         return carried.flattened(after), found.flattened(result)
 
     carry = as_tensors(structures.flatten(init))
-    if context().build is None or (count and not _is_traced()):
+    if count and (context().build is None or not _is_traced()):
         with unrecorded():
             carry, stacks = active().scan(step, carry, rows, count, reverse, unroll)
         return carried.packed(carry), found.packed(stacks)
