@@ -156,6 +156,14 @@ class Transformations(Protocol):
         """Return a context in which no intermediate results are stored for a backward pass."""
         ...
 
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which what the user reads of these variables does not change later.
+
+        Args:
+            written: The ids of the variables that a step assigns.
+        """
+        ...
+
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of the whole batch for a tensor with the rows of this process.
 

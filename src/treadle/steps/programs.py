@@ -1,6 +1,7 @@
 """The programs of a step, one for each form of batch, and the choice of how they are executed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -188,7 +189,10 @@ class ProgramBuilder:
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()
-        return program_of(state, run, self._options, self._name, native, limits)
+        written = [state.variables[path] for path in spec.written]
+        if native:  # it may differentiate at the tensor itself, or change it in place
+            written = [v for v in written if not v.trainable]
+        return program_of(state, run, self._options, self._name, native, limits, written)
 
 
 def program_of(
@@ -198,6 +202,7 @@ def program_of(
     name: str,
     native: bool,
     limits: Sequence[Limit] = (),
+    written: Iterable[Variable] = (),
 ) -> Program:
     """Return the `Program` of a function over a state, which a backend compiles.
 
@@ -208,7 +213,9 @@ def program_of(
         name: Its name, for messages.
         native: Whether it computes its own gradients.
         limits: The ranges of indices and labels that each call checks.
+        written: The variables that the function assigns.
     """
+    assigned = frozenset(map(id, written))
     stored = storage(limits)
     variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
@@ -235,7 +242,7 @@ def program_of(
         )
 
     def run(batch: Any) -> Any:
-        with carrying():
+        with carrying(), active().reads_of(assigned) if assigned else nullcontext():
             return function(batch)
 
     return Program(run, variables, state.seeds, new_context, name, native, ranges=stored)

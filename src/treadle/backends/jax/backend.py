@@ -97,6 +97,10 @@ class JaxBackend(JaxControlFlow):
         """Return an empty context: intermediate results are only stored in a transformation."""
         return nullcontext()
 
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return an empty context: JAX arrays never change."""
+        return nullcontext()
+
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensor, which has all rows of the batch already."""
         return x

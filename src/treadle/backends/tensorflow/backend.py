@@ -28,7 +28,7 @@ from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
-from .patches import FuncGraph, traced_again, true_moments, wide_floats
+from .patches import FuncGraph, traced_again, true_moments, values_read, wide_floats
 from .processes.engine import connect
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, placed, tensors
@@ -103,6 +103,10 @@ class TensorFlowBackend(TensorFlowControlFlow):
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return an empty context: intermediate results are only stored under a tape."""
         return nullcontext()
+
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which these variables are read as tensors."""
+        return values_read(written)
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of all processes."""

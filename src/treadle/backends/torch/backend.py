@@ -24,9 +24,10 @@ from ..processes.group import processes, summation
 from ..processes.rows import rows, seen, shared
 from ..processes.shared import SharedExecutor
 from ..program import Program
+from ..reads import copied
 from ..recomputing import Recomputed, no_assignments
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
-from ..step_context import StepContext, deeper, running
+from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
@@ -113,6 +114,13 @@ class TorchBackend(TorchControlFlow):
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return `torch.no_grad()`."""
         return torch.no_grad()
+
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which these variables are read as copies.
+
+        Inside an objective, weights are not: autograd needs them. `differentiate` copies results.
+        """
+        return copied(INTERNALS["value"], written, _copy)
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of all processes."""
@@ -302,6 +310,10 @@ class TorchBackend(TorchControlFlow):
         return keras.ops.convert_to_tensor(array)
 
 
+def _copy(variable: Variable, value: Tensor) -> Tensor:
+    return value if variable.trainable and context().depth else value.detach().clone()
+
+
 def _scoped() -> bool:
     """Return whether variables have the values of a scope."""
     return in_stateless_scope()
@@ -318,7 +330,12 @@ def _detached(structure: Any) -> Any:
     def detached(x: Any) -> Any:
         if isinstance(x, Weighted):
             return Weighted(detached(x.value), detached(x.weight))
-        return x.detach() if isinstance(x, torch.Tensor) else x
+        if not isinstance(x, torch.Tensor):
+            return x
+        owner = x if x._base is None else x._base
+        if owner.is_leaf and owner.requires_grad:  # a weight, which an optimizer changes in place
+            return x.detach().clone()
+        return x.detach()
 
     return structures.mapped(detached, structure)
 

@@ -79,6 +79,11 @@ INTERNALS: dict[str, Internal] = {
         "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
         "return_sequences, device)",
     ),
+    "value": Internal(
+        "keras.src.backend.torch.core:Variable.value",
+        "patched in steps: what the user reads does not change when the variable is assigned",
+        f"{KERAS}/backend/torch/core.py",
+    ),
     "transform_level": Internal(
         "torch._C._functorch:maybe_current_level",
         "whether a function runs inside of `torch.vmap` or `torch.func.grad`",
@@ -163,6 +168,9 @@ ATTRIBUTES: dict[str, Attribute] = {
         "UntypedStorage and Generator",
         "the address of the C++ object: PyTorch creates a new Python object for each access",
         f"{_PYTORCH}/torch/_C/__init__.pyi.in",
+    ),
+    "_base": Attribute(
+        "Tensor", "whose memory a view shares", f"{_PYTORCH}/torch/_C/__init__.pyi.in"
     ),
     "_torch_params": Attribute(
         "Layer",
