@@ -66,7 +66,7 @@ _VIEWS = frozenset(
     {
         *("convert_to_tensor", "stop_gradient", "cast", "__getitem__", "unstack", "split", "slice"),
         *("reshape", "ravel", "squeeze", "expand_dims", "transpose", "swapaxes", "moveaxis"),
-        *("broadcast_to", "diagonal", "real", "view"),
+        *("array", "broadcast_to", "diagonal", "real", "view"),
     }
 )
 """Functions of `keras.ops` and methods of variables whose results may share memory."""
