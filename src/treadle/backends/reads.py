@@ -37,7 +37,8 @@ def copied(
         found = read(self)
         if id(self) not in getattr(_thread, "written", ()) or found is not self._value:
             return found
-        return copy(self, found) if _is_kept(sys._getframe(1)) else found
+        caller = sys._getframe(1)  # type: ignore[reportPrivateUsage]
+        return copy(self, found) if _is_kept(caller) else found
 
     _thread.written = written
     try:

@@ -50,7 +50,8 @@ def differentiated(
         return losses[next(iter(groups))], _tensors([result, gradients, changed, scope.losses])
 
     values = [*(v.value for v in variables), *inputs]
-    _, _, aux = torch.func.vjp(objective, *values, has_aux=True)
+    opened: Any = torch.func.vjp(objective, *values, has_aux=True)
+    aux = opened[2]
     scope, result, gradients = met
     old = scope.changed()
     outside = [result, gradients, [value for _, value in old.values()], scope.losses]
