@@ -35,6 +35,30 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/common/stateless_scope.py",
         "()",
     ),
+    "in_symbolic_scope": Internal(
+        "keras.src.backend.common.symbolic_scope:in_symbolic_scope",
+        "branches and loops are Keras' own where it only computes shapes",
+        f"{KERAS}/backend/common/symbolic_scope.py",
+        "()",
+    ),
+    **{
+        f"core.{name}": Internal(
+            f"keras.src.backend:core.{name}",
+            "patched by `steps/keras_control_flow.py`: variables that are assigned are carried",
+            f"{KERAS}/ops/core.py",
+            signature,
+        )
+        for name, signature in {
+            "cond": "(pred, true_fn, false_fn)",
+            "switch": "(index, branches, *operands)",
+            "map": "(f, xs)",
+            "scan": "(f, init, xs=None, length=None, reverse=False, unroll=1)",
+            "while_loop": "(cond, body, loop_vars, maximum_iterations=None)",
+            "fori_loop": "(lower, upper, body_fun, init_val)",
+            "vectorized_map": "(function, elements)",
+            "associative_scan": "(f, elems, reverse=False, axis=0)",
+        }.items()
+    },
     "global_state": Internal(
         "keras.src.backend.common.global_state",
         "the call context and the automatic names of layers are kept there",
@@ -77,6 +101,11 @@ INTERNALS: dict[str, Internal] = {
         "files saved by callbacks hold the configuration that `compile` would have stored",
         f"{KERAS}/saving/serialization_lib.py",
         "(**config)",
+    ),
+    "core": Internal(
+        "keras.src.backend:core",
+        "patched by `steps/keras_control_flow.py`, see `core.cond`",
+        f"{KERAS}/ops/core.py",
     ),
     "ops": Internal(
         "keras.src.ops",

@@ -18,6 +18,7 @@ from ..backends.types import Variable
 from ..errors import ConfigurationError, StateError, StepError
 from .derived import deriving, exclude
 from .discovery import refuse_scaling
+from .keras_control_flow import carrying
 from .optimizers import build_optimizers
 from .state import State
 
@@ -109,7 +110,7 @@ def _run_abstractly(
     function = deriving(function, state.derived, ())
 
     def run(batch: Any) -> Any:
-        with watched(ranges):
+        with watched(ranges), carrying():
             return function(batch)
 
     with _recorded_apply(found):

@@ -1,6 +1,7 @@
 """The programs of a step, one for each form of batch, and the choice of how they are executed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
 from .derived import dependent, deriving
+from .keras_control_flow import carrying
 from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest
@@ -189,7 +191,11 @@ class ProgramBuilder:
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()
         assigned = [state.variables[path] for path in (state.variables if eager else spec.assigned)]
-        return program_of(state, run, self._options, self._name, native, limits, assigned)
+        kept = [state.variables[path] for path in spec.written]
+        if native:  # it may differentiate at the tensor itself, or change it in place
+            kept = [v for v in kept if not v.trainable]
+        options = self._options
+        return program_of(state, run, options, self._name, native, limits, assigned, kept)
 
 
 def program_of(
@@ -200,6 +206,7 @@ def program_of(
     native: bool,
     limits: Sequence[Limit] = (),
     assigned: Sequence[Variable] = (),
+    kept: Iterable[Variable] = (),
 ) -> Program:
     """Return the `Program` of a function over a state, which a backend compiles.
 
@@ -210,9 +217,11 @@ def program_of(
         name: Its name, for messages.
         native: Whether it computes its own gradients.
         limits: The ranges of indices and labels that each call checks.
-        assigned: The variables that it assigns.
+        assigned: The variables that it may assign.
+        kept: Those of them of which a read is a value: see `backends.reads`.
     """
     function = deriving(function, state.derived, dependent(state.derived, assigned))
+    kept_ids = frozenset(map(id, kept))
     stored = storage(limits)
     variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
@@ -238,4 +247,8 @@ def program_of(
             ranges=Ranges(state.name_of, variables=stored) if stored else None,
         )
 
-    return Program(function, variables, state.seeds, new_context, name, native, ranges=stored)
+    def run(batch: Any) -> Any:
+        with carrying(), active().reads_of(kept_ids) if kept_ids else nullcontext():
+            return function(batch)
+
+    return Program(run, variables, state.seeds, new_context, name, native, ranges=stored)

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...core.internals import KERAS, Attribute, Internal, wrapped
+from ..reads import copied
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
@@ -38,6 +39,17 @@ INTERNALS: dict[str, Internal] = {
         "pull/19609",
         f"{KERAS}/backend/tensorflow/nn.py",
         "(x, axes, keepdims)",
+    ),
+    "value": Internal(
+        "keras.src.backend.common:KerasVariable.value",
+        "patched in steps: a read is a tensor, and not the variable, which may be assigned later",
+        f"{KERAS}/backend/common/variables.py",
+    ),
+    "convert_to_tensor": Internal(
+        "keras.src.backend.tensorflow.core:convert_to_tensor",
+        "patched in steps: it returns a variable itself",
+        f"{KERAS}/backend/tensorflow/core.py",
+        "(x, dtype=None, sparse=None, ragged=None)",
     ),
     "keras_core": Internal(
         "keras.src.backend.tensorflow.core",
@@ -243,6 +255,25 @@ def true_moments() -> Generator[None]:
         return (mean if keepdims else tf.squeeze(mean, axes)), variance
 
     with INTERNALS["moments"].replaced(moments):
+        yield
+
+
+@contextmanager
+def values_read(written: frozenset[int]) -> Generator[None]:
+    """Read variables as tensors in this context, in this thread, where the user reads them.
+
+    Args:
+        written: The ids of the variables that a step assigns.
+    """
+
+    def convert(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(x, *args, **kwargs)
+        return tf.convert_to_tensor(found) if found is x and id(x) in written else found
+
+    with (
+        copied(INTERNALS["value"], written, lambda _, value: tf.convert_to_tensor(value)),
+        wrapped({INTERNALS["convert_to_tensor"]: convert}),
+    ):
         yield
 
 

@@ -29,12 +29,6 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/core.py",
         "()",
     ),
-    "cond": Internal(
-        "keras.src.backend.torch.core:cond",
-        "patched while recording: it reads its predicate, so only one branch would be recorded",
-        f"{KERAS}/backend/torch/core.py",
-        "(pred, true_fn, false_fn)",
-    ),
     "torch_seed_generator": Internal(
         "keras.src.backend.torch.random:torch_seed_generator",
         "patched while recording: it reads the state of a seed generator",
@@ -84,6 +78,11 @@ INTERNALS: dict[str, Internal] = {
         _RNN,
         "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
         "return_sequences, device)",
+    ),
+    "value": Internal(
+        "keras.src.backend.torch.core:Variable.value",
+        "patched in steps: what the user reads does not change when the variable is assigned",
+        f"{KERAS}/backend/torch/core.py",
     ),
     "transform_level": Internal(
         "torch._C._functorch:maybe_current_level",
@@ -170,6 +169,9 @@ ATTRIBUTES: dict[str, Attribute] = {
         "the address of the C++ object: PyTorch creates a new Python object for each access",
         f"{_PYTORCH}/torch/_C/__init__.pyi.in",
     ),
+    "_base": Attribute(
+        "Tensor", "whose memory a view shares", f"{_PYTORCH}/torch/_C/__init__.pyi.in"
+    ),
     "_torch_params": Attribute(
         "Layer",
         "the parameters that Keras collected while variables had the values of a scope",
@@ -193,15 +195,13 @@ PART_BYTES: Final = 64 * 2**20
 
 
 @contextmanager
-def capturable_keras(cond: Call, call: Call) -> Generator[None]:
+def capturable_keras(call: Call) -> Generator[None]:
     """Make functions of Keras record their reads of tensors in this context, in this thread.
 
     Args:
-        cond: Records both branches of a condition.
         call: Calls a function of tensors, and records it as one operation.
     """
     replaced: Mapping[str, Any] = {
-        "cond": cond,
         "torch_seed_generator": lambda seed: call(_Seeded(), _sum_of_seed(seed)),
         "gamma": _drawn(call, INTERNALS["gamma"].resolve()),
         "beta": _drawn(call, INTERNALS["beta"].resolve()),

@@ -59,7 +59,7 @@ def recording(
     called_backward = False
     _running.tape = tape
     try:
-        with capturable_keras(tape.cond, tape.call), _TensorWatch(tape), tape:
+        with capturable_keras(tape.call), _TensorWatch(tape), tape:
             yield tape
     except Exception:
         tape.check()  # raises the original error: Keras wraps exceptions that pass its layers

@@ -205,6 +205,8 @@ class Tape(TorchDispatchMode):
         forms = [[_form(x) for x in flat[which]] for which in (True, False)]
         if forms[0] != forms[1]:
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
+        if _requiring_gradients(flat[True]) != _requiring_gradients(flat[False]):
+            self.refuse(_DIFFERENTIATED)  # the gradient of one branch is zero: no backward shows it
         refs = {
             which: [self._known_as(x) for x in flat[which] if isinstance(x, torch.Tensor)]
             for which in (True, False)
@@ -404,14 +406,20 @@ class _Result(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Refuse."""
-        ctx.tape.refuse("the result of a cond is differentiated")
+        ctx.tape.refuse(_DIFFERENTIATED)
 
 
+_DIFFERENTIATED = "the result of a cond is differentiated"
 _OTHERS: dict[Any, str] = {
     "batch": "its batch",
     "number": "the step's number",
     None: "a tensor that is part of neither the state nor its branch of cond",
 }
+
+
+def _requiring_gradients(leaves: Sequence[Any]) -> list[bool]:
+    """Return for each leaf whether it depends on what the enclosing objective differentiates."""
+    return [isinstance(x, torch.Tensor) and x.requires_grad for x in leaves]
 
 
 def _masked(indices: Sequence[Any]) -> bool:
