@@ -26,7 +26,7 @@ from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
-from ..step_context import StepContext, deeper, running
+from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
@@ -35,6 +35,7 @@ from .capture.proof import Captured
 from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
+from .in_place import kept_arguments, kept_reads, whole_assignments
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -58,6 +59,17 @@ class TorchBackend:
         return None
 
     def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate, keeping what the objective reads until its gradients are computed."""
+        with kept_reads() if context().depth == 0 else nullcontext():
+            return self._differentiate(function, variables, inputs, groups)
+
+    def _differentiate(
         self,
         function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
         variables: Sequence[Variable],
@@ -162,7 +174,7 @@ class TorchBackend:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:
-            with torch.random.fork_rng(), running(step), scope:
+            with torch.random.fork_rng(), running(step), kept_arguments(), scope:
                 function(structures.mapped(self.to_device, batch))
         finally:
             for variable in scope.foreign.values():  # gradients from a native step's backward()
@@ -348,7 +360,8 @@ def _step(program: Program) -> Generator[None]:
     gradients = nullcontext() if program.native else torch.no_grad()
     # A native training step may differentiate twice, which the fused operator does not allow.
     fuses = not program.native or program.name == "eval_step"
-    with updates_in_parts(), fused_lstm() if fuses else nullcontext(), gradients:
+    fused = fused_lstm() if fuses else nullcontext()
+    with updates_in_parts(), fused, whole_assignments(), kept_arguments(), gradients:
         yield
 
 
