@@ -296,7 +296,7 @@ class JaxBackend:
         if found:
             return found
         if isinstance(error, jax.errors.TracerArrayConversionError):
-            return hints.NUMPY
+            return hints.numpy_called(error)
         if isinstance(
             error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
         ):

@@ -233,7 +233,7 @@ class TorchBackend:
         if isinstance(error, IndexError) and _OUTSIDE.search(str(error)):
             return hints.OUT_OF_RANGE
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
-        return found or (hints.NUMPY if numpy else "")
+        return found or (hints.numpy_called(error) if numpy else "")
 
     def bfloat16_pays(self) -> bool:
         """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
