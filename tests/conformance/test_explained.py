@@ -100,6 +100,7 @@ NUMPY_FUNCTIONS: dict[str, tuple[Any, str, str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy, for tensors of PyTorch
 @pytest.mark.parametrize("name", NUMPY_FUNCTIONS)
 def test_a_numpy_function_is_named_with_the_users_line(name: str) -> None:
     call, instead, called = NUMPY_FUNCTIONS[name]

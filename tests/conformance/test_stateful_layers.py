@@ -70,9 +70,7 @@ class Stateful(treadle.Task):
         def objective() -> Any:
             return ops.mean(sum(self.layer(x) ** 2 for _ in range(2)))
 
-        return {
-            "loss": treadle.minimize(objective, self.layer.trainable_variables, self.optimizer)
-        }
+        return {"loss": treadle.minimize(objective, self.layer.trainable_variables, self.optimizer)}
 
     def eval_step(self, x: Any) -> Any:
         return {"loss": ops.mean(self.layer(x) ** 2)}

@@ -47,7 +47,7 @@ def running_line() -> Line | None:
     """Return the innermost line of user code that runs now, or None."""
 
     def lines() -> Iterator[Line]:
-        frame = sys._getframe(1)
+        frame = inspect.currentframe()
         while frame is not None:
             yield Line(frame, frame.f_lineno, frame.f_lasti)
             frame = frame.f_back

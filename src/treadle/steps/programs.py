@@ -169,11 +169,12 @@ class ProgramBuilder:
     def _program(self, spec: StepSpec, state: State, eager: bool) -> Program:
         """Return the program of the step, wrapped so that non-finite updates are undone if needed.
 
-        As Python, the step can branch on values, and so change any variable.
+        As Python, or with AutoGraph, the step can branch on values, and so change any variable.
         """
         seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
         scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
-        changed = [state.variables[path] for path in (state.variables if eager else spec.written)]
+        paths = state.variables if eager or spec.branches else spec.written
+        changed = [state.variables[path] for path in paths]
         changed = [v for v in changed if id(v) not in seeds | scale]
         native, run = not spec.differentiates, self._function
         logged = dict.fromkeys(spec.metrics, 0.0)

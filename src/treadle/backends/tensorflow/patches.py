@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from ...core.internals import KERAS, Attribute, Internal, wrapped
 from ...errors import StepError, TreadleError
+from ..step_context import context
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
@@ -299,6 +300,9 @@ def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     if type(function) is not _Function or _is_of_framework(function.python_function):
         return original(function, *args, **kwargs)
     args, kwargs = _as_declared(function, args, kwargs)
+    build = context().build
+    if build is not None:
+        build.branches |= function._autograph
     if tf.executing_eagerly() or not function._autograph:
         found = function.python_function(*args, **kwargs)
     else:

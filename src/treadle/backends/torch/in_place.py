@@ -5,8 +5,8 @@ changes the tensor that the step has passed to Keras, and an assignment of a var
 memory that the backward pass needs.
 """
 
+import inspect
 import operator
-import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -44,8 +44,10 @@ def _not_in_keras(original: Any, operate: Any) -> Callable[[Any, Any], Any]:
     """Return an operator in place that makes a new tensor if the code of Keras calls it."""
 
     def changed(self: Any, other: Any) -> Any:
-        module = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if not module.startswith("keras"):  # also of packages on top of it, such as KerasHub
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back
+        module = caller.f_globals.get("__name__", "") if caller else ""
+        if not str(module).startswith("keras"):  # also of packages on top of it, such as KerasHub
             return original(self, other)
         found = operate(self, other)
         return found.to(self.dtype) if torch.can_cast(found.dtype, self.dtype) else found

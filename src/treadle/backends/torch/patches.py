@@ -151,7 +151,7 @@ INTERNALS: dict[str, Internal] = {
             "patched in steps: Keras changes its arguments with it, such as sample weights",
             f"{_PYTORCH}/torch/_tensor.py",
         )
-        for name in "add sub mul truediv floordiv mod pow and or xor".split()
+        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
     },
 }
 
