@@ -184,7 +184,7 @@ class ProgramBuilder:
         elif state.loss_scale is None and self._options.skip_nonfinite:
             joined({UNDONE: 0.0}, logged, self._name)
             counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
-            watched = [state.variables[path] for path in spec.written]
+            watched = [state.variables[path] for path in paths]
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()
