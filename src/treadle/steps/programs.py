@@ -172,11 +172,12 @@ class ProgramBuilder:
     def _program(self, spec: StepSpec, state: State, eager: bool) -> Program:
         """Return the program of the step, wrapped so that non-finite updates are undone if needed.
 
-        As Python, the step can branch on values, and so change any variable.
+        As Python, or with AutoGraph, the step can branch on values, and so change any variable.
         """
         seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
         scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
-        changed = [state.variables[path] for path in (state.variables if eager else spec.written)]
+        paths = state.variables if eager or spec.branches else spec.written
+        changed = [state.variables[path] for path in paths]
         changed = [v for v in changed if id(v) not in seeds | scale]
         native, run = not spec.differentiates, self._function
         logged = dict.fromkeys(spec.metrics, 0.0)
@@ -186,7 +187,7 @@ class ProgramBuilder:
         elif state.loss_scale is None and self._options.skip_nonfinite:
             joined({UNDONE: 0.0}, logged, self._name)
             counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
-            watched = [state.variables[path] for path in spec.written]
+            watched = [state.variables[path] for path in paths]
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()

@@ -144,7 +144,8 @@ def task(
     Args:
         train_step: Called with each batch. A parameter named like one of the `state` arguments
             receives that object; the other parameters receive the batch: a single one the whole
-            batch, several its parts. `@tf.function` is unwrapped, because the loop compiles.
+            batch, several its parts. A `@tf.function` becomes a part of the compiled step; on
+            another backend, it is the Python function.
         eval_step: The same for evaluation.
         state: All objects that hold variables: models, optimizers, metrics, including those that
             the functions use as globals.
@@ -169,9 +170,11 @@ class _Bound:
 
     def __init__(self, function: Callable[..., Any], state: Mapping[str, Any]) -> None:
         # `tf.function` keeps the original here; other decorators keep it in __wrapped__.
-        self.function: Callable[..., Any] = getattr(function, "python_function", function)
-        self.name = getattr(self.function, "__name__", "the step")
-        parameters = inspect.signature(self.function).parameters.values()
+        python: Callable[..., Any] = getattr(function, "python_function", function)
+        of_backend = type(function).__module__.partition(".")[0] == keras.config.backend()
+        self.function = function if of_backend else python
+        self.name = getattr(python, "__name__", "the step")
+        parameters = inspect.signature(python).parameters.values()
         self.state = {p.name: state[p.name] for p in parameters if p.name in state}
         self.free = [
             p.name

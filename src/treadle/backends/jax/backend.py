@@ -174,7 +174,7 @@ class JaxBackend(JaxControlFlow):
         if found:
             return found
         if isinstance(error, jax.errors.TracerArrayConversionError):
-            return hints.NUMPY
+            return hints.numpy_called(error)
         if isinstance(
             error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
         ):

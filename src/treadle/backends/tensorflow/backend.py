@@ -221,7 +221,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
             outside = "is not in [0," in text or "Received a label value of" in text
             return ". ".join(filter(None, [_sentence(text), hints.OUT_OF_RANGE if outside else ""]))
         if isinstance(error, NotImplementedError) and "Cannot convert a symbolic" in text:
-            return hints.NUMPY
+            return hints.numpy_called(error)
         if isinstance(error, TypeError) and "SymbolicTensor" in text:
             return hints.NUMBER
         if isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist"):

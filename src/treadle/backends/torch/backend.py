@@ -37,6 +37,7 @@ from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
 from .control_flow import TorchControlFlow
 from .functional import differentiated
+from .in_place import kept_arguments, kept_reads, whole_assignments
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -60,6 +61,17 @@ class TorchBackend(TorchControlFlow):
         return None
 
     def differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate, keeping what the objective reads until its gradients are computed."""
+        with kept_reads() if context().depth == 0 else nullcontext():
+            return self._differentiate(function, variables, inputs, groups)
+
+    def _differentiate(
         self,
         function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
         variables: Sequence[Variable],
@@ -151,7 +163,7 @@ class TorchBackend(TorchControlFlow):
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:
-            with torch.random.fork_rng(), running(step), scope:
+            with torch.random.fork_rng(), running(step), kept_arguments(), scope:
                 function(structures.mapped(self.to_device, batch))
         finally:
             for variable in scope.foreign.values():  # gradients from a native step's backward()
@@ -210,7 +222,7 @@ class TorchBackend(TorchControlFlow):
         if isinstance(error, IndexError) and _OUTSIDE.search(str(error)):
             return hints.OUT_OF_RANGE
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
-        return found or (hints.NUMPY if numpy else "")
+        return found or (hints.numpy_called(error) if numpy else "")
 
     def bfloat16_pays(self) -> bool:
         """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
@@ -346,7 +358,8 @@ def _step(program: Program) -> Generator[None]:
     gradients = nullcontext() if program.native else torch.no_grad()
     # A native training step may differentiate twice, which the fused operator does not allow.
     fuses = not program.native or program.name == "eval_step"
-    with updates_in_parts(), fused_lstm() if fuses else nullcontext(), gradients:
+    fused = fused_lstm() if fuses else nullcontext()
+    with updates_in_parts(), fused, whole_assignments(), kept_arguments(), gradients:
         yield
 
 

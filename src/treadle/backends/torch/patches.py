@@ -65,6 +65,13 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/optimizers/torch_adam.py",
         "(self, grads, variables, learning_rate)",
     ),
+    "direct_assign": Internal(
+        "keras.src.backend.torch.core:Variable._direct_assign",
+        "patched in steps: it changes memory that the backward pass needs, and in mixed precision "
+        "a copy of the variable",
+        f"{KERAS}/backend/torch/core.py",
+        "(self, value)",
+    ),
     "lstm_by_cells": Internal(
         "keras.src.backend.torch.rnn:_fallback_lstm",
         "patched in steps: it calls 14 operators for each element of a sequence",
@@ -137,6 +144,14 @@ INTERNALS: dict[str, Internal] = {
             "DisableTorchFunction",
         ),
     ),
+    **{
+        f"__i{name}__": Internal(
+            f"torch:Tensor.__i{name}__",
+            "patched in steps: Keras changes its arguments with it, such as sample weights",
+            f"{_PYTORCH}/torch/_tensor.py",
+        )
+        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+    },
 }
 
 ATTRIBUTES: dict[str, Attribute] = {
@@ -262,7 +277,6 @@ def fused_lstm() -> Generator[None]:
     def lstm(inputs: Any, h: Any, c: Any, kernel: Any, recurrent: Any, bias: Any, *how: Any) -> Any:
         activation, recurrent_activation, return_sequences, batch_first = how
         # Copies, since the state of a stateful layer changes in place before the backward pass.
-        h, c = h.clone(), c.clone()
         usual = activation is keras.activations.tanh
         usual = usual and recurrent_activation is keras.activations.sigmoid
         if not (usual and batch_first and _is_fusible(inputs)):
