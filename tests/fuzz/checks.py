@@ -36,7 +36,7 @@ CHECKS = ("hand", "eager", "window", "resumed")
 # number of a variable or of all steps' values of one name. Twelve steps of these tiny networks
 # multiply a rounding error of 6e-8 by some hundreds. In half precision, compiled steps round at
 # other places than eager ones.
-ROUNDING = {"float32": 5e-4, "mixed_bfloat16": 8e-2, "mixed_float16": 2e-2}
+ROUNDING = {"float64": 1e-9, "float32": 5e-4, "mixed_bfloat16": 8e-2, "mixed_float16": 2e-2}
 
 Array = np.ndarray[Any, Any]
 
@@ -289,6 +289,8 @@ def _build(program: Program, task: Any) -> None:
         shared = head and program.kinds_of(number) == {"parts"}
         own = [v for v in net.trainable_variables if not (shared and any(v is h for h in head))]
         getattr(task, f"opt{number}").build(own)
+    if program.outputs is not None:
+        task.optimizer.build(task.model.trainable_variables)
 
 
 def _order(
@@ -306,7 +308,7 @@ def _order(
             while (window := reader.take(1)) is not None:
                 batches.append(window.batch(0))
         if program.nonfinite == "rollback":
-            batches = [b for b in batches if all(np.isfinite(x).all() for x in b.values())]
+            batches = [b for b in batches if all(np.isfinite(x).all() for x in byhand.leaves_of(b))]
         return batches
 
     order: list[Any] = []
