@@ -298,15 +298,19 @@ def _order(
 ) -> tuple[list[Any], list[int], list[int]]:
     """Return the batches of all steps, and after how many of them epochs begin and calls end."""
     if program.source == "arrays":
-        data = loaded(source(program), folder / "data.py").train
+        data = loaded(source(program), folder / "data.py")
+        structure = program.forms[0].structure
 
     def epoch(number: int) -> list[Any]:
         if program.source != "arrays":
             batches = list(module.batches)
         else:
-            reader, batches = data.read(number, seed=program.seed), []
+            reader, batches = data.train.read(number, seed=program.seed), []
             while (window := reader.take(1)) is not None:
                 batches.append(window.batch(0))
+            if structure is not None:  # whose classes are those of the other module
+                named = [dict([*data.opened(batch).items()][::-1]) for batch in batches]
+                batches = [module.packed(arrays, structure) for arrays in named]
         if program.nonfinite == "rollback":
             batches = [b for b in batches if all(np.isfinite(x).all() for x in byhand.leaves_of(b))]
         return batches
