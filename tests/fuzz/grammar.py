@@ -219,7 +219,9 @@ def forms(
         for _ in range(draw(st.integers(1, 2))):
             function = draw(some(CONTROLS))
             place = draw(some(CONTROLS[function])) if simple else "outside"
-            made.append(Control(function, place, draw(some(CONTROLLED))))
+            # Dropout may drop the NaN of a batch.
+            contents = CONTROLLED if program["finite"] else ("variable", "metric")
+            made.append(Control(function, place, draw(some(contents))))
     return Form(kind, learned, noise, structure, tuple(made))
 
 
@@ -329,6 +331,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     made["optimizers"] = tuple(
         draw(some(NESTED if inner and draw(st.booleans()) else choices)) for _ in range(count)
     )
+    made["finite"] = nonfinite is None
     made["structured"] = "structures" in features and draw(QUARTER)
     made["controlled"] = "controls" in features and not half and draw(QUARTER)
 
@@ -341,7 +344,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         kinds = ["weighted"]
     made["source"] = source
     made["forms"] = tuple(draw(forms(features, made, kind, short)) for kind in kinds)
-    del made["structured"], made["controlled"]
+    del made["structured"], made["controlled"], made["finite"]
     if "outputs" in features and not half and draw(QUARTER):
         made["outputs"] = draw(outputs())
     if "lists" not in features:
