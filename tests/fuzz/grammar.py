@@ -144,7 +144,7 @@ def networks(
     built = draw(st.booleans()) if "lazy" in features else True
     adapted = None
     if "derived" in features and built and not half and not front.startswith("tokens"):
-        adapted = draw(some((*(None,) * 6, "Normalization", "Scaled")))
+        adapted = draw(some((*(None,) * 4, "Normalization", "Scaled")))
     return Network(
         front=front,
         body=body,
@@ -329,7 +329,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     choices += ACCUMULATING if "accumulation" in features else []
     inner = "inner_optimizers" in features and draw(QUARTER)
     made["optimizers"] = tuple(
-        draw(some(NESTED if inner and draw(st.booleans()) else choices)) for _ in range(count)
+        draw(some(NESTED if inner and draw(some((True, True, False))) else choices)) for _ in range(count)
     )
     made["finite"] = nonfinite is None
     made["structured"] = "structures" in features and draw(QUARTER)
