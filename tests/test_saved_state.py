@@ -92,6 +92,8 @@ def test_unknown_values_are_ignored():
         (["array", "|O", [2]], "'|O' is not a numeric dtype"),
         (["array", "<f8", [10**15]], "an array of shape [1000000000000000] is too large"),
         (["set", []], "a list is not the form of a batch"),
+        (["object", "os", "x", [["a", ["set"]]]], "a list is not the form of a batch"),
+        (["object", "os", "x", ["a"]], "not enough values to unpack (expected 2, got 1)"),
         (["dict", [[["a"], ["none"]]]], "unhashable type: 'list'"),
         (3, "3 is not the form of a batch"),
     ],
@@ -101,6 +103,11 @@ def test_a_damaged_form_of_a_batch_is_named(form, why):
     with pytest.raises(CheckpointError) as caught:
         LoopState.decode(saved({**STATE.encode(), "forms": forms}))
     assert str(caught.value) == f"{DAMAGED}loop.forms.eval_step[1]: {why}{ADVICE}"
+
+
+def test_a_form_may_have_a_class_that_this_process_lacks():
+    forms = {"train_step": [["object", "no.such", "Batch", [["x", ["array", "<f4", [2]]]]]]}
+    assert LoopState.decode(saved({**STATE.encode(), "forms": forms})).forms == forms
 
 
 class Foreign(treadle.Hook):

@@ -33,6 +33,11 @@ read: list[int] = []
 """The first number of each batch that this process has read."""
 
 
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
 class Share:
     """Makes the batches of a share, which depend on a state that goes on from epoch to epoch."""
 
@@ -45,7 +50,7 @@ class Share:
         self.made = self.made + 1
         x = (self.rng.normal(size=(rows, 6)) + generator.normal()).astype("float32")
         read.append(round(float(x[0, 0]) * 1e6))
-        return x, (x[:, 0] > 0).astype("int32")
+        return Pair(x, (x[:, 0] > 0).astype("int32"))
 
     def state(self) -> Any:
         return {"rng": self.rng.bit_generator.state, "made": self.made}
@@ -120,12 +125,8 @@ def failing(shard_index: int, shard_count: int) -> Any:
     return batches
 
 
-class Named(NamedTuple):
-    x: Any
-
-
-def of_a_class(shard_index: int, shard_count: int) -> Any:
-    return [Named(np.zeros((2, 3))), Named(np.zeros((2, 3)))]
+def of_other_keys(shard_index: int, shard_count: int) -> Any:
+    return [{0.5: np.zeros((2, 3))}, {0.5: np.zeros((2, 3))}]
 
 
 def without_rows(shard_index: int, shard_count: int) -> Any:
@@ -133,7 +134,7 @@ def without_rows(shard_index: int, shard_count: int) -> Any:
 
 
 FAILURES = {
-    "of-a-class": of_a_class,
+    "of-other-keys": of_other_keys,
     "without-rows": without_rows,
     "other-forms": of_other_forms,
     "without-axis": without_axis,

@@ -1,8 +1,10 @@
 """Each form of batch (structure, shapes, dtypes) has a dry run, written variables and slots."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -272,6 +274,54 @@ def test_a_killed_run_resumes_with_all_forms(tmp_path: Path, shared: bool, kille
     for name in ("loss", "a", "b"):
         np.testing.assert_array_equal(found.history[name], expected.history[name])
     assert "warning" not in found.history.names()
+
+
+class Named(NamedTuple):
+    b: Any
+    a: Any
+
+
+@dataclass
+class Record:
+    b: Any
+    a: Any
+
+
+class Contained(Lazy):
+    """Reads batches in containers of classes, one for each form."""
+
+    def train_step(self, batch: Any) -> Any:
+        whole, batch = batch, batch["b"] if isinstance(batch, OrderedDict) else batch
+        name = "a" if batch.b is None else "b"
+        assert isinstance(batch, {"a": Named, "b": Record}[name])
+        assert isinstance(whole, {"a": Named, "b": OrderedDict}[name])
+        return super().train_step({name: getattr(batch, name)})
+
+
+def test_a_resumed_run_has_the_variables_of_forms_that_are_objects(tmp_path: Path) -> None:
+    given = [
+        Named(None, x["a"]) if "a" in x else OrderedDict(z=None, b=Record(x["b"], None))
+        for x in inputs("aabaab")
+    ]
+
+    def run(directory: Path, *ends: int) -> treadle.Loop:
+        def end(_: Any) -> None:
+            raise OSError("killed")
+
+        keras.utils.set_random_seed(0)
+        hooks = [Checkpoint(every="1 step"), *(treadle.at(f"{n} steps", end) for n in ends)]
+        loop = treadle.Loop(Contained(), directory, hooks=hooks, console=False)
+        loop.fit(given, epochs=1)
+        return loop
+
+    expected = run(tmp_path / "whole")
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path / "killed", 4)
+    found = run(tmp_path / "killed")
+    state = expected.state.arrays()
+    assert list(found.state.arrays()) == list(state)
+    for path, value in found.state.arrays().items():
+        np.testing.assert_array_equal(value, state[path], err_msg=path)
 
 
 def test_a_finished_run_has_the_variables_of_all_forms_again(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ OF_BOTH = {
         "['array', '<f4', [0, 3]]: all shares need the same arrays, with equal shapes after the "
         "first axis, and equal dtypes"
     ),
-    "of-a-class": (
-        "a batch is a __main__.Named: in a sharded source, batches consist of dicts with strings "
-        "as keys, lists and tuples, which hold the arrays"
+    "of-other-keys": (
+        "a batch is a dict: in a sharded source, batches consist of dicts with strings as keys, "
+        "lists, tuples and dataclasses, which hold the arrays"
     ),
     "without-rows": "a share has a batch without examples: leave it out",
 }

@@ -5,16 +5,77 @@ Each function means what the one of the same name in Treadle means, in the simpl
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
 from treadle.core.options import without_tensorflow
 
 BACKEND = keras.config.backend()
+
+
+class Ops:
+    """`keras.ops`, in which control flow is Python's: Keras' own loses what functions assign."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(keras.ops, name)
+
+    def cond(self, predicate: Any, then: Any, otherwise: Any) -> Any:
+        return cond(predicate, then, otherwise)
+
+    def switch(self, index: Any, branches: Any, *operands: Any) -> Any:
+        return branches[int(index)](*operands)
+
+    def map(self, function: Any, xs: Any) -> Any:
+        return for_each(function, xs)
+
+    def scan(self, function: Any, init: Any, xs: Any) -> Any:
+        made: list[Any] = []
+        for i in range(xs.shape[0]):
+            init, y = function(init, xs[i])
+            made.append(y)
+        return init, keras.ops.stack(made)
+
+    def fori_loop(self, lower: int, upper: int, body: Any, value: Any) -> Any:
+        for i in range(lower, upper):
+            value = body(i, value)
+        return value
+
+    def while_loop(self, goes_on: Any, body: Any, values: Any) -> Any:
+        while bool(goes_on(*values)):
+            values = body(*values)
+        return values
+
+
+ops: Any = Ops()
+
+
+def mapped(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+    """Return a structure with the results of a function of its arrays, and of those of others."""
+    if structure is None:
+        return None
+    kind: Any = type(structure)
+    if isinstance(structure, dict):
+        pairs = [(k, mapped(function, x, *(o[k] for o in others))) for k, x in structure.items()]
+        return kind(pairs)
+    if is_dataclass(structure):
+        names = [field.name for field in fields(structure)]
+        each = [[getattr(x, name) for x in (structure, *others)] for name in names]
+        return kind(*(mapped(function, *parts) for parts in each))
+    if isinstance(structure, (list, tuple)):
+        parts = [mapped(function, *each) for each in zip(structure, *others, strict=True)]
+        return kind(*parts) if hasattr(structure, "_fields") else kind(parts)
+    return function(structure, *others)
+
+
+def leaves_of(structure: Any) -> list[Any]:
+    """Return the arrays of a structure."""
+    found: list[Any] = []
+    mapped(found.append, structure)
+    return found
 
 
 class Run:
@@ -145,11 +206,19 @@ def gradients(objective: Callable[[], Any], of: Any) -> Any:
                 scope.known[id(variable)] = variable, leaf
                 scope.state_mapping[id(variable)] = leaf
         losses = objective()
+        outline.clear()
+        if isinstance(losses, tuple):  # with something else
+            losses, more = losses
+            outline.append(more)
         losses = losses if several else {"": losses}
-        return {key: factor * loss for key, loss in losses.items()}, None
+        names[:] = losses
+        return {key: factor * loss for key, loss in losses.items()}, leaves_of(outline)
 
-    losses, _, by_name = differentiated(function, [v.value for v in variables])
-    losses = {key: loss / factor for key, loss in losses.items()}
+    names: list[str] = []
+    outline: list[Any] = []
+    losses, more, by_name = differentiated(function, [v.value for v in variables])
+    # In the order in which the objective returned them, which JAX does not keep.
+    losses = {key: losses[key] / factor for key in names}
     found: dict[str, list[Any]] = {}
     for key, part in named.items():
         all_of_it = by_name(key)
@@ -159,11 +228,20 @@ def gradients(objective: Callable[[], Any], of: Any) -> Any:
             Run.finite &= all(finite)
     if BACKEND == "torch" and Run.depth == 0:
         losses = {key: loss.detach() for key, loss in losses.items()}
-    return (losses, found) if several else (losses[""], found[""])
+        more = [x.detach() for x in more]
+    result: Any = losses if several else losses[""]
+    if outline:
+        following = iter(more)
+        result = (result, mapped(lambda _: next(following), outline[0]))
+    return result, found if several else found[""]
 
 
 def input_gradients(function: Callable[..., Any], *inputs: Any) -> Any:
-    value, _, by_name = differentiated(lambda xs: ({"": function(*xs)}, None), list(inputs))
+    def first(xs: list[Any]) -> Any:
+        found = function(*xs)
+        return {"": found[0] if isinstance(found, tuple) else found}, None
+
+    value, _, by_name = differentiated(first, list(inputs))
     return value[""], by_name("")
 
 
@@ -193,9 +271,9 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
-    count = keras.tree.flatten(inputs)[0].shape[0]
-    rows = [function(keras.tree.map_structure(lambda x: x[i], inputs)) for i in range(count)]  # noqa: B023
-    return keras.tree.map_structure(lambda *xs: ops.stack(xs), *rows)
+    count = leaves_of(inputs)[0].shape[0]
+    rows = [function(mapped(lambda x: x[i], inputs)) for i in range(count)]  # noqa: B023
+    return mapped(lambda *xs: ops.stack(xs), *rows)
 
 
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> Any:
@@ -210,12 +288,21 @@ def blend(target: Any, source: Any, amount: float) -> None:
             slow.assign(slow + amount * (fast - slow))
         else:
             slow.assign(fast)
+    derive(target)
+
+
+def derive(model: Any) -> None:
+    """Let the layers of a model compute again what they derive from their variables."""
+    for layer in getattr(model, "layers", ()):
+        if hasattr(layer, "finalize_state"):
+            layer.finalize_state()
 
 
 def frozen_copy(model: Any) -> Any:
     with without_tensorflow():  # which takes seconds to import
         copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
+    derive(copy)
     copy.trainable = False
     return copy
 
@@ -250,14 +337,52 @@ class LossScale:
             self.value, self.good = self.value * 2, 0
 
 
+class Supervised:
+    """Learns several outputs: the sum of their losses, times their weights."""
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, loss_weights: Any = None, **metrics: Any
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.losses, self.loss_weights = loss, loss_weights
+
+    def train_step(self, batch: Any) -> Any:
+        x, targets, *weights = batch
+        names = list(targets) if isinstance(targets, dict) else range(len(targets))
+
+        def objective() -> Any:
+            outputs = self.model(x, training=True)
+            total = sum(self.model.losses)
+            for name in names:
+                loss: Any = self.losses
+                if isinstance(loss, (dict, list)):
+                    loss = self.losses.get(name) if isinstance(loss, dict) else loss[name]
+                if loss is None:
+                    continue
+                loss = keras.losses.get(loss)
+                if isinstance(loss, keras.losses.Loss):
+                    value = loss(targets[name], outputs[name], *weights)
+                else:
+                    each = loss(targets[name], outputs[name])
+                    value = ops.mean(each * weights[0] if weights else each)
+                total += value if self.loss_weights is None else self.loss_weights[name] * value
+            return total
+
+        return {"loss": minimize(objective, self.model, self.optimizer)}
+
+
 def parts_of(task: Any) -> dict[str, Any]:
-    """Return what holds variables: networks, averages, optimizers."""
-    names = ("net", "slow", "opt", "head", "count")
+    """Return what holds variables: networks, averages, optimizers, by attribute."""
+    names = ("net", "slow", "opt", "head", "count", "model", "turns")
     return {name: part for name, part in vars(task).items() if name.startswith(names)}
 
 
 def variables_in(part: Any) -> list[Any]:
-    return [part] if isinstance(part, keras.Variable) else list(part.variables)
+    if isinstance(part, keras.Variable):
+        return [part]
+    inner: list[Any] = []
+    mapped(inner.append, [getattr(part, "inner", None), getattr(part, "inside", None)])
+    return [*part.variables, *(v for each in inner for v in variables_in(each))]
 
 
 def is_seed(variable: Any) -> bool:
@@ -291,10 +416,10 @@ def train(
             if after == number:
                 change(task)
         Run.step, Run.finite, Run.depth = number, True, 0
-        Run.examples = len(next(iter(batch.values())))
+        Run.examples = next(len(x) for x in leaves_of(batch) if x.ndim > 0)
         before = [np.array(ops.convert_to_numpy(v)) for v in kept] if guarded else []
         waiting = {key: x.waiting for key, x in vars(task).items() if isinstance(x, Accumulator)}
-        values = task.train_step({key: ops.convert_to_tensor(x) for key, x in batch.items()})
+        values = task.train_step(mapped(tensor, batch))
         values = {key: float(ops.convert_to_numpy(value)) for key, value in values.items()}
         good = Run.finite
         if skips and Run.scale is None:
@@ -303,6 +428,8 @@ def train(
         if guarded and not good:
             for variable, value in zip(kept, before, strict=True):
                 variable.assign(value)
+            for part in parts_of(task).values():
+                derive(part)
             for key, value in waiting.items():
                 getattr(task, key).waiting = value
         if Run.scale is not None:
@@ -320,6 +447,12 @@ def train(
                     optimizer.finalize_variable_values(optimizer._trainable_variables)
             begun = updates_of(averaging)
     return history
+
+
+def tensor(array: Any) -> Any:
+    """Return a tensor of an array, whose floats are of 64 bits if Keras' are."""
+    wide = keras.config.floatx() == "float64" and array.dtype.name in ("float32", "float64")
+    return ops.convert_to_tensor(array, "float64" if wide else None)
 
 
 def updates_of(optimizers: Sequence[Any]) -> list[int]:

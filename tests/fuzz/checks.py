@@ -36,7 +36,7 @@ CHECKS = ("hand", "eager", "window", "resumed")
 # number of a variable or of all steps' values of one name. Twelve steps of these tiny networks
 # multiply a rounding error of 6e-8 by some hundreds. In half precision, compiled steps round at
 # other places than eager ones.
-ROUNDING = {"float32": 5e-4, "mixed_bfloat16": 8e-2, "mixed_float16": 2e-2}
+ROUNDING = {"float64": 1e-9, "float32": 5e-4, "mixed_bfloat16": 8e-2, "mixed_float16": 2e-2}
 
 Array = np.ndarray[Any, Any]
 
@@ -289,6 +289,8 @@ def _build(program: Program, task: Any) -> None:
         shared = head and program.kinds_of(number) == {"parts"}
         own = [v for v in net.trainable_variables if not (shared and any(v is h for h in head))]
         getattr(task, f"opt{number}").build(own)
+    if program.outputs is not None:
+        task.optimizer.build(task.model.trainable_variables)
 
 
 def _order(
@@ -296,17 +298,21 @@ def _order(
 ) -> tuple[list[Any], list[int], list[int]]:
     """Return the batches of all steps, and after how many of them epochs begin and calls end."""
     if program.source == "arrays":
-        data = loaded(source(program), folder / "data.py").train
+        data = loaded(source(program), folder / "data.py")
+        structure = program.forms[0].structure
 
     def epoch(number: int) -> list[Any]:
         if program.source != "arrays":
             batches = list(module.batches)
         else:
-            reader, batches = data.read(number, seed=program.seed), []
+            reader, batches = data.train.read(number, seed=program.seed), []
             while (window := reader.take(1)) is not None:
                 batches.append(window.batch(0))
+            if structure is not None:  # whose classes are those of the other module
+                named = [dict([*data.opened(batch).items()][::-1]) for batch in batches]
+                batches = [module.packed(arrays, structure) for arrays in named]
         if program.nonfinite == "rollback":
-            batches = [b for b in batches if all(np.isfinite(x).all() for x in b.values())]
+            batches = [b for b in batches if all(np.isfinite(x).all() for x in byhand.leaves_of(b))]
         return batches
 
     order: list[Any] = []

@@ -10,6 +10,9 @@ What is left out, and why:
 - NaN where inputs become tokens: what NaN is as a whole number, each backend decides for itself.
 - Frozen layers that hooks freeze while gradients are accumulated: the sums have other shapes then.
 - Convolutions and recurrent layers in half precision, which not every CPU backend computes.
+- Layers with derived state, control flow of Keras and several outputs in half precision, where
+  Keras casts in places of its own.
+- Structures in `keras.ops.cond`: on JAX, Keras sorts the keys of what branches return.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,22 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .program import FRONTS, LOSSES, PREDICATES, ROWS, Change, Form, Network, Part, Program
+from .program import (
+    CONTROLLED,
+    CONTROLS,
+    FRONTS,
+    LOSSES,
+    PREDICATES,
+    ROWS,
+    STRUCTURES,
+    Change,
+    Control,
+    Form,
+    Network,
+    Outputs,
+    Part,
+    Program,
+)
 
 FEATURES = (
     "forms",  # more than one structure of batches
@@ -38,6 +56,12 @@ FEATURES = (
     "callbacks",  # Keras'
     "replaced",  # hooks that replace an optimizer or a schedule
     "loops",  # `for` loops over `loop.epochs` and `loop.steps`
+    "structures",  # batches and results in structures whose keys are not in order
+    "derived",  # layers with tensors that they derive from their variables
+    "inner_optimizers",  # in other ones
+    "controls",  # control flow of `keras.ops`
+    "float64",
+    "outputs",  # several, with `treadle.Supervised`
 )
 
 ACTIVATIONS = ("tanh", "softplus", "gelu", "sigmoid")
@@ -58,6 +82,13 @@ OPTIMIZERS = (
     "SGD(falling(0.2, 8), weight_decay=0.01)",
 )
 
+NESTED = (
+    "Lookahead(SGD(0.05, momentum=0.9))",
+    "Lookahead(Adam(0.02, epsilon=1e-3))",
+    "TwoSteps(SGD(0.05, momentum=0.5), RMSprop(0.02, epsilon=1e-3))",
+    "Lookahead(TwoSteps(SGD(0.02, momentum=0.9), SGD(falling(0.2, 8))))",
+)
+
 AVERAGING = (
     "SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)",
     "Adam(0.02, epsilon=1e-3, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)",
@@ -72,6 +103,9 @@ ACCUMULATING = (
 
 def some(values: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(tuple(values))
+
+
+QUARTER = some((False, False, False, True))
 
 
 @st.composite
@@ -108,13 +142,17 @@ def networks(
         fronts += [front for front in FRONTS if finite or not front.startswith("tokens")]
     front, body = draw(some(fronts)), draw(layers(features, half))
     built = draw(st.booleans()) if "lazy" in features else True
+    adapted = None
+    if "derived" in features and built and not half and not front.startswith("tokens"):
+        adapted = draw(some((*(None,) * 4, "Normalization", "Scaled")))
     return Network(
         front=front,
         body=body,
         built=built,
-        frozen=has_two(front, body) and draw(some((False, False, False, True))),
+        frozen=has_two(front, body) and draw(QUARTER),
         regularized=draw(st.booleans()),
         average=built and "averages" in features and draw(some((False, False, True))),
+        adapted=adapted,
     )
 
 
@@ -152,7 +190,54 @@ def parts(
     if network.built and not network.frozen and has_two(network.front, network.body):
         kinds += ["parts"]
     only = draw(some((None, None, *PREDICATES))) if "conditions" in features else None
-    return Part(draw(some(kinds)), number, draw(some(LOSSES)), only)
+    kind, loss = draw(some(kinds)), draw(some(LOSSES))
+    if only and program["controlled"] and draw(st.booleans()):
+        return Part(kind, number, loss, only, by_keras=True)
+    return Part(kind, number, loss, only, structured=program["structured"])
+
+
+@st.composite
+def forms(
+    draw: Callable[[Any], Any],
+    features: frozenset[str],
+    program: dict[str, Any],
+    kind: str,
+    short: bool,
+) -> Form:
+    drawn = st.lists(
+        parts(features, program, kind == "weighted"), min_size=1, max_size=1 if short else 2
+    )
+    learned = tuple(draw(drawn))
+    noises = (None, None, "seeded", "unseeded") if "random" in features else (None,)
+    noise, structure, made = draw(some(noises)), None, list[Control]()
+    if program["structured"]:
+        # The arrays of a source have all the same first axis.
+        joined = program["source"] == "arrays"
+        structure = draw(some(x for x in STRUCTURES if not (joined and x == "scalar")))
+    if program["controlled"]:
+        simple = learned[0].kind not in ("rows", "inner")
+        for _ in range(draw(st.integers(1, 2))):
+            function = draw(some(CONTROLS))
+            place = draw(some(CONTROLS[function])) if simple else "outside"
+            # Dropout may drop the NaN of a batch.
+            contents = CONTROLLED if program["finite"] else ("variable", "metric")
+            made.append(Control(function, place, draw(some(contents))))
+    return Form(kind, learned, noise, structure, tuple(made))
+
+
+@st.composite
+def outputs(draw: Callable[[Any], Any]) -> Outputs:
+    """Draw a model of two outputs."""
+    losses = draw(some(("one", "each", "each", "some")))
+    return Outputs(
+        kind=draw(some(("list", "dict"))),
+        losses=losses,
+        optimizer=draw(some(OPTIMIZERS)),
+        weights=losses == "each" and draw(st.booleans()),
+        metrics=draw(some((None, "plain", "weighted"))),
+        sample_weights=draw(st.booleans()),
+        regularized=draw(st.booleans()),
+    )
 
 
 def with_one_list(form: Form) -> Form:
@@ -192,6 +277,11 @@ def changes(
             kinds += [(f"task.{optimizer} = {new}", True, optimizer)]
         if not fixed and not averages and not network.frozen and network.body:
             kinds += [(f"task.net{number}.layers[-2].trainable = False", True, None)]
+        if "Lookahead" in program["optimizers"][number]:
+            kinds += [(f"task.{optimizer}.learning_rate = 0.6", False, None)]
+        if network.adapted:
+            adapted = f"task.net{number}.layers[0].adapt(2.0 * known - 1.0)"
+            kinds += [(adapted, False, None)] * 2
         if network.has("Dropout"):
             layer = f"next(x for x in task.net{number}.layers if isinstance(x, layers.Dropout))"
             kinds += [(f"{layer}.rate = 0.5", True, None)]
@@ -222,8 +312,9 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     precisions = ["float32"] * 6
     if "precision" in features:
         precisions += ["mixed_bfloat16", "mixed_float16"]
+    precisions += ["float64"] * 3 if "float64" in features else []
     made["precision"] = draw(some(precisions))
-    half = made["precision"] != "float32"
+    half = made["precision"].startswith("mixed")
     if made["precision"] == "mixed_float16":
         made["scale"] = draw(some((2.0**10, 2.0**40)))
     nonfinite = None
@@ -236,7 +327,13 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     choices = [*OPTIMIZERS]
     choices += AVERAGING if "averages" in features else []
     choices += ACCUMULATING if "accumulation" in features else []
-    made["optimizers"] = tuple(draw(some(choices)) for _ in range(count))
+    inner = "inner_optimizers" in features and draw(QUARTER)
+    made["optimizers"] = tuple(
+        draw(some(NESTED if inner and draw(some((True, True, False))) else choices)) for _ in range(count)
+    )
+    made["finite"] = nonfinite is None
+    made["structured"] = "structures" in features and draw(QUARTER)
+    made["controlled"] = "controls" in features and not half and draw(QUARTER)
 
     source = draw(some(("list", "arrays", "function")))
     kinds = ["plain"]
@@ -245,23 +342,11 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         kinds += draw(st.lists(some(more), max_size=1 if short else 2, unique=True))
     elif draw(st.booleans()):
         kinds = ["weighted"]
-    noises = (None, None, "seeded", "unseeded") if "random" in features else (None,)
-    made["forms"] = tuple(
-        Form(
-            kind,
-            tuple(
-                draw(
-                    st.lists(
-                        parts(features, made, kind == "weighted"),
-                        min_size=1,
-                        max_size=1 if short else 2,
-                    )
-                )
-            ),
-            draw(some(noises)),
-        )
-        for kind in kinds
-    )
+    made["source"] = source
+    made["forms"] = tuple(draw(forms(features, made, kind, short)) for kind in kinds)
+    del made["structured"], made["controlled"], made["finite"]
+    if "outputs" in features and not half and draw(QUARTER):
+        made["outputs"] = draw(outputs())
     if "lists" not in features:
         made["forms"] = tuple(map(with_one_list, made["forms"]))
     batches = draw(st.integers(3, 6))
@@ -276,7 +361,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         order[-1] = (order[-1][0], draw(some((1, 3))))
     elif source != "arrays" and draw(st.booleans()):
         order[1] = (order[1][0], 2)
-    made["order"], made["source"] = tuple(order), source
+    made["order"] = tuple(order)
     made["shuffled"] = source == "arrays" and draw(st.booleans())
     made["calls"] = draw(
         some(((("epochs", 2),), (("epochs", 1), ("steps", 4)), (("steps", 7),), (("epochs", 1),)))

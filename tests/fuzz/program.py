@@ -42,13 +42,38 @@ PREDICATES = {
 
 # How the batch of a form differs from {"x": float32 (rows, features), "y": int32 (rows,)}.
 FORMS = {
-    "plain": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "float32"',
+    "plain": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == FLOAT',
     "renamed": '"z" in batch',
     "narrow": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "float16"',
     "whole": '"x" in batch and "w" not in batch and dtype_of(batch["x"]) == "int32"',
     "weighted": '"w" in batch',
     "wide": '"d" in batch',
 }
+
+# What the arrays of a batch are in, and the test of its class. See `helpers.STRUCTURES`.
+STRUCTURES = {
+    "unsorted": "type(whole) is dict",
+    "ordered": "type(whole) is OrderedDict",
+    "named": "type(whole) is Named and whole.nothing is None",
+    "record": "type(whole) is Record and type(whole.targets) is list",
+    "list": "type(whole) is list and type(whole[2]) is list",
+    "tuple": "type(whole) is tuple and whole[0][1] is None",
+    "nested": '[*whole] == ["z", "b", "a"] and type(whole["b"][1]) is OrderedDict',
+    "scalar": "type(whole) is dict and whole['share'].shape == ()",
+}
+
+# Functions of `keras.ops` that call a function with state, and where: before the objectives, or
+# inside of them, where loops whose length may be any have no gradient on JAX.
+CONTROLS = {
+    "cond": ("outside", "inside"),
+    "switch": ("outside", "inside"),
+    "scan": ("outside", "inside"),
+    "map": ("outside", "inside"),
+    "fori_loop": ("outside",),
+    "while_loop": ("outside",),
+}
+# What that function changes: a variable, the seed of a layer, a metric.
+CONTROLLED = ("variable", "dropout", "metric")
 
 # Keras callbacks, whose model and optimizer are those of network 0.
 CALLBACKS = {
@@ -70,6 +95,8 @@ class Network:
         frozen: The first layer that has weights is not trainable.
         regularized: The last layer has a kernel regularizer, whose loss the objective adds.
         average: A frozen copy of it follows by `treadle.blend`.
+        adapted: `Normalization` or `Scaled`: it begins with such a layer, which has tensors that it
+            derives from its variables.
     """
 
     front: str = "vector"
@@ -78,12 +105,14 @@ class Network:
     frozen: bool = False
     regularized: bool = False
     average: bool = False
+    adapted: str | None = None
 
     @property
     def layers(self) -> list[str]:
         last = f"layers.Dense({CLASSES}{', kernel_regularizer=L2' if self.regularized else ''})"
         shape = [f"keras.Input(({FEATURES},){self._dtype})"] if self.built else []
-        return [*shape, *FRONTS[self.front], *self.body, last]
+        first = {None: [], "Normalization": ["layers.Normalization()"], "Scaled": ["Scaled()"]}
+        return [*shape, *first[self.adapted], *FRONTS[self.front], *self.body, last]
 
     @property
     def of_tokens(self) -> bool:
@@ -106,12 +135,54 @@ class Part:
         network: Its number. With `chain`, the next one follows it.
         loss: A key of `LOSSES`.
         only: A key of `PREDICATES`: elsewhere the network is only looked at.
+        by_keras: With `only`: the branches are those of `keras.ops.cond`.
+        structured: Functions of the step take and return structures, not tensors.
     """
 
     kind: str = "minimize"
     network: int = 0
     loss: str = "mean-square"
     only: str | None = None
+    by_keras: bool = False
+    structured: bool = False
+
+
+@dataclass(frozen=True)
+class Control:
+    """A function of `keras.ops` that calls a function with state.
+
+    Attributes:
+        kind: A key of `CONTROLS`.
+        place: `outside` changes the inputs, `inside` the outputs within the first objective.
+        content: One of `CONTROLLED`.
+    """
+
+    kind: str = "cond"
+    place: str = "outside"
+    content: str = "variable"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A model of two outputs that learns by `treadle.Supervised.train_step`.
+
+    Attributes:
+        kind: `list` or `dict`: what the model returns.
+        losses: `one` for all outputs, one for `each`, or for `some`, with None in a list.
+        optimizer: Its source text.
+        weights: There are loss weights.
+        metrics: None, `plain` or `weighted`.
+        sample_weights: Batches hold sample weights.
+        regularized: A layer adds a loss.
+    """
+
+    kind: str = "dict"
+    losses: str = "each"
+    optimizer: str = "SGD(0.1)"
+    weights: bool = False
+    metrics: str | None = None
+    sample_weights: bool = False
+    regularized: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,11 +193,15 @@ class Form:
         kind: A key of `FORMS`.
         parts: What is done.
         noise: `seeded`, `unseeded`, or None: random numbers that the step draws.
+        structure: A key of `STRUCTURES`; None for a dict whose keys are in order.
+        controls: Functions of `keras.ops` that the step calls.
     """
 
     kind: str = "plain"
     parts: tuple[Part, ...] = (Part(),)
     noise: str | None = None
+    structure: str | None = None
+    controls: tuple[Control, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,6 +241,7 @@ class Program:
         nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
         precision: A dtype policy.
         scale: The first loss scale, with `mixed_float16`.
+        outputs: A model of several outputs that learns in each step, too.
         validated: There is validation after each epoch.
         window: `Options(window=…)` of the first run.
         other: The same of the run that it is held against.
@@ -190,6 +266,7 @@ class Program:
     nonfinite: str | None = None
     precision: str = "float32"
     scale: float = 2.0**10
+    outputs: Outputs | None = None
     validated: bool = False
     window: int | None = None
     other: int | None = 1
@@ -203,6 +280,19 @@ class Program:
         """The number of steps if no batch is skipped."""
         return sum(
             count * len(self.order) if unit == "epochs" else count for unit, count in self.calls
+        )
+
+    @property
+    def half(self) -> bool:
+        """Whether layers compute in half precision."""
+        return self.precision.startswith("mixed")
+
+    @property
+    def structured(self) -> bool:
+        """Whether there are structures other than dicts whose keys are in order."""
+        return any(
+            form.structure is not None or any(part.structured for part in form.parts)
+            for form in self.forms
         )
 
     def used(self) -> set[int]:

@@ -6,71 +6,9 @@ text, where `treadle` is the module `byhand`.
 
 from typing import Any
 
-from .program import (
-    CALLBACKS,
-    CLASSES,
-    FEATURES,
-    FORMS,
-    LOSSES,
-    PREDICATES,
-    ROWS,
-    TOKENS,
-    Form,
-    Network,
-    Part,
-    Program,
-)
-
-HEAD = """\
-import shutil
-import time
-
-import keras
-import numpy as np
-from keras import layers, ops
-
-import treadle
-from treadle.checkpoint import Checkpoints
-from treadle.hooks import Checkpoint, FinalModel, KerasCallbacks, LearningCurve, NonFinite
-"""
-
-HEAD_BY_HAND = """\
-import keras
-import numpy as np
-from keras import layers, ops
-
-from tests.fuzz import byhand as treadle
-"""
-
-HELPERS = """
-L2 = keras.regularizers.L2(0.01)
-Adam, AdamW, Nadam = keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.Nadam
-SGD, RMSprop, Adagrad = keras.optimizers.SGD, keras.optimizers.RMSprop, keras.optimizers.Adagrad
-falling = keras.optimizers.schedules.CosineDecay
-
-
-def squares(y, out, sample_weight=None):
-    each = ops.mean((ops.tanh(out) - y) ** 2, axis=-1)
-    return ops.mean(each if sample_weight is None else each * sample_weight)
-
-
-class SelfAttention(layers.Layer):
-    def __init__(self, **options):
-        super().__init__(**options)
-        # With a seed: the layer would draw one each time it is built.
-        seeded = keras.initializers.GlorotUniform(7)
-        self.heads = layers.MultiHeadAttention(2, 3, kernel_initializer=seeded)
-
-    def build(self, shape):
-        self.heads.build(shape, shape)
-
-    def call(self, x):
-        return self.heads(x, x)
-
-
-def dtype_of(x):
-    return keras.backend.standardize_dtype(x.dtype)
-"""
+from .helpers import head
+from .program import CALLBACKS, CLASSES, FEATURES, ROWS, Network, Outputs, Program
+from .steps import forward, train_step
 
 
 def source(program: Program, task: bool = True) -> str:
@@ -81,10 +19,9 @@ def source(program: Program, task: bool = True) -> str:
         task: The class is a task of Treadle; else a plain one, for `byhand`.
     """
     base = "(treadle.Task)" if task else ""
-    head = HEAD if task else HEAD_BY_HAND
+    base = base if program.outputs is None else "(treadle.Supervised)"
     lines = [
-        *head.splitlines(),
-        *HELPERS.splitlines(),
+        *head(program, task).splitlines(),
         "",
         "",
         f"class Program{base}:",
@@ -92,10 +29,7 @@ def source(program: Program, task: bool = True) -> str:
     ]
     lines += [" " * 8 + line for line in _init(program)]
     lines += ["", "    def train_step(self, batch):"]
-    for form in program.forms:
-        lines += [f"        if {FORMS[form.kind]}:"]
-        lines += [" " * 12 + line for line in _step(program, form)]
-    lines += ["        raise AssertionError(batch)"]
+    lines += [" " * 8 + line for line in train_step(program)]
     if program.validated:
         lines += ["", "    def eval_step(self, batch):"]
         lines += [" " * 8 + line for line in _evaluation(program)]
@@ -186,9 +120,13 @@ def _options(program: Program) -> dict[str, Any]:
 
 def _init(program: Program) -> list[str]:
     lines: list[str] = []
+    if program.outputs is not None:
+        lines += _supervised(program.outputs)
     for number, network in enumerate(program.networks):
         lines += [f"self.net{number} = keras.Sequential(["]
         lines += [f"    {layer}," for layer in network.layers] + ["])"]
+        if network.adapted:
+            lines += [f"self.net{number}.layers[0].adapt(known)"]
         if network.frozen:
             lines += [f"self.net{number}.layers[{_with_weights(network)}].trainable = False"]
         if network.average:
@@ -202,15 +140,53 @@ def _init(program: Program) -> list[str]:
     lines += ["self.scale = 1.0", "self.noise = keras.random.SeedGenerator(11)"]
     lines += ['self.count = keras.Variable(0, dtype="int32", trainable=False)']
     lines += ["self.error = keras.metrics.MeanSquaredError()"]
+    contents = {control.content for form in program.forms for control in form.controls}
+    if contents:  # `while_loop` reads it
+        lines += ["self.turns = keras.Variable(0.5, trainable=False)"]
+    lines += ["self.drop = layers.Dropout(0.25, seed=13)"] if "dropout" in contents else []
+    lines += ["self.seen = keras.metrics.Mean()"] if "metric" in contents else []
     if program.precision == "mixed_float16":
         lines += [f"self.loss_scale = treadle.LossScale({program.scale!r}, growth_steps=3)"]
     return lines
+
+
+def _supervised(outputs: Outputs) -> list[str]:
+    """Return the lines that make a model of two outputs, its losses and metrics."""
+
+    def of_both(values: dict[str, str]) -> str:
+        if outputs.kind == "list":
+            return f"[{values['z']}, {values['b']}]"
+        given = [f'"{name}": {value}' for name, value in values.items() if value != "None"]
+        return f"{{{', '.join(given)}}}"
+
+    cross_entropy = "keras.losses.CategoricalCrossentropy(from_logits=True)"
+    loss = {
+        "one": '"mse"',
+        "each": of_both({"z": cross_entropy, "b": '"mse"'}),
+        "some": of_both({"z": "squares_of_each", "b": "None"}),
+    }[outputs.losses]
+    options = f"loss={loss}, optimizer={outputs.optimizer}"
+    if outputs.weights:
+        options += f", loss_weights={of_both({'z': '0.5', 'b': '2.0'})}"
+    if outputs.metrics is not None:
+        name = {"plain": "metrics", "weighted": "weighted_metrics"}[outputs.metrics]
+        metrics = {"z": '["mse", squares_of_each]', "b": '["mae"]'}
+        options += f", {name}={of_both(metrics)}"
+    rule = ", kernel_regularizer=L2" if outputs.regularized else ""
+    return [
+        "inputs = keras.Input((4,))",
+        f'hidden = layers.Dense(5, "tanh"{rule})(inputs)',
+        'z, b = layers.Dense(4, name="z")(hidden), layers.Dense(4, "sigmoid", name="b")(hidden)',
+        f"model = keras.Model(inputs, {of_both({'z': 'z', 'b': 'b'})})",
+        f"super().__init__(model, {options})",
+    ]
 
 
 def _with_weights(network: Network) -> int:
     """The position, among `Sequential.layers`, of the first layer that has weights."""
     kept = [layer for layer in network.layers if not layer.startswith("keras.Input")]
     bare = ("Reshape", "Flatten", "Dropout", "GlobalAverage", "GaussianNoise")
+    bare += ("layers.Normalization", "Scaled")  # whose weights are not trained
     return next(i for i, layer in enumerate(kept) if not any(name in layer for name in bare))
 
 
@@ -220,144 +196,12 @@ def _with_kind(program: Program, kind: str) -> list[int]:
     return sorted({part.network for part in parts if part.kind == kind})
 
 
-def _step(program: Program, form: Form) -> list[str]:
-    x, y = {"renamed": ("u", "z"), "wide": ("d", "y")}.get(form.kind, ("x", "y"))
-    lines = [f'x = ops.cast(batch["{x}"], "float32")', f'y = ops.one_hot(batch["{y}"], {CLASSES})']
-    weight = ', sample_weight=batch["w"]' if form.kind == "weighted" else ""
-    if form.noise is not None:
-        seed = ", seed=self.noise" if form.noise == "seeded" else ""
-        lines += [f"x = x + 0.1 * keras.random.normal(ops.shape(x){seed})"]
-    losses: list[str] = []
-    for number, part in enumerate(form.parts):
-        lines += _part(program, part, number, weight, x)
-        losses += [f"loss{number}"]
-    for number, network in enumerate(program.networks):
-        if network.average and any(_uses(part, number) for part in form.parts):
-            lines += [f"treadle.blend(self.slow{number}, self.net{number}, 0.25)"]
-    lines += ["self.count.assign_add(1)"]
-    learned = form.parts[0].network
-    lines += [f"out = {_forward(program, learned, 'x', False)}", "self.error.update_state(y, out)"]
-    rest = " + ".join(losses[1:]) or "ops.mean(out)"
-    return [*lines, f'return {{"loss": loss0, "rest": {rest}, "count": self.count.value}}']
-
-
-def _uses(part: Part, network: int) -> bool:
-    return part.network == network or (part.kind == "chain" and part.network + 1 == network)
-
-
-def _forward(program: Program, number: int, x: str, training: bool) -> str:
-    if program.networks[number].of_tokens:
-        x = f'ops.cast(ops.clip(ops.floor({x} * 2) + 3, 0, {TOKENS - 1}), "int32")'
-    called = f"self.net{number}({x}, training={training})"
-    # What a network returns is of half precision, and losses are computed in float32.
-    return called if program.precision == "float32" else f'ops.cast({called}, "float32")'
-
-
-def _part(program: Program, part: Part, number: int, weight: str, key: str) -> list[str]:
-    if part.only is None:
-        return _learning(program, part, number, weight)
-    network = part.network
-    inside = ["    " + line for line in _learning(program, part, number, weight)]
-    look = f"{LOSSES[part.loss]}(y, {_forward(program, network, 'x', False)}{weight})"
-    predicate = PREDICATES[part.only].replace("KEY", f'"{key}"')
-    return [
-        f"def learn{number}():",
-        *inside,
-        f"    return loss{number}",
-        f"def look{number}():",
-        f"    return {look}",
-        f"loss{number} = treadle.cond({predicate}, learn{number}, look{number})",
-    ]
-
-
-def _learning(program: Program, part: Part, i: int, weight: str) -> list[str]:
-    n, net = part.network, f"self.net{part.network}"
-    optimizer, loss = f"self.opt{n}", LOSSES[part.loss]
-    extra = f" + sum({net}.losses)" if program.networks[n].regularized else ""
-    out = f"out = {_forward(program, n, 'x', True)}"
-    value = f"self.scale * {loss}(y, out{weight}){extra}"
-    simple = [f"def objective{i}():", f"    {out}", f"    return {value}"]
-    if part.kind == "minimize":
-        return [*simple, f"loss{i} = treadle.minimize(objective{i}, {net}, {optimizer})"]
-    if part.kind == "gradients":
-        return [
-            *simple,
-            f"variables = {net}.trainable_variables",
-            f"loss{i}, grads = treadle.gradients(objective{i}, variables)",
-            "grads, norm = treadle.clip_by_global_norm(grads, 0.5)",
-            # Read again: the objective may have built the network.
-            f"{optimizer}.apply(grads, {net}.trainable_variables)",
-        ]
-    if part.kind == "penalty":
-        return [
-            f"def objective{i}():",
-            f"    {out}",
-            "    _, (slope,) = treadle.input_gradients(",
-            f"        lambda x: ops.sum({_forward(program, n, 'x', True)} ** 2), x",
-            "    )",
-            f"    return {value} + 0.1 * ops.mean(slope**2)",
-            f"loss{i} = treadle.minimize(objective{i}, {net}, {optimizer})",
-        ]
-    if part.kind == "inner":
-        inner = f"lambda: {loss}(y, {_forward(program, n, 'x', True)}{weight})"
-        return [
-            f"variables{i} = {net}.trainable_variables",
-            f"def objective{i}():",
-            f"    _, slopes = treadle.gradients({inner}, variables{i})",
-            f"    moved = [v - 0.1 * g for v, g in zip(variables{i}, slopes, strict=True)]",
-            f"    with treadle.substituted(variables{i}, moved):",
-            f"        {out}",
-            f"        return {value}",
-            f"loss{i} = treadle.minimize(objective{i}, {net}, {optimizer})",
-        ]
-    if part.kind == "rows":
-        one = _forward(program, n, "row[0][None]", True)
-        return [
-            f"def row{i}(row):",
-            f"    loss = lambda: self.scale * {loss}(row[1][None], {one})",
-            f"    return treadle.gradients(loss, {net})",
-            f"losses, grads = treadle.for_each(row{i}, (x, y))",
-            "grads = [ops.mean(g, axis=0) for g in grads]",
-            f"{optimizer}.apply(grads, {net}.trainable_variables)",
-            f"loss{i} = ops.mean(losses)",
-        ]
-    if part.kind == "accumulate":
-        return [
-            *simple,
-            f"loss{i}, grads = treadle.gradients(objective{i}, {net})",
-            f"self.accumulator{n}.add(",
-            f"    grads, lambda mean: {optimizer}.apply(mean, {net}.trainable_variables)",
-            ")",
-        ]
-    if part.kind == "parts":
-        return [
-            *simple[:-1],
-            f"    loss = {value}",
-            '    return {"body": loss, "head": loss}',
-            f"layers_of = {net}.layers",
-            "body = [v for layer in layers_of[:-1] for v in layer.trainable_variables]",
-            f"loss{i} = treadle.minimize(",
-            f'    objective{i}, {{"body": body, "head": layers_of[-1]}}, '
-            f'{{"body": {optimizer}, "head": self.head{n}}}',
-            ')["body"]',
-        ]
-    assert part.kind == "chain"
-    return [
-        f"def objective{i}():",
-        f"    {out}",
-        f"    after = {_forward(program, n + 1, 'ops.tanh(out)', True)}",
-        f'    return {{"a": {value}, "b": {loss}(y, after{weight})}}',
-        f"both = treadle.minimize(objective{i}, "
-        f'{{"a": {net}, "b": self.net{n + 1}}}, {{"a": {optimizer}, "b": self.opt{n + 1}}})',
-        f'loss{i} = both["a"] + both["b"]',
-    ]
-
-
 def _evaluation(program: Program) -> list[str]:
     network = program.forms[0].parts[0].network
     return [
+        *(["batch = opened(batch)"] if program.structured else []),
         'x, y = batch["x"], ops.one_hot(batch["y"], 4)',
-        f"out = {_forward(program, network, 'x', False)}",
+        f"out = {forward(program, network, 'x', False)}",
         "self.error.update_state(y, out)",
         'return {"loss": squares(y, out)}',
     ]
@@ -375,24 +219,27 @@ def _data(program: Program, task: bool) -> list[str]:
         "    if bad:",
         "        x[-1, -1] = np.nan",
     ]
-    made = {
+    forms = {
         "renamed": '{"u": x, "z": y}',
         "narrow": '{"x": x.astype("float16"), "y": y}',
         "whole": '{"x": np.round(2 * x).astype("int32"), "y": y}',
         "weighted": '{"x": x, "y": y, "w": np.abs(x[:, 0])}',
         "wide": '{"d": x.astype("float64"), "y": y}',
     }
-    for kind in (form.kind for form in program.forms if form.kind in made):
-        lines += [f'    if kind == "{kind}":', f"        return {made[kind]}"]
+    for kind in (form.kind for form in program.forms if form.kind in forms):
+        lines += [f'    if kind == "{kind}":', f"        return {forms[kind]}"]
     lines += ['    return {"x": x, "y": y}', "", "", "batches = ["]
+    joined = program.source == "arrays"
     for position, (form, rows) in enumerate(program.order):
         kind = program.forms[form].kind
         more = "" if kind == "plain" else f', "{kind}"'
         more += ", bad=True" if position in program.bad else ""
-        lines += [f"    batch_of({rows}{more}),"]
+        made = f"batch_of({rows}{more})"
+        lines += [f"    {made if joined else _packed(made, program, form)},"]
     lines += ["]"]
     if program.validated:
-        lines += [f"validation = [batch_of({ROWS}), batch_of(3)]"]
+        made = [_packed(f"batch_of({rows})", program, 0) for rows in (ROWS, 3)]
+        lines += [f"validation = [{', '.join(made)}]"]
     else:
         lines += ["validation = None"]
     if not task:
@@ -400,7 +247,7 @@ def _data(program: Program, task: bool) -> list[str]:
     if program.source == "arrays":
         lines += [
             "joined = {key: np.concatenate([b[key] for b in batches]) for key in batches[0]}",
-            f"train = treadle.data.from_arrays(joined, batch_size={ROWS}, "
+            f"train = treadle.data.from_arrays({_packed('joined', program, 0)}, batch_size={ROWS}, "
             f"shuffle={program.shuffled})",
         ]
     elif program.source == "function":
@@ -408,3 +255,9 @@ def _data(program: Program, task: bool) -> list[str]:
     else:
         lines += ["train = batches"]
     return lines
+
+
+def _packed(arrays: str, program: Program, form: int) -> str:
+    """Return the text of arrays in the structure of a form."""
+    structure = program.forms[form].structure
+    return arrays if structure is None else f'packed({arrays}, "{structure}")'

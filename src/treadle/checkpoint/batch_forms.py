@@ -1,11 +1,15 @@
 """Forms of batches (structure, shapes and dtypes) as values that a checkpoint can store."""
 
 import json
+import sys
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ..core import structures
 from ..core.schema import MOST, shown
 from ..errors import DataError
 from .dtypes import dtype_named, name_of
@@ -14,10 +18,19 @@ READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
 """What a step usually raises when it reads a batch of another structure than it expects."""
 
 
+class MissingClassError(LookupError):
+    """The process has no class of the name that a form has for a container."""
+
+
+_classes: WeakValueDictionary[tuple[str, str], type] = WeakValueDictionary()
+"""Classes of containers that this process has described, also those made in functions."""
+
+
 def described(batch: Any) -> Any:
     """Return the form of a batch as nested lists of strings and numbers.
 
-    Returns None if the batch has parts other than dicts, lists, tuples, arrays and None.
+    Returns None if the batch has parts other than arrays, None, and the containers of
+    `core.structures` with strings or integers as keys.
 
     Example:
         >>> described({"x": np.zeros((8, 3), "float32"), "mask": None})
@@ -28,16 +41,22 @@ def described(batch: Any) -> Any:
     if batch is None:
         return ["none"]
     kind: Any = type(batch)
-    if kind is dict:
-        items = [[key, described(part)] for key, part in batch.items()]
-        known = all(isinstance(key, (str, int)) and part is not None for key, part in items)
-        return ["dict", items] if known else None
-    if kind in (list, tuple):
-        parts = [described(part) for part in batch]
-        return None if None in parts else [kind.__name__, parts]
-    if not hasattr(batch, "dtype") or name_of(batch.dtype) is None:
+    pairs = structures.parts(batch)
+    if pairs is None:
+        if not hasattr(batch, "dtype") or name_of(batch.dtype) is None:
+            return None
+        return ["array", name_of(batch.dtype), list(batch.shape)]
+    items = [[key, described(part)] for key, part in pairs]
+    if not all(isinstance(key, (str, int)) and part is not None for key, part in items):
         return None
-    return ["array", name_of(batch.dtype), list(batch.shape)]
+    if kind is dict:
+        return ["dict", items]
+    if kind in (list, tuple):
+        return [kind.__name__, [part for _, part in items]]
+    if issubclass(kind, UserDict):
+        return None
+    _classes[kind.__module__, kind.__qualname__] = kind
+    return ["object", kind.__module__, kind.__qualname__, items]
 
 
 def text_of(description: Any) -> str:
@@ -48,8 +67,12 @@ def text_of(description: Any) -> str:
 def zeros(description: Any) -> Any:
     """Return a batch of zeros of the form that `described` returned.
 
+    Containers get the classes that the process has under the recorded names. Nothing is imported,
+    and no `__init__` is called.
+
     Raises:
         ValueError: `description` is not a description of a form.
+        MissingClassError: The process lacks a class, or its instances have other fields.
     """
     match description:
         case ["none"]:
@@ -65,8 +88,34 @@ def zeros(description: Any) -> Any:
             return [zeros(part) for part in parts]
         case ["tuple", list(parts)]:
             return tuple(zeros(part) for part in parts)
+        case ["object", str(module), str(name), list(items)]:
+            pairs = [(key, zeros(part)) for key, part in items]
+            try:
+                return structures.rebuilt(_loaded(module, name), pairs)
+            except ValueError as error:
+                raise MissingClassError(f"{module}.{name} has changed: {error}") from error
         case _:
             raise ValueError(f"{shown(description)} is not the form of a batch")
+
+
+def example(description: Any, batch: Any) -> Any:
+    """Return a batch of a recorded form: of zeros, or the given one if the form is unknown."""
+    if description in (None, described(batch)):
+        return batch
+    try:
+        return zeros(description)
+    except MissingClassError:
+        return batch
+
+
+def _loaded(module: str, name: str) -> type:
+    found: Any = _classes.get((module, name)) or sys.modules.get(module)
+    if not isinstance(found, type):
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise MissingClassError(f"there is no class {module}.{name}")
+    return found
 
 
 def _is_shape(shape: Sequence[Any]) -> bool:
@@ -90,6 +139,9 @@ def structure(description: Any) -> str:
             return "[" + ", ".join(map(structure, parts)) + "]"
         case ["tuple", list(parts)]:
             return "(" + ", ".join(map(structure, parts)) + ("," if len(parts) == 1 else "") + ")"
+        case ["object", _, str(name), list(items)]:
+            parts = [f"{key}: {structure(part)}" for key, part in items]
+            return f"{name.rpartition('.')[2]}({', '.join(parts)})"
         case _:
             return "array"
 

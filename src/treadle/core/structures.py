@@ -109,6 +109,45 @@ def with_paths(structure: Any) -> list[tuple[Path, Any]]:
     return [((key, *path), leaf) for key, part in pairs for path, leaf in with_paths(part)]
 
 
+def parts(structure: Any) -> list[tuple[Any, Any]] | None:
+    """Return `(key, part)` of the parts of a container, or None for a leaf.
+
+    Example:
+        >>> parts({"z": 1, "b": (2, None)}), parts(1)
+        ([('z', 1), ('b', (2, None))], None)
+    """
+    kind = _kind(type(structure))
+    if kind is None:
+        return None
+    return list(zip(kind.keys(structure), kind.parts(structure), strict=True))
+
+
+def rebuilt(cls: type, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """Return a container of a class with these parts by key; its `__init__` is not called.
+
+    Raises:
+        ValueError: Instances of the class have other keys, or are no containers.
+    """
+    kind, keys, values = _kind(cls), [key for key, _ in pairs], [part for _, part in pairs]
+    if kind is None or issubclass(cls, UserDict):
+        raise ValueError(f"a {cls.__name__} cannot hold {', '.join(map(repr, keys))}")
+    if issubclass(cls, tuple):
+        new: Any = tuple.__new__(cls, values)
+    else:
+        base: Any = cls if issubclass(cls, (dict, list)) else object
+        new = base.__new__(cls)
+    if kind.is_dict:
+        new.update(pairs)
+    elif kind.keys is _positions:
+        new = kind.made(new, values)
+    elif list(kind.keys(new)) != keys:
+        raise ValueError(f"a {cls.__name__} has the fields {', '.join(kind.keys(new))}")
+    elif not issubclass(cls, tuple):
+        for key, part in pairs:
+            object.__setattr__(new, key, part)
+    return new
+
+
 def part_at(structure: Any, path: Path) -> Any:
     """Return the part of a structure at a path."""
     for key in path:

@@ -285,7 +285,7 @@ class ShardedReader:
         if form is None:
             raise DataError(
                 f"a batch is a {type_name(self._empty)}: in a sharded source, batches consist of "
-                "dicts with strings as keys, lists and tuples, which hold the arrays"
+                "dicts with strings as keys, lists, tuples and dataclasses, which hold the arrays"
             )
         return _Offer(window.count, window.examples, form, "")
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import Caller, active, start_each
 from ..backends.window import Window, form_of
-from ..checkpoint.batch_forms import zeros
+from ..checkpoint.batch_forms import MissingClassError, zeros
 from ..core import structures
 from ..core.hook import LoopView
 from ..core.logs import Means
@@ -129,7 +129,8 @@ class Evaluation:
         """Build `eval_step` for the batch forms that a checkpoint lists."""
         for form in forms:
             if form is not None:  # of batches that a checkpoint cannot describe
-                self._prepare_for(zeros(form))
+                with suppress(MissingClassError):
+                    self._prepare_for(zeros(form))
 
     def _prepare_for(self, batch: Any) -> CompiledStep:
         """Return `eval_step` prepared for batches of this form."""

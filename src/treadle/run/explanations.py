@@ -169,7 +169,7 @@ def _arrays(description: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
     match description:
         case ["array", str(name), list(shape)]:
             yield path, name, *shape
-        case ["dict", list(items)]:
+        case ["dict", list(items)] | ["object", _, _, list(items)]:
             for key, part in items:
                 yield from _arrays(part, (*path, key))
         case ["list" | "tuple", list(parts)]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.window import Following, Window
-from ..checkpoint.batch_forms import READING_ERRORS, described, refuse_other_structure, zeros
+from ..checkpoint.batch_forms import READING_ERRORS, described, example, refuse_other_structure
 from ..core import structures
 from ..core.logs import Means, StepLogs
 from ..core.options import COMPILERS, Options
@@ -108,7 +108,7 @@ class Training:
         known = described(batch)
         for form in forms:
             try:
-                self._prepare(batch if form in (None, known) else zeros(form))
+                self._prepare(example(form, batch))
             except READING_ERRORS as error:
                 refuse_other_structure(forms, known, error)
                 raise

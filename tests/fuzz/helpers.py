@@ -1,0 +1,204 @@
+"""The source text that programs share: imports, and the classes and functions that they use.
+
+The text of each feature stands only in programs that use it, so that their scripts stay short.
+"""
+
+from .program import Program
+
+HEAD = """\
+import shutil
+import time
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle.checkpoint import Checkpoints
+from treadle.hooks import Checkpoint, FinalModel, KerasCallbacks, LearningCurve, NonFinite
+"""
+
+HEAD_BY_HAND = """\
+import keras
+import numpy as np
+from keras import layers
+
+from tests.fuzz import byhand as treadle
+from tests.fuzz.byhand import ops
+"""
+
+ALWAYS = """
+L2 = keras.regularizers.L2(0.01)
+Adam, AdamW, Nadam = keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.Nadam
+SGD, RMSprop, Adagrad = keras.optimizers.SGD, keras.optimizers.RMSprop, keras.optimizers.Adagrad
+falling = keras.optimizers.schedules.CosineDecay
+
+
+def squares(y, out, sample_weight=None):
+    each = ops.mean((ops.tanh(out) - y) ** 2, axis=-1)
+    return ops.mean(each if sample_weight is None else each * sample_weight)
+
+
+class SelfAttention(layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        # With a seed: the layer would draw one each time it is built.
+        seeded = keras.initializers.GlorotUniform(7)
+        self.heads = layers.MultiHeadAttention(2, 3, kernel_initializer=seeded)
+
+    def build(self, shape):
+        self.heads.build(shape, shape)
+
+    def call(self, x):
+        return self.heads(x, x)
+
+
+def dtype_of(x):
+    return keras.backend.standardize_dtype(x.dtype)
+"""
+
+# `packed` gets the arrays by name, the inputs last: no structure has its keys in the order of the
+# alphabet. The keys `x`, `y` and so on stand in the innermost dicts.
+STRUCTURES = '''
+
+class Named(NamedTuple):
+    targets: Any
+    nothing: Any
+    inputs: Any
+
+
+@dataclass
+class Record:
+    targets: Any
+    nothing: Any
+    inputs: Any
+
+
+def opened(part):
+    """Return the arrays of a structure by name, in the order in which they come."""
+    if isinstance(part, dict):
+        pairs = list(part.items())
+    elif isinstance(part, Record):
+        pairs = list(vars(part).items())
+    elif isinstance(part, Named):
+        pairs = list(zip(part._fields, part))
+    else:
+        pairs = list(enumerate(part))
+    found = {}
+    for key, value in pairs:
+        if isinstance(value, (dict, list, tuple, Record)):
+            found.update(opened(value))
+        elif value is not None:
+            found[key] = value
+    return found
+
+
+def packed(arrays, kind):
+    names = [*arrays][::-1]
+    first, last = {k: arrays[k] for k in names[:-1]}, {names[-1]: arrays[names[-1]]}
+    return {
+        "unsorted": lambda: {**first, **last},
+        "ordered": lambda: OrderedDict([*first.items(), *last.items()]),
+        "named": lambda: Named(first, None, last),
+        "record": lambda: Record([first], None, last),
+        "list": lambda: [first, None, [last]],
+        "tuple": lambda: ((first, None), last),
+        "nested": lambda: {"z": Record(first, {}, None), "b": (None, OrderedDict(last)), "a": None},
+        "scalar": lambda: {"share": np.asarray(0.5, "float32"), **first, **last},
+    }[kind]()
+'''
+
+STRUCTURES_IMPORTS = """\
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+"""
+
+DERIVED = '''
+known = np.random.default_rng(5).normal(1.0, 2.0, size=(16, 4)).astype("float32")
+
+
+class Scaled(layers.Layer):
+    """Divides by the spread of data; keeps the reciprocal as a tensor."""
+
+    def build(self, shape):
+        self.spread = self.add_weight(shape=(4,), initializer="ones", trainable=False)
+        self.finalize_state()
+
+    def adapt(self, data):
+        self.spread.assign(np.std(data, axis=0))
+        self.finalize_state()
+
+    def finalize_state(self):
+        self.reciprocal = 1.0 / ops.convert_to_tensor(self.spread)
+
+    def call(self, x):
+        return x * self.reciprocal
+'''
+
+INNER_OPTIMIZERS = '''
+
+class Lookahead(keras.optimizers.Optimizer):
+    """After every second update of the inner optimizer, weights are mixed with slow ones."""
+
+    def __init__(self, inner):
+        super().__init__(learning_rate=0.3)
+        self.inner = inner
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner.build(variables)
+        self.slow = [self.add_variable_from_reference(v, "slow") for v in variables]
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.inner.apply(grads, trainable_variables)
+        self.iterations.assign_add(1)
+        due = self.iterations % 2 == 0
+        for variable in trainable_variables:
+            slow = self.slow[self._get_variable_index(variable)]
+            kept, fast = ops.convert_to_tensor(slow), ops.convert_to_tensor(variable)
+            rate = ops.cast(self.learning_rate, fast.dtype)
+            slow.assign(ops.where(due, kept + rate * (fast - kept), kept))
+            variable.assign(ops.where(due, fast + 0.1 * (kept - fast), fast))
+
+
+class TwoSteps(keras.optimizers.Optimizer):
+    """A step of one optimizer up the gradient, and one of another down."""
+
+    def __init__(self, up, down):
+        super().__init__(learning_rate=1.0)
+        self.inside = {"up": up, "down": [down]}
+
+    def build(self, variables):
+        super().build(variables)
+        self.inside["up"].build(variables)
+        self.inside["down"][0].build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.inside["up"].apply([-0.3 * g for g in grads], trainable_variables)
+        self.inside["down"][0].apply(grads, trainable_variables)
+        self.iterations.assign_add(1)
+'''
+
+
+OUTPUTS = """
+def squares_of_each(y, out):
+    return ops.mean((ops.tanh(out) - y) ** 2, axis=-1)
+"""
+
+
+def head(program: Program, task: bool) -> str:
+    """Return the first lines of a program: its imports and what it shares with others."""
+    lines = HEAD if task else HEAD_BY_HAND
+    if program.structured:
+        lines = STRUCTURES_IMPORTS + "\n" + lines
+    lines += f'\nFLOAT = "{"float64" if program.precision == "float64" else "float32"}"' + ALWAYS
+    lines += STRUCTURES if program.structured else ""
+    lines += DERIVED if any(network.adapted for network in program.networks) else ""
+    lines += "\n" + OUTPUTS if program.outputs is not None else ""
+    nested = any("Lookahead" in x or "TwoSteps" in x for x in program.optimizers)
+    return lines + (INNER_OPTIMIZERS if nested else "")
