@@ -177,7 +177,7 @@ def test_a_stream_passed_again_continues(name):
     assert as_source(KINDS[name][0]()) is not source or data is function
     kept = id(data)
     del source, data
-    assert kept not in foreign._streams
+    assert kept not in foreign._sources
 
 
 def test_tensorflow_lengths():

@@ -199,7 +199,7 @@ class Loop:
                     "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
                     "into epochs with treadle.data.limited(source, batches)"
                 )
-        if session.skip_completed_call(arguments):
+        if session.skip_completed_call(arguments, source):
             session.build_and_assign(source)
             return self.history
         self.steps_per_epoch = source.length
@@ -252,7 +252,7 @@ class Loop:
         """Yield the number of each epoch of the running call, and end the epoch after the body."""
         call, is_over = self._session.call, self._session.is_over
         while (call.epochs is None or self.progress.epoch < call.epochs) and not is_over():
-            call.epoch_ended = True
+            call.epoch_ended, call.has_opened = True, False
             yield self.progress.epoch
             if call.epoch_ended or not is_over():  # or the body ended with `break`
                 self._end_epoch()
@@ -281,9 +281,12 @@ class Loop:
             train = as_source(source)
         if not session.call.running:
             arguments = {"every": every, "train": source_facts(train)}
-            if session.skip_completed_call(arguments):
+            if session.skip_completed_call(arguments, train):
                 return
         with shortened(), session.calling("steps") as call:
+            if call.sources_to_skip:  # an earlier process has finished this one, in this epoch
+                call.sources_to_skip -= 1
+                return
             before = self.progress
             if not call.has_epochs and before.epoch > session.resuming.begun.epoch:
                 session.restore_completed_call(train)
@@ -350,9 +353,8 @@ class Loop:
             yield
             session.services.save_if_due(self, before, session.progress)
         # The call may end where the epoch does.
-        return session.progress.batch == source.length and not session.feed.take(
-            1, session.progress
-        )
+        read = session.progress.batch - session.epoch_source.began
+        return read == source.length and not session.feed.take(1, session.progress)
 
     def _train(
         self,
@@ -413,6 +415,7 @@ class Loop:
         self._hooks.run_due(self, before, epoch_ended=True)
         session.record("epoch", values)
         session.progress = session.progress.at_epoch(before.epoch + 1)
+        session.epoch_source.begin_epoch()
         session.training.reset_metrics()
         session.services.save_if_due(self, before, before, epoch_ended=True)
 
