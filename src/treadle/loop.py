@@ -164,6 +164,9 @@ class Loop:
     ) -> History:
         """Train until `epochs`, `steps` or `until` is reached, whichever comes first.
 
+        If an earlier call left an epoch unfinished, the same source continues in it. Another source
+        ends it, with a record of the kind `"partial"`, and begins at its first batch.
+
         At the end, weights that an optimizer averages (`use_ema=True`) are replaced by their
         averages, as in Keras's `fit`. Checkpoints hold the raw weights.
 
@@ -227,6 +230,10 @@ class Loop:
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch, and record the epoch after the loop body.
 
+        The body may train on several sources: each is read from its first batch, and the epoch's
+        record has the means over all of them. An unfinished epoch of an earlier call continues if
+        the body begins with its source, and else ends first.
+
         Args:
             count: The number of epochs in this call. If None, epochs continue until a hook, a
                 signal or a `break` ends the call.
@@ -259,6 +266,9 @@ class Loop:
 
     def steps(self, source: Any, every: str = "1 step") -> Iterator[Logs]:
         """Train for one epoch of a source and yield logs at regular intervals.
+
+        The epoch continues after the last batch if an earlier call left it unfinished, by a `break`
+        for example, and had the same source. Another source begins at its first batch; see `fit`.
 
         While the loop body runs, the state is exactly that after `logs.step`. Yielding after every
         step requires one compiled call per step, so `every="200 steps"` is faster. On JAX, steps

@@ -61,7 +61,12 @@ class EpochSource:
         described = self._described if self._source is None else describe_source(self._source)
         if described is None:
             return None
-        return {"described": described, "began": self.began, "earlier": self.earlier, "since": self.since}
+        return {
+            "described": described,
+            "began": self.began,
+            "earlier": self.earlier,
+            "since": self.since,
+        }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Restore a state that was saved after a step."""

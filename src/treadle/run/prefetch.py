@@ -83,9 +83,7 @@ class Feed:
         self.close()
         with noting("the source", progress):
             start, seed = progress.batch - began, run_seed()
-            request = ReadRequest(
-                progress.epoch, start, seed, loop, position=position, since=since
-            )
+            request = ReadRequest(progress.epoch, start, seed, loop, position=position, since=since)
             reader = read_from(source, request)
         self._open = source, progress.epoch, reader
         if position is not None:
