@@ -57,7 +57,11 @@ from .run.training import stacked
 from .run.validation import Validation
 from .steps.layer_statistics import StepStatistics
 from .steps.planning import check_end
+from .steps.results import merged
 from .steps.state import State
+
+# Who returns the values of a record, for messages.
+MERGED = ("train_step", "a validation")
 
 
 class Loop:
@@ -114,7 +118,7 @@ class Loop:
         console: bool = True,
     ) -> None:
         task, options, hooks = checked_task(task), checked_options(options), checked_hooks(hooks)
-        place = Path(directory) if directory is not None else None
+        place = Path(directory).absolute() if directory is not None else None
         services = open_services(task, place, hooks, configuration or {}, fresh, override, console)
         self._begin(task, options, services)
 
@@ -225,7 +229,7 @@ class Loop:
         session.restore_completed_call(source)
         more_to_do = session.call.unfinished or not self.progress.batch
         if not more_to_do and self.progress.step != session.last_recorded_step:
-            session.record("validation", {**self.metrics(), **self._validate()})
+            session.record("validation", self._validated(self.metrics()))
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch, and record the epoch after the loop body.
@@ -398,9 +402,13 @@ class Loop:
         """Validate within an epoch if due, and record the results."""
         session, validation = self._session, self._session.call.validation
         if validation is not None and validation.due(before, session.progress):
-            session.record("validation", {**self.metrics(), **self._validate()})
+            session.record("validation", self._validated(self.metrics()))
             if source.endless:
                 session.training.reset_metrics()
+
+    def _validated(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return training means and metrics, and the results of a validation of this step."""
+        return merged(values, self._validate(), *MERGED)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate the validation sets, or return the results of this step if they exist."""
@@ -419,8 +427,9 @@ class Loop:
         """Validate, run the hooks that are due, record the epoch and save a checkpoint."""
         session, before, values = self._session, self.progress, self.metrics()
         if validation := session.call.validation:
-            due = validation.due(before, before, epoch_ended=True)
-            values |= self._validate() if due else validation.results_of(before.step)
+            if validation.due(before, before, epoch_ended=True):
+                self._validate()
+            values = merged(values, validation.results_of(before.step), *MERGED)
         session.feed.close()
         self._hooks.run_due(self, before, epoch_ended=True)
         session.record("epoch", values)

@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.window import Rows, Window
 from ..core import structures
 from ..errors import DataError, whole_number
-from .leaves import as_arrays, named
+from .leaves import as_arrays, mapped_base, named
 from .order import Integers, Permutation
 from .reader import refuse_beyond
 from .source import BaseSource, ReadRequest
@@ -129,7 +129,7 @@ class ArraySource(BaseSource):
     @property
     def on_disk(self) -> bool:
         """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
-        return any(_mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
+        return any(mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
 
     @property
     def length(self) -> int:
@@ -275,7 +275,7 @@ class _Mapped:
     def of(cls, arrays: Any) -> "_Mapped | None":
         """Return the memory-mapped arrays of a structure, or None if there are none."""
         leaves = structures.flatten(arrays)
-        bases = [base for leaf in leaves if (base := _mapped_base(leaf)) is not None]
+        bases = [base for leaf in leaves if (base := mapped_base(leaf)) is not None]
         if not bases:
             return None
         # Releasing a private copy-on-write map would discard changes of its arrays.
@@ -290,13 +290,6 @@ class _Mapped:
             self._rows = 0
             for each in self._maps:
                 each.madvise(_RELEASE)
-
-
-def _mapped_base(array: Any) -> Any:
-    """Return the memory map that an array is, or is a view of; None if it is in memory."""
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    return array
 
 
 def _map_of(array: Any) -> Any:
