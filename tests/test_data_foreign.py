@@ -31,7 +31,7 @@ def torch_loader(**arguments):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    data = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    data = TensorDataset(torch.tensor(X), torch.tensor(Y))
     return DataLoader(data, batch_size=4, **arguments)
 
 
