@@ -237,7 +237,7 @@ def test_torch_iterable_data_sets_have_no_length():
 
     class Stream(IterableDataset):
         def __iter__(self):
-            return iter(X)
+            return iter(X.copy())
 
     source = as_source(DataLoader(Stream(), batch_size=4))
     assert source.length is None
