@@ -13,7 +13,7 @@ from treadle.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10)
-IN_ORDER = all_batches(from_arrays(X, Y, batch_size=4, shuffle=False))
+IN_ORDER = all_batches(from_arrays(X.copy(), Y.copy(), batch_size=4, shuffle=False))
 
 
 def in_order(*arrays):
@@ -31,7 +31,7 @@ def torch_loader(**arguments):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    data = TensorDataset(torch.tensor(X), torch.tensor(Y))
+    data = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     return DataLoader(data, batch_size=4, **arguments)
 
 
@@ -237,7 +237,7 @@ def test_torch_iterable_data_sets_have_no_length():
 
     class Stream(IterableDataset):
         def __iter__(self):
-            return iter(X.copy())
+            return iter(X)
 
     source = as_source(DataLoader(Stream(), batch_size=4))
     assert source.length is None
