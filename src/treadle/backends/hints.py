@@ -33,6 +33,10 @@ DTYPES = (
     "keras.ops.cast(x, y.dtype), or use the functions of keras.ops, such as keras.ops.multiply(x, "
     "y), which do"
 )
+INTEGERS = (
+    "JAX computes with integers of 32 bits: write a larger number as a float, such as 2.0**40, or "
+    "turn 64-bit types on with treadle.setup(precision='float64')"
+)
 OUT_OF_RANGE = (
     "An index or a label is out of range: treadle.Options(checked=True) checks every batch, and "
     "names the layer or the loss, and the step"

@@ -19,6 +19,7 @@ from ..core.options import Options, run_seed
 from ..core.processes import slowest
 from ..core.progress import Progress
 from ..data import as_source, random_states
+from ..data.leaves import native
 from ..data.source import ReadRequest, read_from
 from ..errors import ConfigurationError, DataError
 from ..steps.building import build
@@ -258,8 +259,8 @@ class Evaluation:
             None
             if isinstance(x, (bool, int, str))
             else x  # the usual input, and nothing to convert
-            if type(x) is np.ndarray
-            else structures.mapped(active().to_numpy, x)
+            if type(x) is np.ndarray and x.dtype.isnative
+            else structures.mapped(_to_numpy, x)
             for x in inputs
         ]
         return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
@@ -354,3 +355,7 @@ def _most_running(batch: Any, outputs: Any) -> int:
     """Return how many batches like this one may run at a time."""
     nbytes = sum(getattr(x, "nbytes", 0) for x in structures.flatten((batch, outputs)))
     return max(1, min(MOST_RUNNING, MOST_RUNNING_BYTES // max(1, nbytes)))
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return native((), active().to_numpy(leaf))

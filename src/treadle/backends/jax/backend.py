@@ -181,6 +181,8 @@ class JaxBackend(JaxControlFlow):
             return hints.NUMBER
         if isinstance(error, jax.errors.UnexpectedTracerError):
             return hints.KEPT
+        if isinstance(error, OverflowError):
+            return hints.INTEGERS
         value = isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist")
         return hints.VALUE if value else ""
 
