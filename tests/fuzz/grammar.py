@@ -329,7 +329,8 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     choices += ACCUMULATING if "accumulation" in features else []
     inner = "inner_optimizers" in features and draw(QUARTER)
     made["optimizers"] = tuple(
-        draw(some(NESTED if inner and draw(some((True, True, False))) else choices)) for _ in range(count)
+        draw(some(NESTED if inner and draw(some((True, True, False))) else choices))
+        for _ in range(count)
     )
     made["finite"] = nonfinite is None
     made["structured"] = "structures" in features and draw(QUARTER)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..core.identity import made_with
+from ..core.options import backend_name
 from ..errors import ConfigurationError, StepError
 
 Batch = Any
@@ -171,7 +172,7 @@ class _Bound:
     def __init__(self, function: Callable[..., Any], state: Mapping[str, Any]) -> None:
         # `tf.function` keeps the original here; other decorators keep it in __wrapped__.
         python: Callable[..., Any] = getattr(function, "python_function", function)
-        of_backend = type(function).__module__.partition(".")[0] == keras.config.backend()
+        of_backend = type(function).__module__.partition(".")[0] == backend_name()
         self.function = function if of_backend else python
         self.name = getattr(python, "__name__", "the step")
         parameters = inspect.signature(python).parameters.values()
