@@ -437,15 +437,16 @@ def test_a_run_computes_before_a_batch_has_made_the_metrics(tmp_path: Path) -> N
             named,
             "mse",
             {"weighted_metrics": {"c": ["mae"]}},
-            "weighted_metrics={'c': ['mae']} does not fit the model, whose outputs are ['a', 'b'] (",
+            "weighted_metrics={'c': ['mae']} does not fit the model, whose outputs are ['a', "
+            "'b'] (",
         ),
         (
             one,
             "mse",
             {"metrics": "mae"},
             "metrics='mae' does not fit the model (Expected `metrics` argument to be a list, "
-            "tuple, or dict. Received instead: metrics=mae of type <class 'str'>): pass the structure "
-            "of the outputs, as `compile` of Keras takes it",
+            "tuple, or dict. Received instead: metrics=mae of type <class 'str'>): pass the "
+            "structure of the outputs, as `compile` of Keras takes it",
         ),
         (
             pair,
