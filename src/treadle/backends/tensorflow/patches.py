@@ -26,8 +26,8 @@ import tensorflow as tf
 
 from ...core.internals import KERAS, Attribute, Internal, wrapped
 from ...errors import StepError, TreadleError
-from ..step_context import context
 from ..reads import copied
+from ..step_context import context
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
