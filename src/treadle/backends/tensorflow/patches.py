@@ -390,12 +390,12 @@ def _bits(shape: Any, key: Any, counter: Any) -> Any:
 
 def _unit(shape: Any, key: Any, counter: Any, dtype: Any) -> Any:
     """Return numbers in [0, 1): random bits as the mantissa of a number in [1, 2), minus 1."""
-    if dtype == tf.float64:  # the mantissa is the first word, and 20 bits of the second one
+    if dtype == tf.float64:  # the mantissa is 20 bits of one word, and the next word
         words = tf.cast(_bits(tf.concat([shape, [2]], 0), key, counter), tf.uint64)
-        high = tf.bitwise.bitwise_and(words[..., 1], tf.constant(0xFFFFF, tf.uint64))
+        high = tf.bitwise.bitwise_and(words[..., 0], tf.constant(0xFFFFF, tf.uint64))
         high = tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
         one = tf.constant(0x3FF << 52, tf.uint64)
-        return tf.bitcast(words[..., 0] | high | one, tf.float64) - tf.constant(1.0, dtype)
+        return tf.bitcast(high | words[..., 1] | one, tf.float64) - tf.constant(1.0, dtype)
     mantissa, one, integer = UNIFORM[dtype]
     bits = _bits(shape, key, counter)
     number = tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)) | one
