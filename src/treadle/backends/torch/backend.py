@@ -323,7 +323,9 @@ class TorchBackend(TorchControlFlow):
 
 
 def _copy(variable: Variable, value: Tensor) -> Tensor:
-    return value if variable.trainable and context().depth else value.detach().clone()
+    # Also while `remat` recomputes an objective, after it has ended, gradients are enabled.
+    differentiated = variable.trainable and torch.is_grad_enabled()
+    return value if differentiated else value.detach().clone()
 
 
 def _scoped() -> bool:
