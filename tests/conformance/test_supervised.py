@@ -26,6 +26,7 @@ WEIGHTS, OTHERS = (RNG.uniform(0.5, 2, ROWS).astype("float32") for _ in range(2)
 TOKENS = np.where(np.arange(5) < RNG.integers(1, 6, (ROWS, 1)), RNG.integers(1, 9, (ROWS, 5)), 0)
 TOKENS = TOKENS.astype("int32")
 NEXT = RNG.integers(0, 3, (ROWS, 5)).astype("int32")
+PER_TOKEN = RNG.uniform(0.5, 2, (ROWS, 5)).astype("float32")
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -237,7 +238,7 @@ FORMS = {
     ),
     "a mask": Form(masked, NEXT, LOGITS, lambda: {"weighted_metrics": ["accuracy"]}, x=TOKENS),
     "a mask and weights": Form(
-        masked, NEXT, LOGITS, lambda: {"weighted_metrics": ["accuracy"]}, WEIGHTS, TOKENS
+        masked, NEXT, LOGITS, lambda: {"weighted_metrics": ["accuracy"]}, PER_TOKEN, TOKENS
     ),
 }
 
