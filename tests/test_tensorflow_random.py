@@ -61,6 +61,19 @@ def test_normal_and_scaled_numbers_are_equal_within_rounding(shape: Any) -> None
         np.testing.assert_allclose(kernels, xla, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_wide_floats_too(shape: Any) -> None:
+    *equal, (kernels, xla) = both(
+        lambda seed: tf.random.stateless_uniform(shape, seed, dtype=tf.float64),
+        lambda seed: tf.nn.experimental.stateless_dropout(tf.ones(shape, tf.float64), 0.3, seed),
+        lambda seed: tf.random.stateless_normal(shape, seed, dtype=tf.float64),
+    )
+    for ours, theirs in equal:
+        assert ours.tobytes() == theirs.tobytes()
+    assert kernels.dtype == xla.dtype == "float64"
+    np.testing.assert_allclose(kernels, xla, rtol=1e-13, atol=1e-14)
+
+
 def test_without_it_xla_draws_others() -> None:
     """Else there would be nothing to do here."""
     seed = tf.constant([3, 5], tf.int32)
@@ -72,11 +85,9 @@ def test_without_it_xla_draws_others() -> None:
     assert np.abs(draw(seed).numpy() - xla.numpy()).max() > 0.1
 
 
-def test_other_types_and_algorithms_are_left_alone() -> None:
+def test_a_named_algorithm_is_left_alone() -> None:
     seed = tf.constant([3, 5], tf.int32)
     with like_kernels():
-        for draw in (tf.random.stateless_uniform, tf.random.stateless_normal):
-            assert draw((4,), seed, dtype=tf.float64).dtype == tf.float64
         named = tf.random.stateless_uniform((4,), seed, alg="philox")
     assert named.numpy().tobytes() == tf.random.stateless_uniform((4,), seed).numpy().tobytes()
 

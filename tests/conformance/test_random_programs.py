@@ -17,7 +17,7 @@ import pytest
 from tests.fuzz import byhand
 from tests.fuzz.checks import Difference, check, script
 from tests.fuzz.grammar import FEATURES
-from tests.fuzz.program import Change, Form, Network, Part, Program, shown
+from tests.fuzz.program import Change, Control, Form, Network, Outputs, Part, Program, shown
 from tests.fuzz.search import program_of
 
 ROOT = Path(__file__).parents[2]
@@ -100,8 +100,32 @@ def test_a_step_that_differs_from_the_loop_by_hand_is_found(
 
 @pytest.mark.long
 def test_a_seed_gives_one_program_that_its_description_makes_again() -> None:
+    classes = (Program, Network, Part, Form, Change, Control, Outputs)
     for seed in range(20):
         program = program_of(seed, frozenset(FEATURES))
         assert program == program_of(seed, frozenset(FEATURES))
-        names = {"Network": Network, "Part": Part, "Form": Form, "Change": Change}
-        assert program == eval(shown(program), {"Program": Program, **names})
+        assert program == eval(shown(program), {cls.__name__: cls for cls in classes})
+
+
+@pytest.mark.any_backend
+def test_programs_have_every_feature_that_is_not_left_out() -> None:
+    def found(without: str = "") -> set[str]:
+        made = [program_of(seed, frozenset(FEATURES) - {without}) for seed in range(60)]
+        return {
+            kind
+            for program in made
+            for kind, has in {
+                "structures": program.structured,
+                "derived": any(network.adapted for network in program.networks),
+                "inner_optimizers": any("(SGD(" in x for x in program.optimizers),
+                "controls": any(form.controls for form in program.forms),
+                "float64": program.precision == "float64",
+                "outputs": program.outputs is not None,
+            }.items()
+            if has
+        }
+
+    every = found()
+    assert len(every) == 6
+    for kind in every:
+        assert found(without=kind) == every - {kind}

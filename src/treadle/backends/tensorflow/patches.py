@@ -416,7 +416,7 @@ UNIFORM = {
     tf.float32: (0x007FFFFF, 0x3F800000, tf.uint32),
     tf.bfloat16: (0x007F, 0x3F80, tf.uint16),
 }
-NORMAL = (tf.float32, tf.bfloat16, tf.float16)
+NORMAL = (tf.float32, tf.bfloat16, tf.float16, tf.float64)
 SMALLEST = 1e-7  # the kernels' lower bound for the argument of the logarithm
 
 _uniform_kernel: Any = INTERNALS["uniform"].resolve()
@@ -447,9 +447,10 @@ def _named(seed: Any, alg: Any) -> Any:
 def _uniform(
     shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
 ) -> Any:
-    if tf.as_dtype(dtype) not in UNIFORM or alg != PHILOX:
+    dtype = tf.as_dtype(dtype)
+    if dtype not in (*UNIFORM, tf.float64) or alg != PHILOX:
         return _uniform_kernel(shape, key, counter, alg, dtype, name)
-    return _to_unit(_bits(shape, key, counter), tf.as_dtype(dtype))
+    return _unit(shape, key, counter, dtype)
 
 
 def _normal(
@@ -459,7 +460,8 @@ def _normal(
     if tf.as_dtype(dtype) not in NORMAL or alg != PHILOX or static is None:
         return _normal_kernel(shape, key, counter, alg, dtype, name)
     count = math.prod(static.tolist())
-    pairs = _to_unit(_bits([(count + 1) // 2, 2], key, counter), tf.float32)
+    computed = tf.float64 if tf.as_dtype(dtype) == tf.float64 else tf.float32
+    pairs = _unit([(count + 1) // 2, 2], key, counter, computed)
     radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(pairs[:, 0], SMALLEST)))
     angle = (2.0 * math.pi) * pairs[:, 1]
     both = tf.stack([tf.sin(angle) * radius, tf.cos(angle) * radius], axis=1)
@@ -470,8 +472,15 @@ def _bits(shape: Any, key: Any, counter: Any) -> Any:
     return _full_int(shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32)
 
 
-def _to_unit(bits: Any, dtype: Any) -> Any:
-    """Convert bits to numbers in [0, 1): the mantissa of a number in [1, 2), minus 1."""
+def _unit(shape: Any, key: Any, counter: Any, dtype: Any) -> Any:
+    """Return numbers in [0, 1): random bits as the mantissa of a number in [1, 2), minus 1."""
+    if dtype == tf.float64:  # the mantissa is 20 bits of one word, and the next word
+        words = tf.cast(_bits(tf.concat([shape, [2]], 0), key, counter), tf.uint64)
+        high = tf.bitwise.bitwise_and(words[..., 0], tf.constant(0xFFFFF, tf.uint64))
+        high = tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
+        one = tf.constant(0x3FF << 52, tf.uint64)
+        return tf.bitcast(high | words[..., 1] | one, tf.float64) - tf.constant(1.0, dtype)
     mantissa, one, integer = UNIFORM[dtype]
+    bits = _bits(shape, key, counter)
     number = tf.bitwise.bitwise_and(bits, tf.constant(mantissa, tf.uint32)) | one
     return tf.bitcast(tf.cast(number, integer), dtype) - tf.constant(1.0, dtype)
