@@ -78,7 +78,7 @@ class _Search:
             self._take_closure(function, names.closed)
 
     def _take_global(self, space: dict[str, Any], name: str, attributes: frozenset[str]) -> None:
-        value = space.get(name)
+        value: Any = space.get(name)
         if issubclass(type(value), PLAIN):
             holder = self._spaces.setdefault(id(space), _Space(space))
             path = f"{space.get('__name__')}.{name}"
@@ -95,7 +95,9 @@ class _Search:
             self.take(value)
 
     def _take_closure(self, function: FunctionType, names: frozenset[str]) -> None:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             value = _content(cell)
             if issubclass(type(value), PLAIN) and name in names:
                 path = f"{function.__qualname__}.{name}"
