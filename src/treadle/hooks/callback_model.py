@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import keras_internals
+from ..core.attributes import attributes_of
 from ..core.hook import LoopView
 from ..errors import ConfigurationError
 
@@ -19,7 +20,9 @@ def only_model(task: Any) -> Any:
 
     if isinstance(task, keras.Model):
         return task
-    found = {name: value for name, value in vars(task).items() if isinstance(value, keras.Model)}
+    found = {
+        name: value for name, value in attributes_of(task).items() if isinstance(value, keras.Model)
+    }
     if len(found) != 1:
         names = ", ".join(found) or "none as an attribute"
         example = next(iter(found), "model")

@@ -307,6 +307,7 @@ class Evaluation:
 
         name = getattr(function, "__name__", "the function")
         state, found = build(self._task, bound, arrays, name, self._options.preflight)
+        state.add_values_of(function)
         assigned = list(found.written.values())
         program = program_of(state, bound, self._options, name, native=False, assigned=assigned)
         draws = any(id(seed) in found.read for seed in state.seeds)

@@ -15,6 +15,7 @@ from ..backends.base import active
 from ..backends.ranges import raise_used, watched
 from ..backends.step_context import Build, Ranges, StepContext
 from ..backends.types import Variable
+from ..core.attributes import attributes_of
 from ..errors import ConfigurationError, StateError, StepError
 from .derived import deriving, exclude
 from .discovery import refuse_scaling
@@ -213,7 +214,7 @@ def _random_states(task: Any) -> dict[str, bytes]:
         "Python's random": random.getstate(),
         "numpy.random": np.random.get_state(legacy=False),
     }
-    for path, value in vars(task).items():
+    for path, value in attributes_of(task).items():
         if isinstance(value, np.random.Generator):
             states[path] = value.bit_generator.state
         elif isinstance(value, np.random.RandomState):

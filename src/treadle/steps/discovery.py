@@ -12,12 +12,15 @@ import keras
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.attributes import attributes_of
+from ..core.identity import MadeWith
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError
 from .constants import Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived
 from .loss_scale import LossScale
+from .own_values import own_values
 
 # Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
 BOOKKEEPING = frozenset(
@@ -116,6 +119,7 @@ class Discovery:
         if is_derived(task):
             self.derived[""] = task
         self._walk_attributes(task, "", None)
+        self.constants |= _own_values(task, {type(layer) for layer in self.layers})
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -209,7 +213,7 @@ class Discovery:
         """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
         left = excluded(holder)
         by_steps = getattr(holder, "built_by_steps", ())
-        for name, value in list(vars(holder).items()):
+        for name, value in attributes_of(holder).items():
             if name in left:
                 continue
             inner = f"{path}/{name}" if path else name
@@ -365,6 +369,20 @@ def _is_inside(path: str, others: Iterable[str]) -> bool:
 def path_in(paths: Mapping[int, str], variable: Variable) -> str:
     """Return a variable's path by its id, or Keras' path of it if it is not part of the state."""
     return paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
+
+
+def _own_values(task: Any, layers: set[type]) -> dict[str, Constant]:
+    """Return the plain values that the functions of a task and of its layers use by name.
+
+    They are searched once for each set of layers, since this takes milliseconds.
+    """
+    known = getattr(task, "_own_values", None)
+    if known is None or known[0] != layers:
+        functions = getattr(task, "_made_with", MadeWith({})).functions
+        known = layers, own_values(functions, [type(task), *layers])
+        if hasattr(type(task), "_own_values"):
+            object.__setattr__(task, "_own_values", known)
+    return known[1]
 
 
 def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:

@@ -14,6 +14,7 @@ from ..errors import StateError
 from .constants import Constant, fingerprint
 from .derived import assigned
 from .discovery import Discovery, path_in
+from .own_values import own_values
 from .snapshot import Snapshot
 
 
@@ -168,6 +169,10 @@ class State:
         A compiled step takes Python values as constants, with their values at the time of tracing.
         """
         return {path: fingerprint(constant.read()) for path, constant in self._constants.items()}
+
+    def add_values_of(self, function: Any) -> None:
+        """Add the plain values that a function uses by name to the constants."""
+        self._constants |= own_values([function], [])
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the Python values, which finds quickly that none has changed."""

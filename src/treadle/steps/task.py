@@ -38,7 +38,7 @@ class Task:
 
     # A slot, so that it is not in `vars` and not part of the state. `__dict__` and `__weakref__`
     # give the class the layout of a class without slots.
-    __slots__ = ("__dict__", "__weakref__", "_made_with")
+    __slots__ = ("__dict__", "__weakref__", "_made_with", "_own_values")
 
     holds_state = True
 
