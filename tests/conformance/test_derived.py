@@ -322,7 +322,7 @@ class Slotted:
 
 
 def test_derived_state_in_slots_is_an_error() -> None:
-    with pytest.raises(StepError, match="Slotted has finalize_state.*without slots"):
+    with pytest.raises(StepError, match=r"Slotted has finalize_state.*without slots"):
         is_derived(Slotted(keras.Variable(0.0)))
 
 
