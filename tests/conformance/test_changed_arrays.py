@@ -35,6 +35,17 @@ def test_the_arrays_of_a_source_are_read_only():
     kept[:] = 1  # other rows of the same memory, through a view from before
 
 
+@pytest.mark.any_backend
+def test_a_second_source_of_the_same_arrays_has_writable_views_too():
+    whole = np.zeros((8, 1), "float32")
+    sources = [treadle.data.from_arrays(part, batch_size=2) for part in (whole, whole, whole[:4])]
+    assert all(source.arrays.flags.writeable for source in sources)  # PyTorch would copy others
+    assert all(np.shares_memory(source.arrays, whole) for source in sources)
+    assert not whole.flags.writeable
+    fixed = np.broadcast_to(np.float32(1), (4, 1))  # which may not become writable
+    treadle.data.from_arrays(np.asarray(keras.ops.ones((4, 1))), fixed, batch_size=2)
+
+
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_changing_arrays_are_read_for_each_batch(execution):
     x = np.zeros((8, 1), "float32")

@@ -313,6 +313,19 @@ def test_derived_state_that_needs_values_is_an_error() -> None:
             loop.predict(source())
 
 
+@dataclass(slots=True)
+class Slotted:
+    variable: Any
+
+    def finalize_state(self) -> None:
+        self.variable = None
+
+
+def test_derived_state_in_slots_is_an_error() -> None:
+    with pytest.raises(StepError, match=r"Slotted has finalize_state.*without slots"):
+        is_derived(Slotted(keras.Variable(0.0)))
+
+
 def test_layers_that_adapt_without_variables_are_left_alone() -> None:
     bins = keras.layers.Discretization(num_bins=3)
     assert not is_derived(bins) and bins.bin_boundaries is None

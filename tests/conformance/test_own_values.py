@@ -1,6 +1,9 @@
 """Plain values that functions use by name, and objects with slots: they are no exceptions."""
 
+import copy
 import dataclasses
+import enum
+import pickle
 from types import SimpleNamespace
 
 import keras
@@ -66,6 +69,77 @@ def test_a_changed_closure_recompiles():
     loop.fit([ROWS], epochs=1)
     assert loop.history.steps("value").tolist() == [1, 3]
     assert (before.tolist(), loop.call(scaled, ROWS).tolist()) == ([[1], [1]], [[3], [3]])
+
+
+class Mode(enum.Enum):
+    EASY = 1
+    HARD = 2
+
+
+LEVEL: object = None
+
+
+class Levels(Scaled):
+    def scaled(self, x):
+        return x * (1.0 if LEVEL in (None, Mode.EASY) else 3.0)
+
+
+@pytest.mark.parametrize("first", [None, Mode.EASY, np.float32(2)])
+def test_none_and_members_of_enums_are_plain_values(monkeypatch, first):
+    monkeypatch.setitem(globals(), "LEVEL", first)
+    with treadle.Loop(Levels(), console=False) as loop:
+        loop.fit([ROWS], epochs=1)
+        monkeypatch.setitem(globals(), "LEVEL", Mode.HARD if first != 2 else None)
+        loop.fit([ROWS], epochs=1)
+        assert sorted(loop.history.steps("value")) == [1, 3]
+
+
+def adjustable(factor):
+    def scaled(x):
+        return x * factor
+
+    def change(value):
+        nonlocal factor
+        factor = value
+
+    return scaled, change
+
+
+def test_each_function_that_a_task_holds_has_its_own_closure():
+    task, changes = Scaled(), []
+    for name in ("first", "second"):
+        function, change = adjustable(1.0)
+        setattr(task, name, function)
+        changes.append(change)
+    task.scaled = lambda x: task.first(x) + 10 * task.second(x)
+    with treadle.Loop(task, console=False) as loop:
+        for change in (lambda _: None, *changes):
+            change(2.0)
+            loop.fit([ROWS], epochs=1)
+        assert loop.history.steps("value").tolist() == [11, 12, 22]
+
+
+def scaled_error(y, outputs):
+    return FACTOR * ops.mean(ops.ones_like(outputs), axis=-1)
+
+
+def test_functions_in_lists_of_arguments_are_searched(monkeypatch):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    task = treadle.Supervised(model, [scaled_error], keras.optimizers.SGD(0.0))
+    with treadle.Loop(task, console=False) as loop:
+        assert loop.evaluate([(ROWS, ROWS)])["loss"] == 1
+        monkeypatch.setitem(globals(), "FACTOR", 3.0)
+        assert loop.evaluate([(ROWS, ROWS)])["loss"] == 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_task_can_be_copied_after_training(monkeypatch, copied):
+    with treadle.Loop(Scaled(), console=False) as loop:
+        loop.fit([ROWS], epochs=1)
+    with treadle.Loop(copied(loop.task), console=False) as other:
+        monkeypatch.setitem(globals(), "FACTOR", 3.0)
+        other.fit([ROWS], epochs=1)
+        assert other.history.steps("value").tolist() == [3]
 
 
 @pytest.mark.any_backend

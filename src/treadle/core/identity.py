@@ -11,7 +11,7 @@ import math
 import platform
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -49,7 +49,7 @@ class MadeWith:
 
     Attributes:
         settings: The arguments of its `__init__` by name, in JSON's types.
-        functions: The arguments that are functions.
+        functions: The functions that the arguments are or contain.
     """
 
     settings: Mapping[str, Any]
@@ -75,8 +75,18 @@ def made_with(init: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str
             found |= value
         elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
             found[name] = value
-    functions = tuple(value for value in found.values() if function_of(value) is not None)
+    functions = tuple(_functions_in(list(found.values())))
     return MadeWith({name: described(value) for name, value in found.items()}, functions)
+
+
+def _functions_in(value: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions in a value: itself, or the items of short containers."""
+    if issubclass(type(value), (list, tuple, dict)):
+        parts: Any = value.values() if isinstance(value, dict) else value
+        for part in parts if len(value) <= LONGEST else ():
+            yield from _functions_in(part)
+    elif function_of(value) is not None:
+        yield value
 
 
 def identity(task: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -271,12 +272,20 @@ class ArrayReader:
 def _read_only(array: Array) -> Array:
     """Make an array of the user read-only, and what it is a view of; return a view for the source.
 
-    The view itself stays writable, since PyTorch shares memory with writable arrays only.
+    The view itself stays writable, since PyTorch shares memory with writable arrays only. So does
+    that of an array that another source has made read-only.
     """
-    held, part = array.view(), array
+    parts: list[Array] = []
+    part: Any = array
     while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
-        part.flags.writeable = False
+        parts.append(part)  # type: ignore[reportUnknownArgumentType]
         part = part.base
+    with suppress(ValueError):  # memory that NumPy does not own, such as that of a JAX array
+        for each in reversed(parts):
+            each.flags.writeable = True
+    held = array.view()
+    for each in parts:
+        each.flags.writeable = False
     return held
 
 

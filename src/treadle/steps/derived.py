@@ -40,9 +40,18 @@ _changing: dict[int, tuple[Callable[[], Any], set[str]]] = {}
 
 
 def is_derived(thing: Any) -> bool:
-    """Return whether an object has derived state, which is computed when it is first met."""
+    """Return whether an object has derived state, which is computed when it is first met.
+
+    Raises:
+        StepError: It has no `__dict__`, in which steps replace its attributes.
+    """
     if not callable(getattr(thing, "finalize_state", None)) or isinstance(thing, type):
         return False
+    if not hasattr(thing, "__dict__"):
+        raise StepError(
+            f"{type(thing).__name__} has finalize_state(), and keeps its attributes in __slots__, "
+            "where a step cannot replace them: define the class without slots"
+        )
     if id(thing) not in _records:
         _compute(thing)
     return id(thing) in _records

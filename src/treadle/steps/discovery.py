@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from inspect import Signature
-from types import FunctionType, NoneType
+from types import FunctionType, MethodType, NoneType
 from typing import Any
 
 import keras
@@ -20,7 +20,7 @@ from ..errors import StateError
 from .constants import Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived
 from .loss_scale import LossScale
-from .own_values import own_values
+from .own_values import Searched, own_values
 
 # Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
 BOOKKEEPING = frozenset(
@@ -119,7 +119,9 @@ class Discovery:
         if is_derived(task):
             self.derived[""] = task
         self._walk_attributes(task, "", None)
-        self.constants |= _own_values(task, {type(layer) for layer in self.layers})
+        functions = [value for c in self.constants.values() if _is_function(value := c.read())]
+        kinds = frozenset(type(layer) for layer in self.layers)
+        self.constants |= _own_values(task, functions, kinds)
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -371,18 +373,32 @@ def path_in(paths: Mapping[int, str], variable: Variable) -> str:
     return paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
 
 
-def _own_values(task: Any, layers: set[type]) -> dict[str, Constant]:
+def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> dict[str, Constant]:
     """Return the plain values that the functions of a task and of its layers use by name.
 
-    They are searched once for each set of layers, since this takes milliseconds.
+    They are searched once for each set of functions and layers, since this takes milliseconds.
+
+    Args:
+        task: A task.
+        held: Functions that it holds.
+        layers: The classes of its layers.
     """
-    known = getattr(task, "_own_values", None)
-    if known is None or known[0] != layers:
-        functions = getattr(task, "_made_with", MadeWith({})).functions
-        known = layers, own_values(functions, [type(task), *layers])
+    functions = (*getattr(task, "_made_with", MadeWith({})).functions, *held)
+    known: Searched | None = getattr(task, "_own_values", None)
+    if known is None or (known.functions, known.kinds) != (functions, layers):
+        found = own_values(functions, [type(task), *sorted(layers, key=_name_of)])
+        known = Searched(functions, layers, found)
         if hasattr(type(task), "_own_values"):
             object.__setattr__(task, "_own_values", known)
-    return known[1]
+    return known.found
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, (FunctionType, MethodType, partial))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:

@@ -5,16 +5,39 @@ step is compiled again. Names that a function itself assigns (`global`, `nonloca
 """
 
 import dis
+import enum
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..core.functions import code_in, function_of
 from ..core.ownership import Project, namespace_of, namespace_of_class
 from .constants import Constant
 
-PLAIN = (bool, int, float, str)
+PLAIN = (bool, int, float, str, NoneType, enum.Enum, np.generic)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search has found. In a copy of the task it is None, since globals are not copied.
+
+    Attributes:
+        functions: The functions that were searched.
+        kinds: The classes whose methods were searched.
+        found: The plain values.
+    """
+
+    functions: tuple[Any, ...]
+    kinds: frozenset[type]
+    found: dict[str, Constant]
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Replace this object with None in copies and pickles."""
+        return NoneType, ()
 
 
 def own_values(functions: Iterable[Any], kinds: Iterable[type]) -> dict[str, Constant]:
@@ -78,12 +101,14 @@ class _Search:
             self._take_closure(function, names.closed)
 
     def _take_global(self, space: dict[str, Any], name: str, attributes: frozenset[str]) -> None:
-        value: Any = space.get(name)
+        if name not in space:  # of Python, such as `len`
+            return
+        value: Any = space[name]
         if issubclass(type(value), PLAIN):
             holder = self._spaces.setdefault(id(space), _Space(space))
             path = f"{space.get('__name__')}.{name}"
             write = partial(setattr, holder, name)
-            self.found[path] = Constant(partial(getattr, holder, name, None), write, holder, name)
+            self._add(path, Constant(partial(getattr, holder, name, None), write, holder, name))
         elif issubclass(type(value), ModuleType):
             inner = namespace_of(value)
             if self._owns(inner):
@@ -98,15 +123,25 @@ class _Search:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            value = _content(cell)
+            value = _content(cell, self)
+            if value is self:
+                continue
             if issubclass(type(value), PLAIN) and name in names:
                 path = f"{function.__qualname__}.{name}"
                 write = partial(setattr, cell, "cell_contents")
-                self.found[path] = Constant(partial(_content, cell), write, cell, "cell_contents")
+                self._add(path, Constant(partial(_content, cell), write, cell, "cell_contents"))
             elif issubclass(type(value), type):
                 self.take_class(value)
             else:
                 self.take(value)
+
+    def _add(self, path: str, constant: Constant) -> None:
+        """Add a value; a function that was made several times closes over several of one name."""
+        unique, number = path, 1
+        while (known := self.found.get(unique)) and known.holder is not constant.holder:
+            number += 1
+            unique = f"{path} ({number})"
+        self.found[unique] = constant
 
     def _owns(self, namespace: Any) -> bool:
         if id(namespace) not in self._owned:
@@ -149,8 +184,8 @@ def _names_in(code: CodeType) -> _Names:
     return _Names(used, attributes, frozenset(code.co_freevars) - stored)
 
 
-def _content(cell: CellType) -> Any:
+def _content(cell: CellType, default: Any = None) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not yet assigned
-        return None
+        return default
