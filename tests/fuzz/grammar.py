@@ -331,7 +331,9 @@ def calls(
     second = None
     if "sources" in features and not rolls_back and draw(fifth):
         second = draw(seconds(program))
-        call = st.tuples(some(("epochs", "steps", "break", "both")), st.integers(1, 4), st.booleans())
+        call = st.tuples(
+            some(("epochs", "steps", "break", "both")), st.integers(1, 4), st.booleans()
+        )
         made = made[:1] if retried is not None else ()
         for unit, count, of in draw(st.lists(call, min_size=2, max_size=4 - len(made))):
             half = max(1, count // 2)

@@ -106,7 +106,11 @@ def _beginning(program: Program) -> str:
     if program.changing:
         return "alter(0)\n    "
     # A source that has failed in a process that was killed does not fail again.
-    return "" if program.retried is None else "fails[:] = [directory is None or not directory.exists()]\n    "
+    return (
+        ""
+        if program.retried is None
+        else "fails[:] = [directory is None or not directory.exists()]\n    "
+    )
 
 
 def _call(program: Program, number: int) -> list[str]:
