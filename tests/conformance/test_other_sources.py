@@ -409,6 +409,25 @@ def test_a_run_resumes_in_and_after_a_call_that_was_repeated(tmp_path, call, fai
 
 
 @pytest.mark.any_backend
+def test_a_call_after_an_error_that_its_body_handled_is_another_call(tmp_path):
+    for step in (9, None):
+        hooks = [treadle.hooks.Checkpoint("1 step")]
+        hooks += [stop_at(step, RuntimeError("killed"))] if step else []
+        with (
+            contextlib.suppress(RuntimeError),
+            treadle.Loop(Values(), tmp_path, hooks, console=False) as loop,
+        ):
+            source = flaky_function()
+            for _ in loop.epochs(1):
+                again(loop, lambda loop, source: list(loop.steps(source)), source)
+            for number in range(2):
+                for _ in loop.epochs(1):
+                    list(loop.steps(batches(100 * number + 100, 4)))
+    expected = [0, 1, 2, 3, 100, 101, 102, 103, 200, 201, 202, 203]
+    assert loop.history.steps("value").tolist() == expected
+
+
+@pytest.mark.any_backend
 def test_a_call_with_other_data_after_an_error_is_another_call(tmp_path):
     a, b = batches(0, 4), batches(100, 4)
     for step in (5, None):

@@ -326,12 +326,14 @@ class Session:
             except Exception:  # the call around it only gets to know that its body ended
                 self._failed = self._asked
                 raise
+            self._failed = None
             return
         self.call = call = self._begin_call(kind, epochs, steps, deadline, validation)
         error: BaseException | None = None
         try:
             with handled_signals() as call.request:
                 yield call
+                self._failed = None
                 self._agreement.at_end(call)
                 call.heed_signals()  # those received during the last validation
                 if call.unfinished and self.started:
