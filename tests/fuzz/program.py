@@ -332,7 +332,7 @@ class Program:
     def visits(self, length: Callable[[int, int], int]) -> list[Visit]:
         """Return where each step gets its batch from.
 
-        The same source goes on where it was. Another one ends the unfinished epoch.
+        The same source continues where it was. Another one ends the unfinished epoch.
 
         Args:
             length: The number of batches of a source in an epoch.
