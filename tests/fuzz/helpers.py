@@ -160,7 +160,7 @@ class Lookahead(keras.optimizers.Optimizer):
             slow = self.slow[self._get_variable_index(variable)]
             kept, fast = ops.convert_to_tensor(slow), ops.convert_to_tensor(variable)
             rate = ops.cast(self.learning_rate, fast.dtype)
-            # Both values first: by hand, PyTorch's tensor of a variable shows what is assigned to it.
+            # Both first: by hand, PyTorch's tensor of a variable shows later assignments.
             mixed = ops.where(due, kept + rate * (fast - kept), kept)
             pulled = ops.where(due, fast + 0.1 * (kept - fast), fast)
             slow.assign(mixed)
