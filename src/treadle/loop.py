@@ -350,6 +350,9 @@ class Loop:
         if session.is_over():
             return False
         session.open(source)
+        if session.leave_finished_epoch():
+            self._end_epoch()
+            session.open(source)
         if session.progress.batch == 0:
             session.training.reset_metrics()
         windows = NextWindows(session, trigger)

@@ -1,5 +1,6 @@
 """Calls of the loop with one source after another: each begins at its first batch."""
 
+import contextlib
 import itertools
 
 import keras
@@ -175,6 +176,31 @@ def test_the_same_source_continues(kind, ending):
 
 
 @pytest.mark.any_backend
+@pytest.mark.parametrize("ending", ["steps", "break"])
+@pytest.mark.parametrize("kind", ["list", "generator function", "limited"])
+def test_a_call_that_ended_with_the_epoch_leaves_no_empty_epoch(tmp_path, kind, ending):
+    """Also where nothing told at the last batch that it was the last one; resumed at any step."""
+    expected = [0, 1, 2, *([3, 4, 5, 6, 7, 8] if kind == "limited" else [0, 1, 2] * 2)]
+    for step in (None, 3, 4, 6, 8):
+        source, kinds = KINDS[kind](0, 3), []
+        for interrupted in (True, False):
+            hooks = [treadle.every("1 epoch", lambda loop, to=kinds: to.append(loop.progress.step))]
+            hooks += [treadle.hooks.Checkpoint("1 step")]
+            hooks += [stop_at(step, RuntimeError("killed"))] if interrupted and step else []
+            loop = treadle.Loop(Values(), tmp_path / str(step), hooks, console=False)
+            try:
+                with loop:
+                    ENDINGS[ending][0](loop, source)
+                    loop.fit(source, epochs=2)
+            except RuntimeError:
+                assert interrupted
+        assert loop.history.steps("value").tolist() == expected, step
+        epochs = [record.progress.step for record in loop.history.records if record.kind == "epoch"]
+        assert epochs == [3, 6, 9], step
+        assert sorted(set(kinds)) == [3, 6, 9], step
+
+
+@pytest.mark.any_backend
 def test_arrays_with_equal_descriptions_are_the_same_source():
     loop = treadle.Loop(Values(), console=False)
     loop.fit(arrays(0, 4), steps=1)
@@ -342,6 +368,79 @@ def test_a_source_is_read_again_after_its_error(kind):
     loop.fit(source, epochs=1)
     expected = [0, 2] if kind == "groups" else [0, 1, 2, 3]
     assert loop.history.steps("value").tolist() == expected
+
+
+def again(loop, call, source):
+    """Make a call, and once more after an error of its source."""
+    with contextlib.suppress(OSError):
+        call(loop, source)
+        return
+    call(loop, source)
+
+
+def by_loops(loop, source):
+    for _ in loop.epochs(2):
+        for _ in loop.steps(source, every="2 steps"):
+            pass
+
+
+CALLS = {"fit": lambda loop, source: loop.fit(source, epochs=2), "epochs": by_loops}
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("fails_again", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_run_resumes_in_and_after_a_call_that_was_repeated(tmp_path, call, fails_again):
+    """The repeated call is the same call: a script that does not fail makes it once."""
+    for step in (1, 2, 3, 5, 9, 10, 11):
+        for interrupted in (True, False):
+            hooks = [treadle.hooks.Checkpoint("1 step")]
+            hooks += [stop_at(step, RuntimeError("killed"))] if interrupted else []
+            fails = interrupted or fails_again
+            source = flaky_function() if fails else generated(0, 4)
+            loop = treadle.Loop(Values(), tmp_path / str(step), hooks, console=False)
+            try:
+                with loop:
+                    again(loop, CALLS[call], source)
+                    loop.fit(batches(100, 4), steps=3)
+            except RuntimeError:
+                assert interrupted
+        assert loop.history.steps("value").tolist() == [0, 1, 2, 3] * 2 + [100, 101, 102], step
+
+
+@pytest.mark.any_backend
+def test_a_call_after_an_error_that_its_body_handled_is_another_call(tmp_path):
+    for step in (9, None):
+        hooks = [treadle.hooks.Checkpoint("1 step")]
+        hooks += [stop_at(step, RuntimeError("killed"))] if step else []
+        with (
+            contextlib.suppress(RuntimeError),
+            treadle.Loop(Values(), tmp_path, hooks, console=False) as loop,
+        ):
+            source = flaky_function()
+            for _ in loop.epochs(1):
+                again(loop, lambda loop, source: list(loop.steps(source)), source)
+            for number in range(2):
+                for _ in loop.epochs(1):
+                    list(loop.steps(batches(100 * number + 100, 4)))
+    expected = [0, 1, 2, 3, 100, 101, 102, 103, 200, 201, 202, 203]
+    assert loop.history.steps("value").tolist() == expected
+
+
+@pytest.mark.any_backend
+def test_a_call_with_other_data_after_an_error_is_another_call(tmp_path):
+    a, b = batches(0, 4), batches(100, 4)
+    for step in (5, None):
+        hooks = [treadle.hooks.Checkpoint("1 step"), stop_at(2, ValueError("2"))]
+        hooks += [stop_at(step, RuntimeError("killed"))] if step else []
+        loop = treadle.Loop(Values(), tmp_path, hooks, console=False)
+        try:
+            with contextlib.suppress(ValueError):
+                loop.fit(a, epochs=1)
+            loop.fit(b, epochs=1)
+        except RuntimeError:
+            assert step
+    assert loop.history.steps("value").tolist() == [0, 1, 100, 101, 102, 103]
 
 
 def failing_hook(loop):

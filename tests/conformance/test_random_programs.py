@@ -17,7 +17,17 @@ import pytest
 from tests.fuzz import byhand
 from tests.fuzz.checks import Difference, check, script
 from tests.fuzz.grammar import FEATURES
-from tests.fuzz.program import Change, Control, Form, Network, Outputs, Part, Program, shown
+from tests.fuzz.program import (
+    Change,
+    Control,
+    Form,
+    Network,
+    Outputs,
+    Part,
+    Program,
+    Second,
+    shown,
+)
 from tests.fuzz.search import program_of
 
 ROOT = Path(__file__).parents[2]
@@ -100,11 +110,23 @@ def test_a_step_that_differs_from_the_loop_by_hand_is_found(
 
 @pytest.mark.long
 def test_a_seed_gives_one_program_that_its_description_makes_again() -> None:
-    classes = (Program, Network, Part, Form, Change, Control, Outputs)
+    classes = (Program, Network, Part, Form, Change, Control, Outputs, Second)
     for seed in range(20):
         program = program_of(seed, frozenset(FEATURES))
         assert program == program_of(seed, frozenset(FEATURES))
         assert program == eval(shown(program), {cls.__name__: cls for cls in classes})
+
+
+@pytest.mark.any_backend
+def test_batches_by_hand_come_from_the_right_source_and_epoch() -> None:
+    calls = (("steps", 2, 0), ("epochs", 1, 1), ("break", 1, 1), ("both", 1, 1), ("steps", 3, 1))
+    program = Program(second=Second(), calls=calls)
+    visits = program.visits(lambda source, _: len(program.sources[source].order))
+    assert [(visit.source, visit.epoch, visit.batch) for visit in visits] == [
+        *((0, 0, 0), (0, 0, 1), (1, 1, 0), (1, 1, 1), (1, 2, 0)),
+        *((1, 2, 1), (0, 2, 0), (0, 2, 1), (0, 2, 2)),
+        *((1, 3, 0), (1, 3, 1), (1, 4, 0)),
+    ]
 
 
 @pytest.mark.any_backend
@@ -121,11 +143,14 @@ def test_programs_have_every_feature_that_is_not_left_out() -> None:
                 "controls": any(form.controls for form in program.forms),
                 "float64": program.precision == "float64",
                 "outputs": program.outputs is not None,
+                "sources": program.second is not None,
+                "changing": program.changing,
+                "retries": program.retried is not None,
             }.items()
             if has
         }
 
     every = found()
-    assert len(every) == 6
+    assert len(every) == 9
     for kind in every:
         assert found(without=kind) == every - {kind}

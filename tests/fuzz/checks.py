@@ -297,45 +297,44 @@ def _order(
     program: Program, module: ModuleType, folder: Path
 ) -> tuple[list[Any], list[int], list[int]]:
     """Return the batches of all steps, and after how many of them epochs begin and calls end."""
-    if program.source == "arrays":
-        data = loaded(source(program), folder / "data.py")
-        structure = program.forms[0].structure
+    data = loaded(source(program), folder / "data.py")
+    made: dict[tuple[int, int, int], list[Any]] = {}
 
-    def epoch(number: int) -> list[Any]:
-        if program.source != "arrays":
-            batches = list(module.batches)
-        else:
-            reader, batches = data.train.read(number, seed=program.seed), []
-            while (window := reader.take(1)) is not None:
-                batches.append(window.batch(0))
-            if structure is not None:  # whose classes are those of the other module
-                named = [dict([*data.opened(batch).items()][::-1]) for batch in batches]
-                batches = [module.packed(arrays, structure) for arrays in named]
-        if program.nonfinite == "rollback":
-            batches = [b for b in batches if all(np.isfinite(x).all() for x in byhand.leaves_of(b))]
-        return batches
+    def epoch(number: int, of: int, call: int = 0) -> list[Any]:
+        if (number, of, call) not in made:
+            if program.changing:
+                data.alter(number if program.looped else call)
+            made[number, of, call] = _epoch(program, module, data, number, of)
+        return made[number, of, call]
 
-    order: list[Any] = []
-    begins: list[int] = []
-    ends: list[int] = []
-    at = 0
-    for unit, count in program.calls:
-        if unit == "epochs":
-            for _ in range(count):
-                begins.append(len(order))
-                order += epoch(at)
-                at += 1
-            ends.append(len(order))
-            continue
-        rest: list[Any] = []
-        while len(rest) < count:
-            begins.append(len(order) + len(rest))
-            rest += epoch(at)
-            at += 1
-        order += rest[:count]
-        ends.append(len(order))
+    visits = program.visits(lambda of, number: len(epoch(number, of)))
+    order = [epoch(visit.epoch, visit.source, visit.call)[visit.batch] for visit in visits]
+    # An epoch whose last step ends a call, too.
+    begins = [i for i, visit in enumerate(visits) if i == 0 or visits[i - 1].epoch != visit.epoch]
     # Training by `for` loops ends with the `with` block of the loop.
-    return order, begins, ends[-1:] if program.looped else ends
+    fits = [unit in ("epochs", "steps") and not program.looped for unit, *_ in program.calls]
+    ends = [sum(visit.call <= call for visit in visits) for call, fit in enumerate(fits) if fit]
+    return order, begins, [*ends, len(order)]
+
+
+def _epoch(
+    program: Program, module: ModuleType, data: ModuleType, number: int, of: int
+) -> list[Any]:
+    """Return the batches of an epoch of one of the sources."""
+    if program.sources[of].source != "arrays":
+        batches = list((module.batches, getattr(module, "seconds", ()))[of])
+    else:
+        read = (data.train, getattr(data, "second", None))[of]
+        reader, batches = read.read(number, seed=program.seed), []
+        while (window := reader.take(1)) is not None:
+            batches.append(byhand.mapped(np.array, window.batch(0)))  # which may change
+        structure = program.forms[0].structure
+        if structure is not None:  # whose classes are those of the other module
+            named = [dict([*data.opened(batch).items()][::-1]) for batch in batches]
+            batches = [module.packed(arrays, structure) for arrays in named]
+    if program.nonfinite == "rollback":
+        batches = [b for b in batches if all(np.isfinite(x).all() for x in byhand.leaves_of(b))]
+    return batches
 
 
 def loaded(text: str, path: Path) -> ModuleType:

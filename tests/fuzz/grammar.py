@@ -16,6 +16,8 @@ What is left out, and why:
 - Averages of an optimizer that is also applied to some variables of a network alone: those of the
   others begin with the weights that they have when Treadle adds them, and in Keras with zeros.
 - Structures in `keras.ops.cond`: on JAX, Keras sorts the keys of what branches return.
+- Two sources and repeated calls with Keras callbacks, which have no words for unfinished epochs.
+- Repeated calls that count steps: how many were trained on before the error depends on windows.
 """
 
 from collections.abc import Callable
@@ -39,6 +41,7 @@ from .program import (
     Outputs,
     Part,
     Program,
+    Second,
 )
 
 FEATURES = (
@@ -65,6 +68,9 @@ FEATURES = (
     "controls",  # control flow of `keras.ops`
     "float64",
     "outputs",  # several, with `treadle.Supervised`
+    "sources",  # two, in calls one after the other, and in bodies of `loop.epochs`
+    "changing",  # arrays that change between calls
+    "retries",  # a source that fails once, and is read again
 )
 
 ACTIVATIONS = ("tanh", "softplus", "gelu", "sigmoid")
@@ -297,6 +303,57 @@ def changes(
     return tuple(made)
 
 
+ONE_SOURCE = (
+    (("epochs", 2, 0),),
+    (("epochs", 1, 0), ("steps", 4, 0)),
+    (("steps", 7, 0),),
+    (("epochs", 1, 0),),
+)
+SEVERAL_CALLS = (
+    *((("epochs", 1, 0), ("steps", 4, 0)), (("steps", 2, 0), ("epochs", 1, 0), ("steps", 3, 0))),
+    *((("epochs", 2, 0), ("epochs", 1, 0)), (("steps", 4, 0), ("epochs", 2, 0))),
+)
+
+
+@st.composite
+def calls(
+    draw: Callable[[Any], Any], features: frozenset[str], program: dict[str, Any]
+) -> dict[str, Any]:
+    """Draw how the loop is called, and with which sources."""
+    fifth, source = some((False, False, False, False, True)), program["source"]
+    changing = "changing" in features and source == "arrays" and draw(st.booleans())
+    rolls_back = program["nonfinite"] == "rollback"
+    retried = None
+    if "retries" in features and source == "function" and not rolls_back and draw(st.booleans()):
+        retried = draw(st.integers(0, len(program["order"]) - 1))
+    several = SEVERAL_CALLS if changing else ONE_SOURCE
+    made = draw(some(x for x in several if x[0][0] == "epochs" or retried is None))
+    second = None
+    if "sources" in features and not rolls_back and draw(fifth):
+        second = draw(seconds(program))
+        call = st.tuples(
+            some(("epochs", "steps", "break", "both")), st.integers(1, 4), st.booleans()
+        )
+        made = made[:1] if retried is not None else ()
+        for unit, count, of in draw(st.lists(call, min_size=2, max_size=4 - len(made))):
+            half = max(1, count // 2)
+            made += ((unit, half if unit in ("epochs", "both") else count, int(of)),)
+    return {"calls": made, "second": second, "changing": changing, "retried": retried}
+
+
+@st.composite
+def seconds(draw: Callable[[Any], Any], program: dict[str, Any]) -> Second:
+    """Draw a second source, of the forms of the first one."""
+    kinds = ["list", "function"]
+    kinds += ["arrays"] if program["forms"][0].structure != "scalar" else []
+    source = draw(some(kinds))
+    form = st.integers(0, 0 if source == "arrays" else len(program["forms"]) - 1)
+    order = [(number, ROWS) for number in draw(st.lists(form, min_size=2, max_size=4))]
+    if draw(st.booleans()):
+        order[-1] = (order[-1][0], draw(some((1, 3))))
+    return Second(tuple(order), source, source == "arrays" and draw(st.booleans()))
+
+
 @st.composite
 def callbacks(draw: Callable[[Any], Any], program: Program) -> str | None:
     """Draw a callback for the first network, which finds its optimizer in the task."""
@@ -340,7 +397,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         draw(some(NESTED if inner and draw(some((True, True, False))) else choices))
         for _ in range(count)
     )
-    made["finite"] = nonfinite is None
+    made["finite"], made["nonfinite"] = nonfinite is None, nonfinite
     made["structured"] = "structures" in features and draw(QUARTER)
     made["controlled"] = "controls" in features and not half and draw(QUARTER)
 
@@ -372,24 +429,23 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         order[1] = (order[1][0], 2)
     made["order"] = tuple(order)
     made["shuffled"] = source == "arrays" and draw(st.booleans())
-    made["calls"] = draw(
-        some(((("epochs", 2),), (("epochs", 1), ("steps", 4)), (("steps", 7),), (("epochs", 1),)))
-    )
+    made |= draw(calls(features, made))
     if nonfinite is not None:
         bad = draw(st.lists(st.integers(0, batches - 1), max_size=2, unique=True))
         # One batch at least is left to train on, and whole numbers cannot be NaN.
         made["bad"] = tuple(b for b in bad if kinds[order[b][0]] != "whole")
-        made["nonfinite"] = nonfinite
     made["validated"] = kinds[0] == "plain" and not half and draw(st.booleans())
-    by_epochs = all(unit == "epochs" for unit, _ in made["calls"])
-    if "loops" in features and by_epochs and nonfinite != "rollback" and not made["validated"]:
+    by_epochs = all(unit == "epochs" for unit, *_ in made["calls"])
+    plain = made["second"] is None and made["retried"] is None and not made["validated"]
+    if "loops" in features and by_epochs and nonfinite != "rollback" and plain:
         made["looped"] = draw(st.booleans())
     steps = Program(**made).steps
     if nonfinite == "rollback":
         steps = max(2, steps - 2 * len(made["bad"]))
     if "changes" in features:
         made["changes"] = draw(changes(features, made, steps))
-    if "callbacks" in features and nonfinite != "rollback":
+    once = made["second"] is None and made["retried"] is None
+    if "callbacks" in features and nonfinite != "rollback" and once:
         made["callback"] = draw(callbacks(Program(**made)))
     made["window"], made["other"] = draw(
         st.lists(some((None, 1, 2, 3, 5)), min_size=2, max_size=2, unique=True)

@@ -160,8 +160,11 @@ class Lookahead(keras.optimizers.Optimizer):
             slow = self.slow[self._get_variable_index(variable)]
             kept, fast = ops.convert_to_tensor(slow), ops.convert_to_tensor(variable)
             rate = ops.cast(self.learning_rate, fast.dtype)
-            slow.assign(ops.where(due, kept + rate * (fast - kept), kept))
-            variable.assign(ops.where(due, fast + 0.1 * (kept - fast), fast))
+            # Both first: by hand, PyTorch's tensor of a variable shows later assignments.
+            mixed = ops.where(due, kept + rate * (fast - kept), kept)
+            pulled = ops.where(due, fast + 0.1 * (kept - fast), fast)
+            slow.assign(mixed)
+            variable.assign(pulled)
 
 
 class TwoSteps(keras.optimizers.Optimizer):

@@ -1,5 +1,6 @@
 """A random program: a plain description of a task, its data, and how it is run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -222,6 +223,38 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Second:
+    """A second source of the loop, in calls of their own or in the body of `loop.epochs`.
+
+    Attributes:
+        order: For each batch of an epoch the number of its form and its rows.
+        source: As that of the program.
+        shuffled: With `arrays`: each epoch has its own order.
+    """
+
+    order: tuple[tuple[int, int], ...] = ((0, ROWS),) * 2
+    source: str = "list"
+    shuffled: bool = False
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Where a step gets its batch from.
+
+    Attributes:
+        call: The number of the call.
+        source: 0, or 1 for the second one.
+        epoch: The number of the epoch.
+        batch: The number of the batch in an epoch of the source.
+    """
+
+    call: int
+    source: int
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
 class Program:
     """A task, its data, and how it is run.
 
@@ -233,7 +266,14 @@ class Program:
         order: For each batch of an epoch the number of its form and its rows.
         source: `list`, `function`, or `arrays` (of the first form, all rows joined).
         shuffled: With `arrays`: each epoch has its own order.
-        calls: What `fit` is called with, one after the other: ("epochs", 2) or ("steps", 5).
+        second: Another source, or None.
+        changing: With `arrays`: they are given with `changing=True`, and change between calls, or
+            in each epoch where `looped`.
+        retried: With `function`: it raises an error once, at this batch, and the call is repeated.
+        calls: One after the other: how long and on which source. ("epochs", 2, 0) and
+            ("steps", 5, 0) are calls of `fit`; ("break", 3, 0) is a loop over `loop.steps` that
+            ends after three steps, or with the epoch; ("both", 1, 0) one over `loop.epochs` whose
+            body reads this source and then the other one.
         looped: `loop.epochs` and `loop.steps` train instead of `fit`.
         changes: What hooks change.
         callback: A key of `CALLBACKS`, or None.
@@ -258,7 +298,10 @@ class Program:
     order: tuple[tuple[int, int], ...] = ((0, ROWS),) * 3
     source: str = "list"
     shuffled: bool = False
-    calls: tuple[tuple[str, int], ...] = (("epochs", 2),)
+    second: Second | None = None
+    changing: bool = False
+    retried: int | None = None
+    calls: tuple[tuple[str, int, int], ...] = (("epochs", 2, 0),)
     looped: bool = False
     changes: tuple[Change, ...] = ()
     callback: str | None = None
@@ -278,9 +321,39 @@ class Program:
     @property
     def steps(self) -> int:
         """The number of steps if no batch is skipped."""
-        return sum(
-            count * len(self.order) if unit == "epochs" else count for unit, count in self.calls
-        )
+        lengths = [len(source.order) for source in self.sources]
+        return len(self.visits(lambda source, _: lengths[source]))
+
+    @property
+    def sources(self) -> "list[Program | Second]":
+        """What has an order, a kind of source, and shuffles."""
+        return [self] if self.second is None else [self, self.second]
+
+    def visits(self, length: Callable[[int, int], int]) -> list[Visit]:
+        """Return where each step gets its batch from.
+
+        The same source continues where it was. Another one ends the unfinished epoch.
+
+        Args:
+            length: The number of batches of a source in an epoch.
+        """
+        found: list[Visit] = []
+        epoch = at = last = 0
+        for number, (unit, count, first) in enumerate(self.calls):
+            by_steps = unit in ("steps", "break")
+            if at and first != last:
+                epoch, at = epoch + 1, 0
+            while count:
+                for last in (first, 1 - first) if unit == "both" else (first,):
+                    whole = length(last, epoch)
+                    taken = min(whole - at, count) if by_steps else whole - at
+                    found += [Visit(number, last, epoch, at + i) for i in range(taken)]
+                    at = (at + taken) % whole
+                count -= taken if by_steps else 1
+                epoch += at == 0
+                if unit == "break":
+                    break
+        return found
 
     @property
     def half(self) -> bool:

@@ -48,7 +48,8 @@ def source(program: Program, task: bool = True) -> str:
 
 
 def _run(program: Program) -> list[str]:
-    calls = "\n        ".join(_call(program, unit, count) for unit, count in program.calls)
+    calls = "\n".join(line for i in range(len(program.calls)) for line in _call(program, i))
+    calls = calls.replace("\n", "\n        ")
     guard = callback = ""
     if program.callback is not None:
         options = "model=task.net0, optimizer=task.opt0"
@@ -86,7 +87,7 @@ class NoCurve(LearningCurve):
 
 
 def run(directory=None, **options):
-    keras.utils.clear_session(free_memory=False)
+    {_beginning(program)}keras.utils.clear_session(free_memory=False)
     treadle.setup(seed={program.seed}, precision="{program.precision}")
     task = Program()
     watching = [*hooks(), treadle.at("{program.killed} steps", killed)]{callback}
@@ -100,12 +101,36 @@ def run(directory=None, **options):
     return text.splitlines()
 
 
-def _call(program: Program, unit: str, count: int) -> str:
-    if not program.looped:
-        return f"loop.fit(train, validation, {unit}={count})"
-    return f"""for _ in loop.epochs({count}):
-            for _ in loop.steps(train, every="{program.every} steps"):
-                pass"""
+def _beginning(program: Program) -> str:
+    """Return what a run does first: the data are as they were."""
+    if program.changing:
+        return "alter(0)\n    "
+    # A source that has failed in a process that was killed does not fail again.
+    return (
+        ""
+        if program.retried is None
+        else "fails[:] = [directory is None or not directory.exists()]\n    "
+    )
+
+
+def _call(program: Program, number: int) -> list[str]:
+    """Return the lines of a call of the loop."""
+    unit, count, source = program.calls[number]
+    name, other = ("train", "second")[:: 1 if source == 0 else -1]
+    alter = [f"alter({number})"] if program.changing and number > 0 else []
+    every = f'every="{program.every} steps"'
+    if program.looped or unit == "both":
+        each = ["    alter(epoch)"] if program.changing and program.looped else []
+        for source in (name, other) if unit == "both" else (name,):
+            each += [f"    for _ in loop.steps({source}, {every}):", "        pass"]
+        return [*alter, f"for epoch in loop.epochs({count}):", *each]
+    if unit == "break":
+        lines = [f"for taken, _ in enumerate(loop.steps({name})):", f"    if taken + 1 == {count}:"]
+        return [*alter, *lines, "        break"]
+    fit = f"loop.fit({name}, validation, {unit}={count})"
+    if program.retried is None or source == 1:
+        return [*alter, fit]
+    return [*alter, "try:", f"    {fit}", "except OSError:", f"    {fit}"]
 
 
 def _saved_before(program: Program) -> int:
@@ -228,32 +253,58 @@ def _data(program: Program, task: bool) -> list[str]:
     }
     for kind in (form.kind for form in program.forms if form.kind in forms):
         lines += [f'    if kind == "{kind}":', f"        return {forms[kind]}"]
-    lines += ['    return {"x": x, "y": y}', "", "", "batches = ["]
-    joined = program.source == "arrays"
-    for position, (form, rows) in enumerate(program.order):
-        kind = program.forms[form].kind
-        more = "" if kind == "plain" else f', "{kind}"'
-        more += ", bad=True" if position in program.bad else ""
-        made = f"batch_of({rows}{more})"
-        lines += [f"    {made if joined else _packed(made, program, form)},"]
-    lines += ["]"]
+    lines += ['    return {"x": x, "y": y}', "", ""]
+    for number, source in enumerate(program.sources):
+        lines += [f"{_BATCHES[number]} = ["]
+        for position, (form, rows) in enumerate(source.order):
+            kind = program.forms[form].kind
+            more = "" if kind == "plain" else f', "{kind}"'
+            more += ", bad=True" if number == 0 and position in program.bad else ""
+            made = f"batch_of({rows}{more})"
+            packed = made if source.source == "arrays" else _packed(made, program, form)
+            lines += [f"    {packed},"]
+        lines += ["]"]
     if program.validated:
         made = [_packed(f"batch_of({rows})", program, 0) for rows in (ROWS, 3)]
         lines += [f"validation = [{', '.join(made)}]"]
     else:
         lines += ["validation = None"]
-    if not task:
-        return lines
-    if program.source == "arrays":
-        lines += [
-            "joined = {key: np.concatenate([b[key] for b in batches]) for key in batches[0]}",
-            f"train = treadle.data.from_arrays({_packed('joined', program, 0)}, batch_size={ROWS}, "
-            f"shuffle={program.shuffled})",
+    if task:
+        for number in range(len(program.sources)):
+            lines += _source(program, number)
+    return lines
+
+
+_BATCHES = ("batches", "seconds")
+
+
+def _source(program: Program, number: int) -> list[str]:
+    """Return the lines that make a source of the loop."""
+    source = program.sources[number]
+    batches, name = _BATCHES[number], ("train", "second")[number]
+    if source.source == "list":
+        return [f"{name} = {batches}"]
+    if source.source == "function":
+        if number > 0 or program.retried is None:
+            return ["", "", f"def {name}():", f"    yield from {batches}"]
+        return [
+            "fails = [True]",
+            *["", "", f"def {name}():", f"    for number, batch in enumerate({batches}):"],
+            f"        if number == {program.retried} and fails == [True]:",
+            "            fails.clear()",
+            '            raise OSError("connection lost")',
+            "        yield batch",
         ]
-    elif program.source == "function":
-        lines += ["", "", "def train():", "    yield from batches"]
-    else:
-        lines += ["train = batches"]
+    joined = "joined" if number == 0 else "joined_seconds"
+    changing = number == 0 and program.changing
+    lines = [
+        f"{joined} = {{k: np.concatenate([b[k] for b in {batches}]) for k in {batches}[0]}}",
+        f"{name} = treadle.data.from_arrays({_packed(joined, program, 0)}, batch_size={ROWS}, "
+        f"shuffle={source.shuffled}{', changing=True' if changing else ''})",
+    ]
+    if changing:
+        lines += ['first = joined["x"].copy()', "", "", "def alter(number):"]
+        lines += ['    joined["x"][:] = (1.0 + 0.25 * number) * first']
     return lines
 
 

@@ -27,6 +27,7 @@ from ..core.randomness import random_states
 from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
+from ..data.same_source import is_same_source
 from ..data.source import Position, Source, is_closed_loop
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
@@ -98,6 +99,9 @@ class Session:
         self.trigger_check, self.last_recorded_step = self.progress, 0
         self.swapped_optimizers: list[Any] | None = None
         self.averages, self._weights = Averages(), WeightCheck()
+        # The arguments and the source of the call, and those of a call that raised an error.
+        self._asked: tuple[Mapping[str, Any], Source | None] | None = None
+        self._failed = self._asked
         self._agreement, self._is_alone = Agreement(), process_group().size == 1
         self.resuming = Resuming(None)
         # The circumstances and the plan of the checkpoint, until they are compared.
@@ -198,6 +202,9 @@ class Session:
             Whether the call was skipped.
         """
         require_equal("call of the loop", in_json_types(arguments))
+        if self._repeats_failed_call(arguments, source):
+            self.resuming.call -= 1
+        self._asked, self._failed = (arguments, source), None
         record, reporter = self.services.record, self.services.reporter
         number = self.resuming.call + 1
         if record is None:
@@ -221,6 +228,16 @@ class Session:
             reporter.print(f"the run in {record.path} is already finished; nothing was done")
             reporter.warn(record.changed)
         return True
+
+    def _repeats_failed_call(self, arguments: Mapping[str, Any], source: Source | None) -> bool:
+        """Return whether the call that raised an error is repeated: it keeps its number.
+
+        A script that resumes the run makes the call once, unless it fails again.
+        """
+        if self._failed is None or arguments != self._failed[0]:
+            return False
+        failed = self._failed[1]
+        return source is failed or bool(source and failed and is_same_source(source, failed))
 
     def roll_back(self, error: RolledBack) -> None:
         """Return to the newest checkpoint, and exclude the batch that the error names."""
@@ -304,13 +321,19 @@ class Session:
         Hooks end after an error, after `fit`, or at the end of the `with` block around the loop.
         """
         if self.call.running:
-            yield self.call
+            try:
+                yield self.call
+            except Exception:  # the call around it only gets to know that its body ended
+                self._failed = self._asked
+                raise
+            self._failed = None
             return
         self.call = call = self._begin_call(kind, epochs, steps, deadline, validation)
         error: BaseException | None = None
         try:
             with handled_signals() as call.request:
                 yield call
+                self._failed = None
                 self._agreement.at_end(call)
                 call.heed_signals()  # those received during the last validation
                 if call.unfinished and self.started:
@@ -320,7 +343,7 @@ class Session:
         except GeneratorExit:  # the user's `for` ended early; the `with` block gets the reason
             raise
         except BaseException as raised:
-            error = raised
+            error, self._failed = raised, self._asked
             self.feed.close()  # a later call reads again, after the last batch trained on
             if device_lost(raised):
                 raised.add_note(self.services.recovery())
@@ -342,7 +365,10 @@ class Session:
         validation: Validation | None,
     ) -> Call:
         resuming = self.resuming
-        if kind != "step":  # calls of `loop.step` are not numbered
+        self._failed = None
+        if kind == "step":  # calls of `loop.step` are not numbered
+            self._asked = None
+        else:
             resuming.begin(self.progress)
             if resuming.is_of_this_call:
                 self._restoring.begin_call(resuming)
@@ -390,6 +416,18 @@ class Session:
         if left is not None:
             self._record(Record("partial", left, self.training.metrics()))
 
+    def leave_finished_epoch(self) -> bool:
+        """Return whether an earlier call ended at the last batch of this epoch, which then ends.
+
+        It is none of the epochs of this call.
+        """
+        at, begun = self.progress, self.resuming.begun
+        if not at.batch or at.step != begun.step or self.feed.first(at) is not None:
+            return False
+        self.resuming.begun = begun.at_epoch(begun.epoch + 1)
+        self.call.epochs = None if self.call.epochs is None else self.call.epochs + 1
+        return True
+
     def _leave_epoch(self, source: Source) -> Progress | None:
         """End the unfinished epoch of another source; return its progress, or None."""
         before, call, current = self.progress, self.call, self.epoch_source
@@ -413,7 +451,7 @@ class Session:
         first = self.feed.first(self.progress)
         if first is not None:
             self.begin(first)
-        elif self.resuming.found is not None:  # saved at the end of an epoch
+        elif self.resuming.found is not None or self.progress.batch:  # at the end of an epoch
             self._begin_with_first_batch(source, self.progress, position)
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
