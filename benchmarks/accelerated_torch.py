@@ -80,7 +80,7 @@ def by_hand(job: Job, compiled: bool = False, reads: bool = False) -> Epoch:
     model = _model(job).to(kind)
     fused = True if kind == "cuda" else None
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=fused)
-    x, y = (torch.from_numpy(array).to(kind) for array in job.arrays)
+    x, y = (torch.tensor(array).to(kind) for array in job.arrays)
     x = x.permute(0, 3, 1, 2).contiguous() if job.name == "resnet18" else x
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

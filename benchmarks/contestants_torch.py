@@ -37,7 +37,7 @@ class Counted:
 
 def tensors(job: Job) -> list[torch.Tensor]:
     """Return the data; labels as PyTorch wants them."""
-    found = [torch.from_numpy(array) for array in job.arrays]
+    found = [torch.tensor(array) for array in job.arrays]
     return [x.long() if x.dtype == torch.int32 else x for x in found]
 
 

@@ -158,7 +158,7 @@ def test_a_dry_run_executes_both_branches_and_differentiates_nothing() -> None:
         _, grads = treadle.gradients(lambda: {"a": a * a, "b": a * a}, {"a": [], "b": [a]})
         rows = treadle.for_each(lambda row: {"x": row}, ops.ones((3, 2)))
         _, (slope,) = treadle.input_gradients(lambda x: ops.sum(x), ops.ones((2,)))
-    assert taken == ["then", "otherwise"]
+    assert sorted(taken) == ["otherwise", "then"]
     assert number(gradient) == 0
     assert [len(part) for part in grads.values()] == [0, 1]
     assert tuple(rows["x"].shape) == (3, 2)

@@ -13,7 +13,7 @@ from treadle.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10)
-IN_ORDER = all_batches(from_arrays(X, Y, batch_size=4, shuffle=False))
+IN_ORDER = all_batches(from_arrays(X.copy(), Y.copy(), batch_size=4, shuffle=False))
 
 
 def in_order(*arrays):
@@ -177,7 +177,7 @@ def test_a_stream_passed_again_continues(name):
     assert as_source(KINDS[name][0]()) is not source or data is function
     kept = id(data)
     del source, data
-    assert kept not in foreign._streams
+    assert kept not in foreign._sources
 
 
 def test_tensorflow_lengths():

@@ -59,6 +59,8 @@ def test_an_interrupt_while_rows_are_read_ahead_repeats_no_batch(
         read_ahead(feed)
     with pytest.raises(KeyboardInterrupt):
         feed.take(1, Progress())
+    assert feed.take(1, Progress()) is None  # closed, as after each error
+    feed.open(as_source(numbers()), Progress(batch=1), None)  # type: ignore[arg-type]
     assert taken(feed) == [1]
 
 

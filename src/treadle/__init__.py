@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from .steps.helpers import step as step
     from .steps.helpers import weighted as weighted
     from .steps.loss_scale import LossScale as LossScale
+    from .steps.supervised import Supervised as Supervised
     from .steps.task import Datasets as Datasets
-    from .steps.task import Supervised as Supervised
     from .steps.task import Task as Task
     from .steps.task import task as task
     from .steps.transforms import centralized as centralized
@@ -94,7 +94,8 @@ _NAMES = {
     "steps.gradients": "gradients input_gradients minimize substituted",
     "steps.helpers": "blend frozen_copy gathered phase step weighted",
     "steps.loss_scale": "LossScale",
-    "steps.task": "Datasets Supervised Task task",
+    "steps.supervised": "Supervised",
+    "steps.task": "Datasets Task task",
     "steps.transforms": "centralized clip_by_global_norm clip_by_norm clip_by_value global_norm "
     "gradient_norms scaled_by trainable with_noise",
     "tuning": "tune",

@@ -57,7 +57,11 @@ from .run.training import stacked
 from .run.validation import Validation
 from .steps.layer_statistics import StepStatistics
 from .steps.planning import check_end
+from .steps.results import merged
 from .steps.state import State
+
+# Who returns the values of a record, for messages.
+MERGED = ("train_step", "a validation")
 
 
 class Loop:
@@ -114,7 +118,7 @@ class Loop:
         console: bool = True,
     ) -> None:
         task, options, hooks = checked_task(task), checked_options(options), checked_hooks(hooks)
-        place = Path(directory) if directory is not None else None
+        place = Path(directory).absolute() if directory is not None else None
         services = open_services(task, place, hooks, configuration or {}, fresh, override, console)
         self._begin(task, options, services)
 
@@ -164,6 +168,9 @@ class Loop:
     ) -> History:
         """Train until `epochs`, `steps` or `until` is reached, whichever comes first.
 
+        If an earlier call left an epoch unfinished, the same source continues in it. Another source
+        ends it, with a record of the kind `"partial"`, and begins at its first batch.
+
         At the end, weights that an optimizer averages (`use_ema=True`) are replaced by their
         averages, as in Keras's `fit`. Checkpoints hold the raw weights.
 
@@ -199,7 +206,7 @@ class Loop:
                     "the source never ends, so it has no epochs: use steps=… or until=…, or cut it "
                     "into epochs with treadle.data.limited(source, batches)"
                 )
-        if session.skip_completed_call(arguments):
+        if session.skip_completed_call(arguments, source):
             session.build_and_assign(source)
             return self.history
         self.steps_per_epoch = source.length
@@ -222,10 +229,14 @@ class Loop:
         session.restore_completed_call(source)
         more_to_do = session.call.unfinished or not self.progress.batch
         if not more_to_do and self.progress.step != session.last_recorded_step:
-            session.record("validation", {**self.metrics(), **self._validate()})
+            session.record("validation", self._validated(self.metrics()))
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch, and record the epoch after the loop body.
+
+        The body may train on several sources: each is read from its first batch, and the epoch's
+        record has the means over all of them. An unfinished epoch of an earlier call continues if
+        the body begins with its source, and else ends first.
 
         Args:
             count: The number of epochs in this call. If None, epochs continue until a hook, a
@@ -252,13 +263,16 @@ class Loop:
         """Yield the number of each epoch of the running call, and end the epoch after the body."""
         call, is_over = self._session.call, self._session.is_over
         while (call.epochs is None or self.progress.epoch < call.epochs) and not is_over():
-            call.epoch_ended = True
+            call.epoch_ended, call.has_opened = True, False
             yield self.progress.epoch
             if call.epoch_ended or not is_over():  # or the body ended with `break`
                 self._end_epoch()
 
     def steps(self, source: Any, every: str = "1 step") -> Iterator[Logs]:
         """Train for one epoch of a source and yield logs at regular intervals.
+
+        The epoch continues after the last batch if an earlier call left it unfinished, by a `break`
+        for example, and had the same source. Another source begins at its first batch; see `fit`.
 
         While the loop body runs, the state is exactly that after `logs.step`. Yielding after every
         step requires one compiled call per step, so `every="200 steps"` is faster. On JAX, steps
@@ -281,9 +295,12 @@ class Loop:
             train = as_source(source)
         if not session.call.running:
             arguments = {"every": every, "train": source_facts(train)}
-            if session.skip_completed_call(arguments):
+            if session.skip_completed_call(arguments, train):
                 return
         with shortened(), session.calling("steps") as call:
+            if call.sources_to_skip:  # an earlier process has finished this one, in this epoch
+                call.sources_to_skip -= 1
+                return
             before = self.progress
             if not call.has_epochs and before.epoch > session.resuming.begun.epoch:
                 session.restore_completed_call(train)
@@ -350,9 +367,8 @@ class Loop:
             yield
             session.services.save_if_due(self, before, session.progress)
         # The call may end where the epoch does.
-        return session.progress.batch == source.length and not session.feed.take(
-            1, session.progress
-        )
+        read = session.progress.batch - session.epoch_source.began
+        return read == source.length and not session.feed.take(1, session.progress)
 
     def _train(
         self,
@@ -386,9 +402,13 @@ class Loop:
         """Validate within an epoch if due, and record the results."""
         session, validation = self._session, self._session.call.validation
         if validation is not None and validation.due(before, session.progress):
-            session.record("validation", {**self.metrics(), **self._validate()})
+            session.record("validation", self._validated(self.metrics()))
             if source.endless:
                 session.training.reset_metrics()
+
+    def _validated(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return training means and metrics, and the results of a validation of this step."""
+        return merged(values, self._validate(), *MERGED)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate the validation sets, or return the results of this step if they exist."""
@@ -407,12 +427,14 @@ class Loop:
         """Validate, run the hooks that are due, record the epoch and save a checkpoint."""
         session, before, values = self._session, self.progress, self.metrics()
         if validation := session.call.validation:
-            due = validation.due(before, before, epoch_ended=True)
-            values |= self._validate() if due else validation.results_of(before.step)
+            if validation.due(before, before, epoch_ended=True):
+                self._validate()
+            values = merged(values, validation.results_of(before.step), *MERGED)
         session.feed.close()
         self._hooks.run_due(self, before, epoch_ended=True)
         session.record("epoch", values)
         session.progress = session.progress.at_epoch(before.epoch + 1)
+        session.epoch_source.begin_epoch()
         session.training.reset_metrics()
         session.services.save_if_due(self, before, before, epoch_ended=True)
 

@@ -250,6 +250,15 @@ def supervised() -> treadle.Task:
     return treadle.Supervised(keras.Sequential([dense(), head()]), cross_entropy(), "adam", metrics)
 
 
+def two_outputs() -> treadle.Task:
+    hidden = dense()(inputs := keras.Input((FEATURES,)))
+    model = keras.Model(inputs, {"kind": head()(hidden), "size": keras.layers.Dense(1)(hidden)})
+    losses = {"kind": cross_entropy(), "size": "mse"}
+    metrics = {"metrics": {"size": ["mae"]}, "weighted_metrics": {"kind": ["accuracy"]}}
+    weights = {"loss_weights": {"kind": 1.0, "size": 0.5}}
+    return treadle.Supervised(model, losses, "adam", **metrics, **weights)
+
+
 @dataclass(frozen=True)
 class Case:
     """A task, and what is special about it.
@@ -287,7 +296,10 @@ def batches_of(name: str, count: int) -> list[Any]:
 CASES: dict[str, Case] = {
     "unbuilt": classifier(dense, head),
     "supervised": case(supervised, batch=lambda x, y: (x, y, None)),
-    "sample-weight": case(supervised, batch=lambda x, y: (x, y, np.abs(x[:, 0]))),
+    "sample-weight": case(
+        two_outputs,
+        batch=lambda x, y: (x, {"kind": y, "size": x[:, 1:2]}, np.abs(x[:, 0])),
+    ),
     "adam": classifier(dense, head, optimizer=lambda: keras.optimizers.Adam(1e-2)),
     "momentum": classifier(dense, head, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9)),
     "nadam": classifier(dense, head, optimizer=lambda: keras.optimizers.Nadam(1e-2)),

@@ -25,6 +25,7 @@ MODULES = (
     "schedules",
     "steps.state",
     "steps.helpers",
+    "steps.supervised",
     "steps.task",
     "testing",
     "testing.checks",

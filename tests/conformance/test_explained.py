@@ -1,5 +1,7 @@
 """What is added to the words of frameworks, and which lines a traceback shows."""
 
+import importlib
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 from keras import ops
 from mistakes import Does, arrays, raised, source, told
+from numpy.linalg import norm
 
 import treadle
 from treadle import data
+from treadle.backends import user_code
 from treadle.errors import DataError, NonFiniteError
 
 # What frameworks say, and what is added
@@ -41,7 +45,7 @@ def makes_optimizer(task: Any, batch: Any, loss: Any) -> Any:
 CONDITION = "choose values with keras.ops.where, and branches that train with treadle.cond"
 NUMBER = "compute with keras.ops, for example keras.ops.cast, and return values to inspect from"
 VALUE = "return it from the step, and inspect it in a hook or in the history"
-NUMPY = "A NumPy function was called with a tensor of the step: use the function of the same name"
+NUMPY = "A NumPy function was called with a tensor of the step: use "
 MADE = "The step creates a variable: create layers, metrics and optimizers once, in the task's "
 TO_TENSORFLOW = "write it with keras.ops and treadle.gradients, which run everywhere, or run it"
 COMPILED = ("tensorflow", "jax")
@@ -77,6 +81,71 @@ def test_framework_errors_get_a_note_with_advice(
     notes = raised(Does(action)).__notes__
     assert hint in notes[-2]
     assert notes[-1].startswith("in train_step, step 1 (epoch 1, batch 1); the weights are those ")
+
+
+def clipped(x: Any) -> Any:
+    return np.clip(  # the user's line
+        x,
+        0.0,
+        1.0,
+    )
+
+
+NUMPY_FUNCTIONS: dict[str, tuple[Any, str, str]] = {
+    "of Python": (clipped, "keras.ops.clip", "numpy.clip"),
+    "of C": (lambda x: np.exp(x), "keras.ops.exp", "numpy.exp"),  # the user's line
+    "imported": (lambda x: norm(x), "keras.ops.norm", "numpy.linalg.norm"),  # the user's line
+    "array": (lambda x: np.asarray(x), "keras.ops.convert_to_tensor", "numpy.asarray"),
+    "no such": (lambda x: np.ediff1d(x), "functions of keras.ops", "numpy.ediff1d"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of NumPy, for tensors of PyTorch
+@pytest.mark.parametrize("name", NUMPY_FUNCTIONS)
+def test_a_numpy_function_is_named_with_the_users_line(name: str) -> None:
+    call, instead, called = NUMPY_FUNCTIONS[name]
+    line = rf", at test_explained\.py:{call.__code__.co_firstlineno + (call is clipped)}: "
+
+    def computed(task: Any, batch: Any, loss: Any) -> Any:
+        call(batch[0])
+
+    if keras.config.backend() != "torch":
+        note = raised(Does(computed)).__notes__[-2]
+        assert re.match(re.escape(f"{NUMPY}{instead} for {called}") + line, note)
+        return
+    with treadle.Loop(Does(computed), console=False) as loop:
+        loop.fit(source(), epochs=1)
+        refused = re.escape(f"it passes a tensor to {called} (use {instead})")
+        assert re.search(refused + line, str(loop.plan))
+
+    def differentiated(task: Any, batch: Any, loss: Any) -> Any:
+        treadle.gradients(lambda: ops.mean(call(task.model(batch[0]))), task.model)
+
+    note = raised(Does(differentiated)).__notes__[-2]
+    assert re.match(re.escape(f"{NUMPY}{instead} for {called}") + line, note)
+
+
+def test_an_installed_package_is_no_line_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless all the code is installed."""
+    (tmp_path / "installed_code.py").write_text("def call(f, x):\n    return f(x)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    call = importlib.import_module("installed_code").call
+
+    def found(*installed: str) -> str:
+        monkeypatch.setattr(user_code, "INSTALLED", installed)
+        user_code._is_installed.cache_clear()
+        try:
+            call(float, "text")
+        except ValueError as error:
+            return str(user_code.failed_line(error))
+        return ""
+
+    assert found(str(tmp_path)).endswith(': call(float, "text")')
+    assert found("/") == found() == "installed_code.py:2: return f(x)"
+    monkeypatch.undo()
+    user_code._is_installed.cache_clear()
 
 
 def test_framework_errors_in_evaluations_get_the_note_too() -> None:

@@ -296,7 +296,8 @@ def test_a_directory_removed_during_a_run_is_reported(tmp_path: Path) -> None:
         run(tmp_path / "run", at=at)
     where, *others = raised.value.__notes__
     assert where.startswith("in CSV.record, after step 26, epoch 2, batch 13")
-    assert any(f"cannot open the folder {tmp_path}/run" in other for other in others)
+    # The background thread may meet the loss at any of its operations.
+    assert any(f"{tmp_path}/run" in other for other in others)
 
 
 def test_a_moved_directory_and_a_moved_clock_change_nothing(

@@ -316,15 +316,3 @@ def test_accuracy_of_binary_logits_has_a_threshold_of_0() -> None:
     y = np.array([[1], [0], [0], [1]], "float32")
     with treadle.Loop(task, console=False) as loop:
         assert loop.evaluate([(x, y)])["hits"] == 0.75
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"), [("mse", "mean_squared_error"), (keras.losses.Hinge(), "hinge")]
-)
-def test_accuracy_of_other_losses_is_refused(loss: Any, name: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        treadle.Supervised(keras.Sequential([head()]), loss, "adam", ["accuracy"])
-    assert str(caught.value) == (
-        f"'accuracy' is ambiguous for the loss '{name}': write sparse_categorical_accuracy, "
-        "categorical_accuracy or binary_accuracy"
-    )

@@ -198,6 +198,7 @@ def test_labels_without_weight_are_no_violation() -> None:
     labels[[0, 17]], weights[[0, 17]] = -1, 0
     train = data.from_arrays(words, labels, weights, batch_size=ROWS, shuffle=False)
     runs(train)
+    weights = weights.copy()
     weights[17] = 0.5
     train = data.from_arrays(words, labels, weights, batch_size=ROWS, shuffle=False)
     assert error(train, options=CHECKED).startswith("train_step, step 5: labels must be")
@@ -224,6 +225,7 @@ def test_labels_where_the_mask_is_false_are_no_violation() -> None:
     words, _ = arrays()
     tags = np.where(words == 0, -1, words % CLASSES).astype("int32")
     runs(data.from_arrays(words, tags, batch_size=ROWS), Tagger())
+    words, tags = words.copy(), tags.copy()
     tags[-1, 0], words[-1, 0] = CLASSES, 1
     train = data.from_arrays(words, tags, batch_size=ROWS, shuffle=False)
     assert error(train, Tagger(), CHECKED).startswith("train_step, step 6: labels must be")

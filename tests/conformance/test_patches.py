@@ -29,6 +29,7 @@ def of_torch() -> dict[str, Callable[[], list[Any]]]:
     return {
         "OpOverload": lambda: [torch.ops.aten.add.Tensor],
         "torch.ops.aten": lambda: [torch.ops.aten],
+        "Tensor": lambda: [torch.zeros(1)],
         "UntypedStorage and Generator": lambda: [
             torch.zeros(1).untyped_storage(),
             torch.Generator(),

@@ -1,7 +1,7 @@
 """The backend interface, and the selection of the running backend.
 
-`Backend` is everything that Treadle needs from a framework, as four protocols: the operations that
-steps call, the execution of programs, the values of variables, and facts about devices.
+`Backend` is everything that Treadle needs from a framework, as five protocols: the operations and
+the control flow of steps, the execution of programs, the values of variables, facts about devices.
 """
 
 import importlib
@@ -134,7 +134,7 @@ def single_device_only(devices: Any, backend: str) -> ConfigurationError:
 
 
 class Transformations(Protocol):
-    """Differentiation, recomputation and control flow: the operations that steps call."""
+    """Differentiation and recomputation: operations that steps call."""
 
     def differentiate(
         self,
@@ -154,6 +154,14 @@ class Transformations(Protocol):
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return a context in which no intermediate results are stored for a backward pass."""
+        ...
+
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which what the user reads of these variables does not change later.
+
+        Args:
+            written: The ids of the variables that a step assigns.
+        """
         ...
 
     def gathered(self, x: Tensor) -> Tensor:
@@ -186,19 +194,66 @@ class Transformations(Protocol):
         """
         ...
 
+
+Step = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
+"""A function of what a scan carries and of a row, which returns both after it."""
+
+
+class ControlFlow(Protocol):
+    """Branches and loops, in which functions may assign variables: changes carry over."""
+
     def cond(
         self,
         predicate: Tensor,
         then: Callable[[], list[Tensor]],
         otherwise: Callable[[], list[Tensor]],
     ) -> list[Tensor]:
-        """Run one of two branches; both may assign variables, and return as many tensors."""
+        """Run one of two branches; both return as many tensors."""
         ...
 
-    def for_each(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
+    def switch(self, index: Tensor, branches: Sequence[Callable[[], list[Tensor]]]) -> list[Tensor]:
+        """Run one of several branches; an index out of range selects the first or the last one."""
+        ...
+
+    def scan(
+        self,
+        function: Step,
+        carry: list[Tensor],
+        inputs: list[Tensor],
+        count: int,
+        reverse: bool = False,
+        unroll: int | bool = 1,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Run a function for each row of inputs, in order, and stack what it returns.
+
+        Args:
+            function: Returns what is carried to the next row, and tensors to stack.
+            carry: What the first row gets.
+            inputs: Tensors with the same first dimension.
+            count: The number of rows.
+            reverse: Whether to begin with the last row.
+            unroll: How many rows an iteration of a compiled loop may take.
+        """
+        ...
+
+    def while_loop(
+        self,
+        condition: Callable[[list[Tensor]], Tensor],
+        body: Callable[[list[Tensor]], list[Tensor]],
+        values: list[Tensor],
+        maximum: int | None,
     ) -> list[Tensor]:
-        """Map a function over the first axis, in order; state changes carry over."""
+        """Run `body` while `condition` is true, at most `maximum` times."""
+        ...
+
+    def fori_loop(
+        self,
+        lower: Any,
+        upper: Any,
+        body: Callable[[Tensor, list[Tensor]], list[Tensor]],
+        values: list[Tensor],
+    ) -> list[Tensor]:
+        """Run `body` for the integers from `lower` to `upper`, without that one."""
         ...
 
 
@@ -449,7 +504,7 @@ class Devices(Protocol):
         ...
 
 
-class Backend(Transformations, Execution, Variables, Devices, Protocol):
+class Backend(Transformations, ControlFlow, Execution, Variables, Devices, Protocol):
     """The operations that Treadle needs from a framework."""
 
     name: str

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..core.backend_choice import BACKENDS
+from .user_code import failed_line, numpy_function
 
 CONDITION = (
     "A Python `if`, `while`, `and` or bool() used a tensor, whose value is not known while "
@@ -18,10 +19,7 @@ VALUE = (
     "The value of a tensor is not known while the step is compiled: return it from the step, and "
     "inspect it in a hook or in the history"
 )
-NUMPY = (
-    "A NumPy function was called with a tensor of the step: use the function of the same name in "
-    "keras.ops"
-)
+NUMPY = "A NumPy function was called with a tensor of the step: "
 KEPT = (
     "A tensor of another call of the step was used: keep state between steps in a keras.Variable "
     "that is an attribute of the task"
@@ -34,6 +32,10 @@ DTYPES = (
     "TensorFlow computes nothing from tensors of two dtypes: cast one of them, for example with "
     "keras.ops.cast(x, y.dtype), or use the functions of keras.ops, such as keras.ops.multiply(x, "
     "y), which do"
+)
+INTEGERS = (
+    "JAX computes with integers of 32 bits: write a larger number as a float, such as 2.0**40, or "
+    "turn 64-bit types on with treadle.setup(precision='float64')"
 )
 OUT_OF_RANGE = (
     "An index or a label is out of range: treadle.Options(checked=True) checks every batch, and "
@@ -77,6 +79,15 @@ def common(error: BaseException, name: str) -> str:
         f"keras.ops and treadle.gradients, which run everywhere, or run it with "
         f"KERAS_BACKEND={other}"
     )
+
+
+def numpy_called(error: BaseException) -> str:
+    """Return the explanation of an error of a NumPy function, with the user's line."""
+    line = failed_line(error)
+    name, instead = numpy_function(line)
+    if not name:
+        return NUMPY + "use the function of the same name in keras.ops"
+    return f"{NUMPY}use {instead} for {name}, at {line}"
 
 
 def device_lost(error: BaseException) -> bool:

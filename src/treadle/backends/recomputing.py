@@ -55,7 +55,7 @@ class Recomputed:
         first = self._changed is None
         with (
             nullcontext() if first else self.surroundings(),
-            Scope([*held, *self._before]) as scope,
+            _SameAgain([*held, *self._before]) as scope,
         ):
             result = self._function(*inputs)
         if first:
@@ -78,6 +78,13 @@ class Recomputed:
     def release(self) -> None:
         """Apply the assignments of the first run."""
         hand_outward(self._changed or {})
+
+
+class _SameAgain(Scope):
+    """A scope whose assignments do the same again in the backward pass, without outer scopes."""
+
+    def _leaf(self, variable: Variable) -> None:
+        """Return None: assigned values get the gradient of the weight when they are released."""
 
 
 def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:

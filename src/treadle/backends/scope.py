@@ -33,7 +33,8 @@ class Scope(keras.StatelessScope):
         pairs = list(values)
         self._holds = {id(variable): variable for variable, _ in pairs}  # keeps the ids alive
         self.state_mapping = {id(variable): value for variable, value in pairs}
-        self._leaves = dict(self.state_mapping) if differentiated else {}
+        self._given = dict(self.state_mapping)
+        self._differentiated = differentiated
         self.assigned: dict[int, Variable] = {}
         self.foreign: dict[int, Variable] = {}
 
@@ -65,12 +66,19 @@ class Scope(keras.StatelessScope):
         """
         variable, value = update
         value = ops.stop_gradient(value)  # in-place assignments carry no gradient either
-        leaf = self._leaves.get(id(variable))
+        leaf = self._leaf(variable)
         if leaf is not None:
             value = value + (leaf - ops.stop_gradient(leaf))
         self._holds[id(variable)] = variable
         self.assigned[id(variable)] = variable
         self.state_mapping[id(variable)] = value
+
+    def note(self, inner: "Scope") -> None:
+        """Count what an inner scope read and assigned as read and assigned here, unchanged."""
+        self.foreign |= inner.foreign
+        for key, variable in inner.assigned.items():
+            self.state_mapping[key] = self.get_current_value(variable)
+            self._holds[key] = self.assigned[key] = variable
 
     def changed(self) -> dict[int, tuple[Variable, Tensor]]:
         """Return `{id: (variable, value)}` of the variables that were assigned inside."""
@@ -87,8 +95,18 @@ class Scope(keras.StatelessScope):
         value = self.state_mapping.get(id(variable))
         outer = self.original_scope
         if value is None and isinstance(outer, Scope):
-            value = outer._held(variable)
+            return outer._held(variable)
+        if value is None and outer is not None:  # Keras' own, as in `stateless_call`
+            return outer.get_current_value(variable)
         return value
+
+    def _leaf(self, variable: Variable) -> Tensor | None:
+        """Return the value at which this scope or an enclosing one differentiates a variable."""
+        given, outer = self._given.get(id(variable)), self.original_scope
+        if self._differentiated and given is not None:
+            return given
+        leaf = outer._leaf(variable) if isinstance(outer, Scope) else None
+        return leaf if leaf is None or given is None else given
 
 
 class DirectScope(Scope):
@@ -118,6 +136,20 @@ class DirectScope(Scope):
         self.foreign[id(variable)] = variable
         if new and self._keep is not None:
             self.kept.append((variable, self._keep(variable)))
+
+
+def tried(function: Callable[[], Any]) -> tuple[Any, Scope]:
+    """Call a function in a dry run, and discard what it assigns, which is only noted.
+
+    Returns:
+        What it returned, and its scope, which knows what it read and assigned.
+    """
+    with Scope() as scope:
+        result = function()
+    outer = get_stateless_scope()
+    if isinstance(outer, Scope):
+        outer.note(scope)
+    return result, scope
 
 
 def restored(function: Callable[[], Any], variables: Any) -> DirectScope:

@@ -19,6 +19,7 @@ class Build:
         read: Variables that were read, by id.
         written: Variables that were assigned, by id.
         differentiated: Whether `gradients` was called, so that the step is portable, not native.
+        branches: Whether compiled Python may branch by values, and assign other variables.
         settled: Ids of variables that the step already uses for batches of other shapes: they must
             not be replaced.
         limits: The ranges of the indices and labels that the step uses.
@@ -28,6 +29,7 @@ class Build:
     read: dict[int, Variable] = field(default_factory=lambda: {})
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False
+    branches: bool = False
     settled: frozenset[int] = frozenset()
     limits: "Sequence[Limit]" = ()
 
@@ -154,6 +156,11 @@ def context() -> StepContext:
     if not hasattr(_running, "bare"):  # one object per thread: nested gradients count their depth
         _running.bare = StepContext()
     return _running.bare
+
+
+def is_running() -> bool:
+    """Return whether a step runs in this thread."""
+    return bool(getattr(_running, "stack", None))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
+from .attributes import attributes_of
 from .determinism import is_deterministic
 from .functions import closure_of, code_in, function_of
 from .options import backend_name, precision_name, run_seed, without_tensorflow
@@ -93,7 +94,7 @@ def identity(task: Any) -> dict[str, Any]:
         {'slope': 2, 'rate': 0.1}
     """
     # If the task is also a layer, its attributes include Keras' internal bookkeeping.
-    attributes = {} if hasattr(task, "get_config") else vars(task)
+    attributes = {} if hasattr(task, "get_config") else attributes_of(task)
     plain = {k: described(v) for k, v in attributes.items() if isinstance(v, PLAIN[:4])}
     made: MadeWith = getattr(task, "_made_with", MadeWith({}))
     return {

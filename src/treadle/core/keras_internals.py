@@ -35,6 +35,30 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/common/stateless_scope.py",
         "()",
     ),
+    "in_symbolic_scope": Internal(
+        "keras.src.backend.common.symbolic_scope:in_symbolic_scope",
+        "branches and loops are Keras' own where it only computes shapes",
+        f"{KERAS}/backend/common/symbolic_scope.py",
+        "()",
+    ),
+    **{
+        f"core.{name}": Internal(
+            f"keras.src.backend:core.{name}",
+            "patched by `steps/keras_control_flow.py`: variables that are assigned are carried",
+            f"{KERAS}/ops/core.py",
+            signature,
+        )
+        for name, signature in {
+            "cond": "(pred, true_fn, false_fn)",
+            "switch": "(index, branches, *operands)",
+            "map": "(f, xs)",
+            "scan": "(f, init, xs=None, length=None, reverse=False, unroll=1)",
+            "while_loop": "(cond, body, loop_vars, maximum_iterations=None)",
+            "fori_loop": "(lower, upper, body_fun, init_val)",
+            "vectorized_map": "(function, elements)",
+            "associative_scan": "(f, elems, reverse=False, axis=0)",
+        }.items()
+    },
     "global_state": Internal(
         "keras.src.backend.common.global_state",
         "the call context and the automatic names of layers are kept there",
@@ -66,17 +90,22 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/utils/module_utils.py",
         members=("tensorflow",),
     ),
-    "LossFunctionWrapper": Internal(
-        "keras.src.losses.losses:LossFunctionWrapper",
-        "plain loss functions get sample weights and reduction, as under `compile`",
-        f"{KERAS}/losses/losses.py",
-        "(fn, reduction='sum_over_batch_size', name=None, dtype=None, **kwargs)",
+    "compile_utils": Internal(
+        "keras.src.trainers.compile_utils",
+        "the losses and metrics of `treadle.Supervised` are those that `compile` makes",
+        f"{KERAS}/trainers/compile_utils.py",
+        members=("CompileLoss", "CompileMetrics", "get_loss"),
     ),
     "SerializableDict": Internal(
         "keras.src.saving.serialization_lib:SerializableDict",
         "files saved by callbacks hold the configuration that `compile` would have stored",
         f"{KERAS}/saving/serialization_lib.py",
         "(**config)",
+    ),
+    "core": Internal(
+        "keras.src.backend:core",
+        "patched by `steps/keras_control_flow.py`, see `core.cond`",
+        f"{KERAS}/ops/core.py",
     ),
     "ops": Internal(
         "keras.src.ops",
@@ -200,6 +229,12 @@ ATTRIBUTES: dict[str, Attribute] = {
         "distinguishes functional models from other layers without importing their class",
         f"{KERAS}/ops/function.py",
     ),
+    "_nodes": Attribute(
+        "Functional",
+        "ids of the operations, which `frozen_copy` replaces in a copy",
+        f"{KERAS}/ops/function.py",
+    ),
+    "_autocast": Attribute("Variable", "copies of variables cast alike", _VARIABLE),
     "_learning_rate": Attribute(
         "Optimizer", "`learning_rate` gives the current value, and this the schedule", _OPTIMIZER
     ),

@@ -53,7 +53,8 @@ class Record:
     """A log record: values logged at one step of the run.
 
     Attributes:
-        kind: `"epoch"`, `"validation"` or `"log"` (logged by the user).
+        kind: `"epoch"`, `"partial"` (an epoch that ended early, since training continued with
+            another source), `"validation"` or `"log"` (logged by the user).
         progress: The progress of the run at this step.
         values: Name to number, string or image.
     """

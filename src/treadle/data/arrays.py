@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.window import Rows, Window
 from ..core import structures
 from ..errors import DataError, whole_number
-from .leaves import as_arrays, named
+from .leaves import Array, as_arrays, mapped_base, named
 from .order import Integers, Permutation
 from .reader import refuse_beyond
 from .source import BaseSource, ReadRequest
@@ -39,6 +39,7 @@ def from_arrays(
     shuffle: bool = True,
     drop_last: bool = False,
     seed: int | None = None,
+    changing: bool = False,
 ) -> "ArraySource":
     """Create a source of batches from arrays whose first axis is the example.
 
@@ -49,6 +50,10 @@ def from_arrays(
     Every epoch has a different order, which depends on (seed, epoch) only, needs no memory, and can
     be read from any position. Dtypes are not changed (float64 is kept); models cast their inputs.
 
+    The arrays become read-only, since copies of them may be on a device: assigning to them raises
+    NumPy's error. With `changing=True` they stay writable, and their present values are read for
+    each batch, which takes longer.
+
     Args:
         *arrays: Arrays of shape (examples, …), or structures of them. None leaves stay None.
             Memory-mapped arrays are read as needed.
@@ -56,6 +61,7 @@ def from_arrays(
         shuffle: Whether to shuffle each epoch; otherwise examples come in stored order.
         drop_last: Whether to drop the last batch of an epoch if it is shorter than the others.
         seed: The seed of the order; None derives it from the seed of the run.
+        changing: Whether the values of the arrays change while the source is in use.
 
     Raises:
         DataError: If there are no arrays, examples or full batches; if lengths differ; if
@@ -96,7 +102,9 @@ def from_arrays(
         )
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
-    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed)
+    if not changing:
+        structure = structures.mapped(_read_only, structure)
+    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +118,7 @@ class ArraySource(BaseSource):
         shuffle: Whether each epoch is shuffled.
         drop_last: Whether a shorter last batch is dropped.
         seed: The seed of the order, or None for the seed of the run.
+        changing: Whether the values of the arrays change while the source is in use.
         endless: Always False: every epoch ends.
         inexact: Always None: reading can start at any position.
         closed_loop: Always False: batches do not depend on the state of the run.
@@ -121,6 +130,7 @@ class ArraySource(BaseSource):
     shuffle: bool
     drop_last: bool
     seed: int | None
+    changing: bool = False
 
     endless: bool = field(default=False, init=False)
     inexact: str | None = field(default=None, init=False)
@@ -129,7 +139,7 @@ class ArraySource(BaseSource):
     @property
     def on_disk(self) -> bool:
         """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
-        return any(_mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
+        return any(mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
 
     @property
     def length(self) -> int:
@@ -143,11 +153,13 @@ class ArraySource(BaseSource):
         return min(self.batch_size, self.examples)
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str | None:
         """A short hash of the shapes, dtypes, and a sample of evenly spaced rows.
 
-        Other rows are not hashed. The memory layout of arrays has no effect.
+        Other rows are not hashed. The memory layout of arrays has no effect. None if they change.
         """
+        if self.changing:
+            return None
         found = hashlib.sha256()
         for path, leaf in structures.with_paths(self.arrays):
             found.update(repr((path, (leaf.shape, leaf.dtype.name))).encode())
@@ -238,10 +250,11 @@ class ArrayReader:
             return None
         self._next += len(indices)
         window = Window.of_rows(Rows(self._source, self._source.arrays, indices))
-        if self._mapped is None:
+        if self._mapped is None and not self._source.changing:
             return window
         gathered = window.streamed()
-        self._mapped.gathered(indices.size)
+        if self._mapped is not None:
+            self._mapped.gathered(indices.size)
         return gathered
 
     def put_back(self, window: Window) -> None:
@@ -253,6 +266,18 @@ class ArrayReader:
 
     def close(self) -> None:
         """Do nothing: the reader has no resources."""
+
+
+def _read_only(array: Array) -> Array:
+    """Make an array of the user read-only, and what it is a view of; return a view for the source.
+
+    The view itself stays writable, since PyTorch shares memory with writable arrays only.
+    """
+    held, part = array.view(), array
+    while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
+        part.flags.writeable = False
+        part = part.base
+    return held
 
 
 class _Mapped:
@@ -275,7 +300,7 @@ class _Mapped:
     def of(cls, arrays: Any) -> "_Mapped | None":
         """Return the memory-mapped arrays of a structure, or None if there are none."""
         leaves = structures.flatten(arrays)
-        bases = [base for leaf in leaves if (base := _mapped_base(leaf)) is not None]
+        bases = [base for leaf in leaves if (base := mapped_base(leaf)) is not None]
         if not bases:
             return None
         # Releasing a private copy-on-write map would discard changes of its arrays.
@@ -290,13 +315,6 @@ class _Mapped:
             self._rows = 0
             for each in self._maps:
                 each.madvise(_RELEASE)
-
-
-def _mapped_base(array: Any) -> Any:
-    """Return the memory map that an array is, or is a view of; None if it is in memory."""
-    while array is not None and not isinstance(array, np.memmap):
-        array = getattr(array, "base", None)
-    return array
 
 
 def _map_of(array: Any) -> Any:

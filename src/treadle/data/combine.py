@@ -185,7 +185,12 @@ class GroupReader(CountingReader):
         """Return one group that starts with a window shorter than the group."""
         windows, missing = [first], self._n - first.count
         while missing:
-            following = self._part.take(missing)
+            try:
+                following = self._part.take(missing)
+            except Exception:
+                for window in reversed(windows):
+                    self._part.put_back(window)
+                raise
             if following is None:
                 return None
             windows.append(following)
@@ -308,7 +313,12 @@ class ZippedReader(CountingReader):
             most = min(most, self._length - self.given)
         windows: dict[str, Window] = {}
         for name, reader in self._readers.items():
-            window = reader.take(most) if most else None
+            try:
+                window = reader.take(most) if most else None
+            except Exception:  # an iterator yields each batch only once
+                for taken, part in windows.items():
+                    self._readers[taken].put_back(part)
+                raise
             if window is None:
                 most = 0
                 break

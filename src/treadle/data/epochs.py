@@ -1,5 +1,6 @@
 """Limiting the number of batches per epoch, also for endless streams."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from ..backends.window import Window
@@ -99,15 +100,18 @@ class LimitedSource(BaseSource):
 
         If a stream is at this batch already, reading continues there. Otherwise, the stream is
         reopened at its position. Without a position, a stream that cannot seek is restarted, and
-        all batches before the start, including those of earlier epochs, are read and discarded.
+        all batches before the start, including those of earlier epochs of the same source, are read
+        and discarded.
 
         Raises:
             DataError: If the epoch has fewer than `start` batches.
         """
-        epoch, start, position = request.epoch, request.start, request.position
-        refuse_beyond(start, self.length, epoch)
+        start, position = request.start, request.position
+        refuse_beyond(start, self.length, request.epoch)
         if self.source.length is not None:
             return Head(read_from(self.source, request), self.batches - start)
+        epoch = request.epoch - request.since
+        request = replace(request, since=0)
         stream = self._stream
         if stream is None or stream.request != request.at(0) or not stream.at(epoch, start):
             stream = Stream(self.source, self.batches, request.at(0))
@@ -177,7 +181,7 @@ class Stream:
         self._reader: Reader | None = None
         self._epoch = 0
         self._batch = 0
-        self._ended = False
+        self._ended = self._failed = False
 
     def at(self, epoch: int, start: int) -> bool:
         """Return whether the next batch is this one; advance to the next epoch if it is due."""
@@ -212,7 +216,11 @@ class Stream:
             return None
         reader = self._open_pass() if self._reader is None else self._reader
         most = min(most, self._batches - self._batch)
-        window = reader.take(most)
+        try:
+            window = reader.take(most)
+        except Exception:
+            self._failed = True
+            raise
         if window is None and self._batch == 0:  # the pass ended exactly with the previous epoch
             reader.close()
             self._pass, self._given, self._part = self._pass + 1, 0, None
@@ -239,7 +247,15 @@ class Stream:
         return {**passed, "epoch": self._epoch, "at": self._batch - ahead}
 
     def close(self) -> None:
-        """Do nothing: the next epoch continues with the open pass."""
+        """Do nothing, since the next epoch continues with the open pass, unless reading failed.
+
+        The pass is then opened again at the batch that could not be read.
+        """
+        if self._failed and self._reader is not None:
+            self._part = position_of(self._reader)
+            self._reader.close()
+            self._reader = None
+        self._failed = False
 
     def _open_pass(self) -> Reader:
         """Open the reader of the current pass at the current batch."""

@@ -76,6 +76,31 @@ def as_array(path: Path, leaf: Any) -> Array:
             f"of numbers or booleans. Encode strings and categories as numbers, pad ragged arrays, "
             f"and make sparse arrays dense"
         )
+    return native(path, array)
+
+
+def native(path: Path, array: Array) -> Array:
+    """Return an array in the byte order of this machine, which is the only one that backends know.
+
+    Raises:
+        DataError: If the array is a memory-mapped file in the other order.
+    """
+    if array.dtype.isnative:
+        return array
+    dtype = array.dtype.newbyteorder("=")
+    if mapped_base(array) is not None:
+        raise DataError(
+            f"{named(path)} is a memory-mapped file of dtype {array.dtype.str}, whose byte order "
+            f"is not that of this machine: write it once as {dtype.name}, or read it into memory "
+            "with numpy.asarray(x).astype"
+        )
+    return array.astype(dtype)
+
+
+def mapped_base(array: Any) -> Any:
+    """Return the memory map that an array is, or is a view of; None if it is in memory."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
     return array
 
 

@@ -156,8 +156,11 @@ class BatchReader(CountingReader):
             self._next(until=self._reading.start)
 
     def close(self) -> None:
-        """Release threads and files, by closing a generator."""
-        self._let_go = True
+        """Release threads and files, by closing a generator; forget an error.
+
+        An iterator that can be read only once goes on after its error, if it does.
+        """
+        self._let_go, self._failure = True, None
         close = getattr(self._iterator, "close", None)
         if close is not None:
             close()

@@ -117,6 +117,7 @@ class ReadRequest:
             the order of the data.
         position: The position that a reader returned at this batch or at the end of the previous
             epoch; None if there is none.
+        since: The epoch in which the loop began with this source, after other data.
     """
 
     epoch: int
@@ -125,6 +126,7 @@ class ReadRequest:
     loop: LoopView | None = None
     ordered: bool = False
     position: Position | None = None
+    since: int = 0
 
     def at(self, epoch: int, start: int = 0, position: Position | None = None) -> "ReadRequest":
         """Return the same request for another place."""
@@ -147,9 +149,10 @@ class BaseSource(ABC):
         loop: LoopView | None = None,
         ordered: bool = False,
         position: Position | None = None,
+        since: int = 0,
     ) -> Reader:
         """Read an epoch, starting at batch `start`; see `ReadRequest` for the arguments."""
-        return self.open(ReadRequest(epoch, start, seed, loop, ordered, position))
+        return self.open(ReadRequest(epoch, start, seed, loop, ordered, position, since))
 
     @property
     def closed(self) -> bool:
@@ -161,9 +164,12 @@ class BaseSource(ABC):
 def read_from(source: Source, request: ReadRequest) -> Reader:
     """Open a reader of any source: the only place where a request becomes arguments of `read`.
 
-    A user's `read` may lack the argument `position`, which most sources do not need.
+    A user's `read` may lack the argument `position`, which most sources do not need, and has no
+    `since`.
     """
     more: dict[str, Any] = {} if request.position is None else {"position": request.position}
+    if request.since and isinstance(source, BaseSource):
+        more["since"] = request.since
     return source.read(
         request.epoch,
         request.start,

@@ -134,7 +134,8 @@ class _Run:
                 f"{directory} holds the run of another task: {'; '.join(found)}. Create the task "
                 "as for the run, after the same treadle.setup, on the same backend"
             )
-        self._sources = Sources(train, validation, past.calls, directory)
+        left = [line["step"] for line in past.log.records if line["kind"] == "partial"]
+        self._sources = Sources(train, validation, past.calls, directory, left)
         self._log, self._last = past.log, past.last
         forms = [part.values for part in past.log.parts]
         skips = any(UNDONE in names and LOSS_SCALE not in names for names in forms)

@@ -101,15 +101,22 @@ class Sources:
         validation: The validation data; only needed if hooks use the results.
         calls: The calls of the loop that the run recorded.
         directory: The run directory, for messages.
+        left: The steps after which training continued with another source.
     """
 
     def __init__(
-        self, train: Any, validation: Any, calls: Sequence[Mapping[str, Any]], directory: Path
+        self,
+        train: Any,
+        validation: Any,
+        calls: Sequence[Mapping[str, Any]],
+        directory: Path,
+        left: Sequence[int] = (),
     ) -> None:
         by_call = isinstance(train, Mapping) and all(isinstance(key, int) for key in train)
         self._train: Mapping[int, Any] | None = train if by_call else None
         self._every = None if by_call else as_source(train)
         self.validation, self.calls, self._directory = validation, calls, directory
+        self.left = left
 
     def of(self, call: int) -> Any:
         """Return the training source of a call.
@@ -191,7 +198,8 @@ class Visit:
         scheduled = [hook for hook in kept if isinstance(hook, Scheduled)]
         self._run, self._start = run, found.path.name
         begun = _begun(found)
-        self._next_call = LoopState.decode(begun).call
+        self._first = LoopState.decode(begun)
+        self._next_call = self._first.call
         self._feed = _RecordingFeed()
         start = StartPoint(begun, run / LOG, constants, excluded)
         services = Services(
@@ -239,7 +247,10 @@ class Visit:
         epochs, steps = call.get("epochs"), call.get("steps")
         if "every" in call:  # `loop.steps` outside of `loop.epochs`
             epochs = 1
-        if epochs is None and steps is None:  # a time limit or a `break` ended it
+        left = self._left_after(number, sources.left)
+        if left is not None:  # a time limit or a `break` may have ended this call
+            steps = left if steps is None else min(steps, left)
+        if epochs is None and steps is None:
             steps = self._last
         span = call.get("validate_every", {"amount": 1, "of": "epoch"})
         self.loop.fit(
@@ -249,6 +260,15 @@ class Visit:
             steps=steps,
             validate_every=f"{span['amount']} {span['of']}",
         )
+
+    def _left_after(self, number: int, left: Sequence[int]) -> int | None:
+        """Return how many steps a call may have before training continues with another source."""
+        at, begun = self.loop.progress, self.loop.progress.step
+        # A checkpoint within an epoch is from before the next call, which ends that epoch.
+        least = at.step + 1
+        if number == self._first.call:
+            begun, least = self._first.begun.step, at.step if at.batch else least
+        return min((step - begun for step in left if step >= least), default=None)
 
     def before_window(self) -> None:
         """Record the inputs of the last step, or end the visit if the condition holds already."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import keras_internals
+from ..core.attributes import attributes_of
 from ..core.hook import LoopView
 from ..errors import ConfigurationError
 
@@ -19,7 +20,9 @@ def only_model(task: Any) -> Any:
 
     if isinstance(task, keras.Model):
         return task
-    found = {name: value for name, value in vars(task).items() if isinstance(value, keras.Model)}
+    found = {
+        name: value for name, value in attributes_of(task).items() if isinstance(value, keras.Model)
+    }
     if len(found) != 1:
         names = ", ".join(found) or "none as an attribute"
         example = next(iter(found), "model")
@@ -61,7 +64,7 @@ def compiled_attributes(task: Any, model: Any, optimizer: Any) -> dict[str, Any]
     """
     import keras
 
-    from ..steps.task import Supervised
+    from ..steps.supervised import Supervised
 
     if isinstance(optimizer, _Ambiguous):
         return {}
@@ -74,10 +77,7 @@ def compiled_attributes(task: Any, model: Any, optimizer: Any) -> dict[str, Any]
     config = {} if before is None else {name: before.config[name] for name in kept}
     config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
-        # Unwrap a plain function: `compile` wraps it again.
-        wrapped = type(task.loss) is keras_internals.LossFunctionWrapper
-        config["loss"] = task.loss.fn if wrapped else task.loss
-        config["metrics"] = list(task.metrics.values())
+        config |= task.compiled.arguments
     serializable = keras_internals.SerializableDict(**config)
     return {"compiled": True, "_compile_config": serializable}
 

@@ -206,7 +206,14 @@ class _Call:
             self.waiting = record
         else:
             self._show_waiting()
-            self._print_values(record)
+            if record.kind == "partial":
+                at = record.progress
+                self._print(
+                    f"epoch {at.epoch + 1} ends after {at.batch:,} of its batches: training "
+                    "continues with another source"
+                )
+            else:
+                self._print_values(record)
 
     def close(self, loop: LoopView, error: BaseException | None) -> None:
         """Remove the bars and print the last line."""

@@ -9,6 +9,7 @@ from ..checkpoint.arrays import read_arrays as read_arrays
 from ..checkpoint.arrays import write_arrays
 from ..checkpoint.dtypes import dtype_called
 from ..checkpoint.tensor_file import in_file_order
+from ..core.attributes import attributes_of
 from ..core.directory import STATE
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
@@ -53,7 +54,7 @@ class FinalModel(Hook):
         arrays = {p: _Unread(v) for p, v in state.variables.items()} if split else state.arrays()
         write_arrays(loop.directory / STATE, arrays)
         with Folder.open(loop.directory) as folder:
-            for name, value in vars(loop.task).items():
+            for name, value in attributes_of(loop.task).items():
                 if isinstance(value, keras.Model):
                     split = active().is_split(value.variables)
                     fault = _SPLIT if split else _save(value, folder, f"{name}.keras")

@@ -65,7 +65,7 @@ class JSONLines(Hook):
     chief_only = True
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._path = path
+        self._path = None if path is None else Path(path).absolute()
         self._folder: Folder | None = None
         self._file: BinaryIO | None = None
         self._size: int | None = None
@@ -73,7 +73,7 @@ class JSONLines(Hook):
 
     def path_in(self, directory: Path) -> Path:
         """Return the path of the log for a run in this directory."""
-        return directory / LOG if self._path is None else Path(self._path)
+        return directory / LOG if self._path is None else self._path
 
     def start(self, loop: LoopView) -> None:
         """Open the file, after removing lines of later steps."""
@@ -148,7 +148,7 @@ class CSV(Hook):
     chief_only = True
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._given = path
+        self._given = None if path is None else Path(path).absolute()
         self._path: Path | None = None
         self._unsynced = False
         self._kept: int | None = None
@@ -297,14 +297,14 @@ def _not_a_row(path: Path, number: int, why: str) -> DataError:
     return DataError(f"line {number} of {path} is not a row of an epoch: {why}{ADVICE}")
 
 
-def _resolved(path: str | Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
+def _resolved(path: Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
     if path is None and loop.directory is None:
         kind = type(hook).__name__
         raise ConfigurationError(
             f"{kind}() writes {default} into the run directory, but this run has none: pass "
             f"{kind}('{default}'), or a directory to the loop"
         )
-    return Path(path) if path is not None else Path(loop.directory or "") / default
+    return path if path is not None else Path(loop.directory or "") / default
 
 
 def cut_after(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> Hash:

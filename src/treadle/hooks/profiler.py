@@ -53,7 +53,8 @@ class Profiler(DetailedHook):
                 f"Profiler(steps={steps!r}) must be two numbers of steps, the second one larger, "
                 "as '100:110'"
             )
-        self._first, self._last, self._given = first, last, directory
+        self._first, self._last = first, last
+        self._given = None if directory is None else Path(directory).absolute()
         ends = [step for step in (first, last) if step]
         self.when = tuple(When(Span(step, "step"), repeat=False) for step in ends)
         self._costs = Costs()
@@ -71,7 +72,7 @@ class Profiler(DetailedHook):
                 "Profiler(directory='profile'), or a directory to the loop"
             )
         own = Path(loop.directory or "") / "profile"
-        self._directory = Path(self._given) if self._given is not None else own
+        self._directory = own if self._given is None else self._given
 
     def before(self, loop: LoopView) -> None:
         """Start the trace if it is due."""

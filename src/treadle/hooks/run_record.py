@@ -12,6 +12,7 @@ from ..checkpoint import Checkpoints
 from ..checkpoint.final_files import final_state, list_files
 from ..checkpoint.recovery import newest_hash, recorded_run
 from ..checkpoint.removal import remove_checkpoints
+from ..core.attributes import attributes_of
 from ..core.directory import (
     CHECKPOINTS,
     DOCTOR,
@@ -79,7 +80,7 @@ class RunRecord(Hook):
     ) -> None:
         self.path, self._override = path, override
         self.overridden: list[str] = []
-        self._leaves = [*LEFT_BEHIND, *(f"{attribute}{MODEL}" for attribute in vars(task))]
+        self._leaves = [*LEFT_BEHIND, *(f"{attribute}{MODEL}" for attribute in attributes_of(task))]
         self._lock = Lock(path)
         self._made = [place for place in (path, *path.parents) if not place.exists()]
         self._left = False  # whether the directory was removed again
@@ -301,7 +302,8 @@ class RunRecord(Hook):
             if done:
                 from keras import Model  # late: it fixes the backend
 
-                models = [f"{n}{MODEL}" for n, x in vars(loop.task).items() if isinstance(x, Model)]
+                held = attributes_of(loop.task)
+                models = [f"{n}{MODEL}" for n, x in held.items() if isinstance(x, Model)]
                 with Folder.open(self.path) as folder:
                     files = list_files(folder, [STATE, *models, HEALTH])
                 end = _now(), files, newest_hash(self.path)

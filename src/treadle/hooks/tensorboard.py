@@ -70,7 +70,7 @@ class TensorBoard(Hook):
                 "the hook TensorBoard needs the package tensorboard, which is not installed: "
                 "pip install 'treadle[tensorboard]'"
             )
-        self._given = directory
+        self._given = None if directory is None else Path(directory).absolute()
         self.when = None if histograms is None else When(Span.parse(histograms))
         self._restored: dict[str, int] | None = None  # file sizes from a checkpoint
         self._ended: dict[str, int] = {}  # file sizes at the end of the previous `fit` call
@@ -86,7 +86,7 @@ class TensorBoard(Hook):
         own = Path(loop.directory or "") / "tensorboard"
         restored, self._restored = self._restored, None
         self._begin()
-        self._root = Path(self._given) if self._given is not None else own
+        self._root = own if self._given is None else self._given
         self._looked = loop.progress
         self._first = loop.progress.step + 1
         self._optimizers = loop.state.optimizers

@@ -205,7 +205,11 @@ def _record_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
             if name in _OWN or isinstance(value, str):
                 continue
             # A validation within an epoch records the means of the unfinished epoch.
-            partial = by_epoch and line["kind"] == "validation" and not name.startswith("val_")
+            partial = (
+                by_epoch
+                and line["kind"] in ("validation", "partial")
+                and not name.startswith("val_")
+            )
             if not partial:
                 found.setdefault((kind, name), {})[line["step"]] = float(value)
     for (kind, name), values in found.items():

@@ -29,6 +29,8 @@ class Call:
     Attributes:
         running: Whether the call has begun and not yet ended.
         epoch_ended: Whether the newest epoch has ended, and not only the steps of it.
+        has_opened: Whether a source was opened since the body of `loop.epochs` began.
+        sources_to_skip: How many sources of this body an earlier process has finished.
         was_complete: Whether the call had nothing to do, because an earlier process completed it.
         epochs: The number of epochs of the run at the end of the call, or None.
         steps: The number of steps of the run at the end of the call, or None.
@@ -52,7 +54,8 @@ class Call:
     ) -> None:
         self.kind: Kind = kind
         self.validation = validation
-        self.running = self.epoch_ended = self.was_complete = False
+        self.running = self.epoch_ended = self.was_complete = self.has_opened = False
+        self.sources_to_skip = 0
         self.epochs = None if epochs is None else begun.epoch + epochs
         self.steps = None if steps is None else begun.step + steps
         self.reason: str | None = None

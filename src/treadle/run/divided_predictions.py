@@ -17,7 +17,7 @@ from ..backends.window import Rows, Window
 from ..core import structures
 from ..core.exchanged_arrays import exchange_arrays
 from ..core.processes import own_rows, process_group
-from .predictions import leaves_like
+from .predictions import check_rows, leaves_like
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_WORDS: Final = 4 << 20
@@ -38,6 +38,7 @@ class DividedPredictions:
         self._total = total
         self._expected: deque[tuple[int, bool]] = deque()
         self._outline: Any = None
+        self._paths: list[structures.Path] = []
         self._parts: list[tuple[int, bool, list[Array]]] = []
 
     def __bool__(self) -> bool:
@@ -59,20 +60,20 @@ class DividedPredictions:
         for outputs in batches:
             if not self._parts:
                 self._outline = structures.outline(outputs)
+                self._paths = [path for path, _ in structures.with_paths(outputs)]
             leaves = leaves_like(outputs, self._outline)
+            firsts = self._parts[0][2] if self._parts else leaves
+            for leaf, first, path in zip(leaves, firsts, self._paths, strict=True):
+                check_rows(leaf, first, path)
             examples, divided = self._expected.popleft()
             if divided:
                 count = own_rows(examples)[1]  # a process without rows has computed one
                 self._parts.append((examples, True, [x[:count] for x in leaves]))
             else:
-                self._parts.append((len(leaves[0]) if leaves[0].ndim else 1, False, leaves))
+                self._parts.append((len(leaves[0]), False, leaves))
 
     def joined(self) -> Any:
-        """Return the structure of joined arrays, equal in all processes.
-
-        Raises:
-            ValueError: Arrays of two batches differ in more than their first axis.
-        """
+        """Return the structure of joined arrays, equal in all processes."""
         arrays: list[Array] = []
         for column in range(len(self._parts[0][2])):
             parts = [leaves[column] for *_, leaves in self._parts]
@@ -88,7 +89,7 @@ class DividedPredictions:
             examples if divided else len(x)
             for (examples, divided, _), x in zip(self._parts, parts, strict=True)
         ]
-        own = np.concatenate(parts)  # fails if they differ in more than their first axis
+        own = np.concatenate(parts)
         shape = sum(sizes), *own.shape[1:]
         nbytes = int(np.prod(shape)) * own.itemsize
         memory = np.zeros(-(-nbytes // 4), "int32")

@@ -19,6 +19,7 @@ from ..core.options import Options, run_seed
 from ..core.processes import slowest
 from ..core.progress import Progress
 from ..data import as_source, random_states
+from ..data.leaves import native
 from ..data.source import ReadRequest, read_from
 from ..errors import ConfigurationError, DataError
 from ..steps.building import build
@@ -179,7 +180,7 @@ class Evaluation:
                     finally:
                         values, weights, broken = outputs.fetch()
                     prepared.raise_out_of_range(broken)
-                    prepared.refuse_moving_constants()
+                    prepared.finish_window()
                     examples = np.full(window.count, float(window.examples))
                     means.add(values, {n: weights.get(n, examples) for n in values})
                     seconds = slowest(outputs.seconds, "a window of an evaluation")
@@ -258,8 +259,8 @@ class Evaluation:
             None
             if isinstance(x, (bool, int, str))
             else x  # the usual input, and nothing to convert
-            if type(x) is np.ndarray
-            else structures.mapped(active().to_numpy, x)
+            if type(x) is np.ndarray and x.dtype.isnative
+            else structures.mapped(_to_numpy, x)
             for x in inputs
         ]
         return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
@@ -306,7 +307,9 @@ class Evaluation:
 
         name = getattr(function, "__name__", "the function")
         state, found = build(self._task, bound, arrays, name, self._options.preflight)
-        program = program_of(state, bound, self._options, name, native=False)
+        state.add_values_of(function)
+        assigned = list(found.written.values())
+        program = program_of(state, bound, self._options, name, native=False, assigned=assigned)
         draws = any(id(seed) in found.read for seed in state.seeds)
         pure = not draws and not found.written and self._options.execution != "eager"
         read = [v for v in program.variables if id(v) in found.read]
@@ -353,3 +356,7 @@ def _most_running(batch: Any, outputs: Any) -> int:
     """Return how many batches like this one may run at a time."""
     nbytes = sum(getattr(x, "nbytes", 0) for x in structures.flatten((batch, outputs)))
     return max(1, min(MOST_RUNNING, MOST_RUNNING_BYTES // max(1, nbytes)))
+
+
+def _to_numpy(leaf: Any) -> Any:
+    return native((), active().to_numpy(leaf))

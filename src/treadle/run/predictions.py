@@ -40,12 +40,17 @@ class Predictions:
         """Add the outputs of the next batch, a structure of NumPy arrays.
 
         Raises:
-            StepError: The structure differs from that of the first batch.
+            StepError: The structure differs from that of the first batch, or an array has no axis
+                of examples, or differs in its other axes.
         """
         if self._is_empty:
             self._is_empty, self._outline = False, structures.outline(outputs)
-            leaves = [np.asarray(leaf) for leaf in structures.flatten(outputs)]
-            self._columns = [_Column(leaf, self._batches) for leaf in leaves]
+            named = structures.with_paths(outputs)
+            leaves = [np.asarray(leaf) for _, leaf in named]
+            self._columns = [
+                _Column(leaf, self._batches, path)
+                for leaf, (path, _) in zip(leaves, named, strict=True)
+            ]
         else:
             leaves = leaves_like(outputs, self._outline)
         for column, leaf in zip(self._columns, leaves, strict=True):
@@ -57,11 +62,7 @@ class Predictions:
             self.add(outputs)
 
     def joined(self) -> Any:
-        """Return the structure of joined arrays.
-
-        Raises:
-            ValueError: Arrays of two batches differ in more than their first axis.
-        """
+        """Return the structure of joined arrays."""
         arrays = [column.joined() for column in self._columns]
         return structures.pack(self._outline, arrays)
 
@@ -80,15 +81,38 @@ def leaves_like(outputs: Any, outline: Any) -> list[Array]:
         ) from error
 
 
+def check_rows(part: Array, first: Array, path: structures.Path) -> None:
+    """Check that an output of a batch can be joined with that of the first batch.
+
+    Raises:
+        StepError: It has no axis of examples, or differs in its other axes.
+    """
+    output = f"the output {structures.text_of(path)}" if path else "an output"
+    if part.ndim == 0:
+        raise StepError(
+            f"predict_step returned {output} without an axis: the outputs of all batches are "
+            "joined on their first axis, so return one entry for each example"
+        )
+    if part.shape[1:] != first.shape[1:]:
+        raise StepError(
+            f"predict_step returned {output} with shape {part.shape} for a batch, and "
+            f"{first.shape} for the first one: all batches are joined on the first axis, so only "
+            "that one may differ. Pad the outputs to one shape, or reduce them"
+        )
+
+
 class _Column:
     """One array of the outputs, for all batches.
 
     Args:
         first: The array of the first batch.
         batches: The number of batches if it is known.
+        path: The path of the array in the outputs.
     """
 
-    def __init__(self, first: Array, batches: int | None) -> None:
+    def __init__(self, first: Array, batches: int | None, path: structures.Path) -> None:
+        check_rows(first, first, path)
+        self._first, self._path = first, path
         self._parts: list[Array] = []
         self._filled = 0
         self._whole: Array | None = None
@@ -98,6 +122,7 @@ class _Column:
 
     def add(self, part: Array) -> None:
         """Add the array of the next batch."""
+        check_rows(part, self._first, self._path)
         whole = self._whole
         if whole is None:
             self._parts.append(part)

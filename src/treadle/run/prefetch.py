@@ -65,6 +65,8 @@ class Feed:
         progress: Progress,
         loop: LoopView,
         position: Position | None = None,
+        began: int = 0,
+        since: int = 0,
     ) -> None:
         """Open a source at the current epoch and batch; does nothing if it is already open.
 
@@ -73,14 +75,15 @@ class Feed:
             progress: The epoch and batch to start from.
             loop: The running loop.
             position: The result of `position` at this point, in this process or another.
+            began: The number of batches of the epoch before the first one of this source.
+            since: The epoch in which the loop began with this source.
         """
         if self._open is not None and self._open[:2] == (source, progress.epoch):
             return
         self.close()
         with noting("the source", progress):
-            request = ReadRequest(
-                progress.epoch, progress.batch, run_seed(), loop, position=position
-            )
+            start, seed = progress.batch - began, run_seed()
+            request = ReadRequest(progress.epoch, start, seed, loop, position=position, since=since)
             reader = read_from(source, request)
         self._open = source, progress.epoch, reader
         if position is not None:
@@ -109,27 +112,42 @@ class Feed:
         return None if self._last_reader is None else shards_of(self._last_reader[0])
 
     def take(self, most: int, progress: Progress) -> Window | None:
-        """Return a window of up to `most` batches, or close and return None at the epoch's end."""
+        """Return a window of up to `most` batches, or close and return None at the epoch's end.
+
+        An error of the source closes it too, so that a later call reads again.
+        """
         if self._open is None:
             return None
+        try:
+            window = self._taken(self._open, most, progress)
+        except BaseException:
+            self.close()
+            raise
+        if window is None:
+            self.close()
+        return window
+
+    def _taken(
+        self, opened: tuple[Source, int, Reader], most: int, progress: Progress
+    ) -> Window | None:
+        """Return a window of up to `most` batches, or None at the end of the epoch."""
+        source, _, reader = opened
         started = time.monotonic()
         window, self._prefetched = self._prefetched, None
         if window is None or (window.rows is not None and window.count < most):
             with noting("the source", progress):
                 if window is not None:
-                    self._open[2].put_back(window)
+                    reader.put_back(window)
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     raise failure
                 # No window is running: return the first batches without waiting for more.
                 few = min(most, FIRST_ROWS)
-                window = self._read_batches(self._open[2], few, lambda: False)
-        self._last_reader = self._open[0], self._open[2]
+                window = self._read_batches(reader, few, lambda: False)
+        self._last_reader = source, reader
         if window is not None and window.count > most:
             window, self._prefetched = window.split(most)
         self.waited += time.monotonic() - started
-        if window is None:
-            self.close()
         return window
 
     def read_ahead(

@@ -114,7 +114,8 @@ class Resuming:
         Raises:
             ConfigurationError: If there is such a model.
         """
-        slots = tuple(f"{path}/" for path in (*state.optimizers, *state.accumulators))
+        later = (*state.optimizers, *state.accumulators, *state.built_by_steps)
+        slots = tuple(f"{path}/" for path in later)
         left = [path for path in self._pending if not path.startswith(slots or ("\0",))]
         if left:
             raise ConfigurationError(

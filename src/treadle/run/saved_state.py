@@ -75,6 +75,12 @@ _loop = schema.record(
         "averages": schema.mapping(_count),
         "compiler": schema.optional(schema.text),
         "compilers": schema.mapping(schema.text),
+        "source": schema.optional(
+            schema.record(
+                {"described": _named, "began": _count, "earlier": _count, "since": _count},
+                required=("described", "began", "earlier", "since"),
+            )
+        ),
     },
     required=(
         *("call", "begun", "reason", "random", "looked"),
@@ -106,6 +112,7 @@ class LoopState:
         averages: The number of updates of each averaging optimizer when training began.
         compiler: The compiler of the train step for new batch forms; None if there is no choice.
         compilers: The compilers of the train step, by the text of the batch form.
+        source: The source of the current epoch; see `EpochSource`.
     """
 
     call: int
@@ -124,6 +131,7 @@ class LoopState:
     averages: Mapping[str, int] = field(default_factory=dict[str, int])
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
+    source: Mapping[str, Any] | None = None
 
     def encode(self) -> dict[str, Any]:
         """Return the state in the types that checkpoints store."""

@@ -27,7 +27,7 @@ from ..core.randomness import random_states
 from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
-from ..data.source import Source, is_closed_loop
+from ..data.source import Position, Source, is_closed_loop
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages
@@ -37,6 +37,7 @@ from ..steps.saved_constants import SavedConstants
 from ..steps.state import State
 from .agreement import Agreement
 from .call import Call, Kind
+from .epoch_source import EpochSource
 from .evaluation import Evaluation
 from .explanations import examples_note, explaining, new_form_note
 from .recorded_history import recorded_history
@@ -69,6 +70,7 @@ class Session:
         training: Runs the train step.
         evaluation: Runs the other steps.
         feed: Reads the training source.
+        epoch_source: The source of the current epoch.
         resuming: The number of the call, and what remains to be restored.
         started: Whether hooks have started and not yet ended.
         in_context: Whether the loop's `with` block is active: hooks end with it.
@@ -91,7 +93,7 @@ class Session:
         self.training = Training(task, replace(options, skip_nonfinite=services.skips_nonfinite))
         # Evaluation is captured: its step is short, and takes as long to compile.
         self.evaluation = Evaluation(task, replace(options, compiler="auto"))
-        self.feed = services.feed
+        self.feed, self.epoch_source = services.feed, EpochSource()
         self.started = self.in_context = False
         self.trigger_check, self.last_recorded_step = self.progress, 0
         self.swapped_optimizers: list[Any] | None = None
@@ -168,6 +170,7 @@ class Session:
         self._saved_plan = str(found.about.get("plan") or "")
         self.progress, self.last_recorded_step = found.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
+        self.epoch_source.restore(saved.source, self.progress.step)
         self.history = self._recorded_history(found)
         self.services.hooks.restore(found)
 
@@ -182,11 +185,14 @@ class Session:
             self.services.reporter.warn(lost)
         return found
 
-    def skip_completed_call(self, arguments: Mapping[str, Any]) -> bool:
+    def skip_completed_call(
+        self, arguments: Mapping[str, Any], source: Source | None = None
+    ) -> bool:
         """Skip the next call that trains if an earlier process completed it.
 
         Args:
             arguments: The arguments of the call, as recorded in `run.json`.
+            source: The source of the call, if it is known before the call begins.
 
         Returns:
             Whether the call was skipped.
@@ -202,6 +208,8 @@ class Session:
         if not done and not self.resuming.next_call_was_complete:
             return False
         self.resuming.begin(self.progress)
+        if source is not None and self.resuming.is_of_this_call:
+            self.epoch_source.recognize(source)
         lost = self._restoring.begin_call(self.resuming)
         self.resuming.assign_what_exists(self.state)
         if done:
@@ -252,6 +260,7 @@ class Session:
             averages=self.averages.begun,
             compiler=self.training.compiler,
             compilers=self.training.compilers,
+            source=self.epoch_source.state(),
         )
         return Checkpoint(
             progress=self.progress,
@@ -312,6 +321,7 @@ class Session:
             raise
         except BaseException as raised:
             error = raised
+            self.feed.close()  # a later call reads again, after the last batch trained on
             if device_lost(raised):
                 raised.add_note(self.services.recovery())
             self.tell_others(raised)
@@ -338,6 +348,8 @@ class Session:
                 self._restoring.begin_call(resuming)
         call = Call(kind, resuming.begun, self.progress, epochs, steps, deadline, validation)
         call.running = True
+        if kind == "epochs" and resuming.is_of_this_call:
+            call.sources_to_skip = self.epoch_source.earlier
         if resuming.saved is not None and not resuming.is_later(resuming.call):
             call.stop(resuming.saved.reason)
             if validation is not None and resuming.saved.validation:
@@ -354,32 +366,75 @@ class Session:
         if kind != "log":  # count the time since the last window, mainly validation
             self.progress = self.call.timed(self.progress)
             self.last_recorded_step = self.progress.step
-        record = Record(kind, self.progress, dict(values))
+        self._record(Record(kind, self.progress, dict(values)))
+
+    def _record(self, record: Record) -> None:
         self.history.add(record)
         self.services.hooks.notify("record", self._loop, record)
 
     # Reading and building
 
     def open(self, source: Source) -> None:
-        """Open a source at the current progress, and begin if hooks have not started."""
-        self.open_source(source)
-        if self.started:
-            return
+        """Open a source at the current progress, and begin if hooks have not started.
+
+        A source continues in the middle of an epoch only if the epoch began with it. If it is
+        another one, the unfinished epoch ends first, with a record of its own; in the body of
+        `loop.epochs`, another source of the same epoch begins.
+        """
+        left = self._leave_epoch(source)
+        position = self.open_source(source)
+        self.epoch_source.use(source, self.progress.step)
+        self.call.has_opened = True
+        if not self.started:
+            self._begin_with(source, position)
+        if left is not None:
+            self._record(Record("partial", left, self.training.metrics()))
+
+    def _leave_epoch(self, source: Source) -> Progress | None:
+        """End the unfinished epoch of another source; return its progress, or None."""
+        before, call, current = self.progress, self.call, self.epoch_source
+        if not current.is_other(source):
+            return None
+        in_body = call.kind == "epochs" and call.has_opened
+        if before.batch and in_body:
+            current.add(before.batch)
+        elif before.batch:
+            self.resuming.begun = self.resuming.begun.at_epoch(self.resuming.begun.epoch + 1)
+            call.epochs = None if call.epochs is None else call.epochs + 1
+            self.progress = before.at_epoch(before.epoch + 1)
+            current.begin_epoch()
+        # The sources of a body take turns: each continues in the next epoch.
+        if call.kind != "epochs" or self.progress.epoch == self.resuming.begun.epoch:
+            current.since = self.progress.epoch
+        return before if self.progress.epoch > before.epoch else None
+
+    def _begin_with(self, source: Source, position: Position | None) -> None:
+        """Begin with the next batch of the source that was opened at a position."""
         first = self.feed.first(self.progress)
         if first is not None:
             self.begin(first)
         elif self.resuming.found is not None:  # saved at the end of an epoch
-            self._begin_with_first_batch(source, self.progress)
+            self._begin_with_first_batch(source, self.progress, position)
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
 
-    def open_source(self, source: Source) -> None:
-        """Open a source at the current progress."""
+    def open_source(self, source: Source) -> Position | None:
+        """Open a source at the current progress; return its position in a checkpoint, or None.
+
+        A position is of one source: another one is opened at its first batch.
+        """
         # The batches of a closed loop need the restored weights.
         if is_closed_loop(source) and self.resuming.has_pending:
             self.resuming.assign_what_exists(self.state)
-        position = self.resuming.found.source if self.resuming.found else None
-        self.feed.open(source, self.progress, self._loop, position)
+        at, began, found = self.progress, self.epoch_source.began, self.resuming.found
+        is_other = self.epoch_source.is_other(source)
+        position = None if found is None or is_other else found.source
+        since = self.epoch_source.since
+        if is_other and at.batch > began:  # `loop.prepare`, which leaves the epoch as it is
+            at = at.at_epoch(at.epoch + 1)
+            began, since = 0, at.epoch
+        self.feed.open(source, at, self._loop, position, began, since)
+        return position
 
     def window_size(self, at: Progress, size: int) -> int:
         """Return a window size that ends before the next excluded batch."""
@@ -522,17 +577,22 @@ class Session:
 
     def restore_completed_call(self, source: Source) -> None:
         """Restore the state, if an earlier process ran all steps of this call but not its end."""
-        if self.resuming.found is not None and not self.call.unfinished:
-            self._begin_with_first_batch(source, Progress())
-
-    def _begin_with_first_batch(self, source: Source, progress: Progress) -> None:
-        """Begin with the first batch of an epoch, without training on it; rewind the source."""
         found = self.resuming.found
+        if self.resuming.is_of_this_call:
+            self.epoch_source.recognize(source)
+        if found is not None and not self.call.unfinished:
+            self._begin_with_first_batch(source, Progress(), found.source)
+
+    def _begin_with_first_batch(
+        self, source: Source, progress: Progress, position: Position | None
+    ) -> None:
+        """Begin with the first batch of an epoch, without training on it; rewind the source."""
         first = self.feed.sample(source, progress, self._loop)
         if first is not None:
             self.begin(first)
-        if found is not None and found.source is not None:  # reading moved the source
-            self.feed.open(source, self.progress, self._loop, found.source)
+        if position is not None:  # reading moved the source
+            of = self.epoch_source
+            self.feed.open(source, self.progress, self._loop, position, of.began, of.since)
 
     def end(self, error: BaseException | None, final: bool) -> None:
         """Save a checkpoint and end the hooks.

@@ -205,7 +205,7 @@ class Training:
             self.measured = outputs.statistics
         self.ended = outputs.ended
         self._timing = window, outputs.seconds, prepared.largest
-        prepared.refuse_moving_constants()
+        prepared.finish_window()
         if len(weights) < len(values):
             examples = np.empty(window.count)
             examples.fill(window.examples)

@@ -9,6 +9,7 @@ from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..data import as_source
 from ..data.source import Source
+from ..steps.results import merged
 
 
 class Validation:
@@ -45,11 +46,16 @@ class Validation:
         return self.when.due(before, after, epoch_ended)
 
     def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
-        """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`."""
+        """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`.
+
+        Raises:
+            StepError: Results of two sets have the same name.
+        """
         results: dict[str, float] = {}
         for name, source in self._sets.items():
             prefix = f"val_{name}_" if name else "val_"
-            results |= {f"{prefix}{key}": value for key, value in evaluate(source).items()}
+            found = {f"{prefix}{key}": value for key, value in evaluate(source).items()}
+            results = merged(results, found, "another validation set", f"the set {name!r}")
         self._last = at.step, results
         return results
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from ..backends.base import active
+from .derived import assigned
 from .state import State
 
 
@@ -69,6 +70,7 @@ class Averages:
                 source, target = (variable, average) if done else (average, variable)
                 # A copy, since `fit` on JAX donates buffers, which variables must not share.
                 backend.write(target, keras.ops.copy(backend.keep(source)))
+                assigned([target])
         return warnings
 
 

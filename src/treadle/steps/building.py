@@ -3,8 +3,9 @@
 import pickle
 import random
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from operator import is_
 from typing import Any
 
 import keras
@@ -14,12 +15,16 @@ from ..backends.base import active
 from ..backends.ranges import raise_used, watched
 from ..backends.step_context import Build, Ranges, StepContext
 from ..backends.types import Variable
+from ..core.attributes import attributes_of
 from ..errors import ConfigurationError, StateError, StepError
+from .derived import deriving, exclude
 from .discovery import refuse_scaling
+from .keras_control_flow import carrying
 from .optimizers import build_optimizers
 from .state import State
 
 MAX_BUILD_RUNS = 8
+Held = Mapping[tuple[int, str], tuple[Any, list[Any]]]  # see `State.held_arrays`
 
 
 def build(
@@ -57,7 +62,8 @@ def build(
         state = State.discover(task)
         if run == 0:
             _reject_distribution(state, built=False)
-        drawn = _random_states(task)
+        drawn, held = _random_states(task), state.held_arrays()
+        unbuilt = {id(layer) for layer in state.layers if not layer.built}
         found = Build(settled=settled)
         try:
             _run_abstractly(function, batch, state, found, name, check)
@@ -80,6 +86,8 @@ def build(
         if check:
             _check_variables(after, found, name)
             _check_random(drawn, _random_states(task), name)
+        if _exclude_replaced(held, after.held_arrays(), unbuilt):
+            after = State.discover(task)
         return after, found
     raise StateError(
         f"{name} makes new variables each time it is called: make layers, metrics and optimizers "
@@ -100,8 +108,10 @@ def _run_abstractly(
         ranges=ranges,
     )
 
+    function = deriving(function, state.derived, ())
+
     def run(batch: Any) -> Any:
-        with watched(ranges):
+        with watched(ranges), carrying():
             return function(batch)
 
     with _recorded_apply(found):
@@ -131,6 +141,24 @@ def _differ(before: State, after: State) -> bool:
     return [id(v) for v in before.variables.values()] != [
         id(v) for v in after.variables.values()
     ] or len(before.layers) != len(after.layers)
+
+
+def _exclude_replaced(before: Held, after: Held, unbuilt: set[int]) -> bool:
+    """Exclude arrays of layers that a run of the step has replaced from the constants.
+
+    Some layers store outputs as attributes, such as attention scores, which no step reads.
+
+    Returns:
+        Whether there are such arrays.
+    """
+    found = False
+    for (key, name), (holder, now) in after.items():
+        _, old = before.get((key, name), (None, []))
+        same = len(old) == len(now) and all(map(is_, old, now))
+        if not same and (key not in unbuilt or (key, name) in before):
+            exclude(holder, name)
+            found = True
+    return found
 
 
 def _refuse_scaling(state: State, found: Build) -> None:
@@ -186,7 +214,7 @@ def _random_states(task: Any) -> dict[str, bytes]:
         "Python's random": random.getstate(),
         "numpy.random": np.random.get_state(legacy=False),
     }
-    for path, value in vars(task).items():
+    for path, value in attributes_of(task).items():
         if isinstance(value, np.random.Generator):
             states[path] = value.bit_generator.state
         elif isinstance(value, np.random.RandomState):

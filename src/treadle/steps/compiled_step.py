@@ -14,6 +14,7 @@ from ..core.options import COMPILERS, Options, device_count
 from ..core.randomness import random_states, set_random_states
 from ..errors import StepError
 from .constants import change_text, refuse_moving
+from .derived import assigned, dependent
 from .helpers import raise_violations
 from .layer_statistics import MeasuredOutputs, StepStatistics
 from .planning import places, summary
@@ -73,6 +74,7 @@ class CompiledStep:
         self._latest: StepSpec
         self._snapshot: Snapshot
         self._dropped = 0
+        self._changes_derived = False
         self._late = late
         self._on_device = self._settled = self.compiling = self.differentiates = False
         self.plan: Plan | None = None
@@ -145,6 +147,8 @@ class CompiledStep:
     def _add_written(self, paths: Iterable[str]) -> None:
         known = {*self.written, *paths}
         self.written = [path for path in self.state.variables if path in known]
+        changed = [self.state.variables[path] for path in self.written]
+        self._changes_derived = bool(dependent(self.state.derived, changed))
 
     def add_metrics(self, names: Iterable[str]) -> None:
         """Add names to the metrics that the step updates."""
@@ -375,12 +379,16 @@ class CompiledStep:
             self._snapshot = self.state.snapshot()
         return [change_text(path, old, new) for path, (old, new) in changed.items()]
 
-    def refuse_moving_constants(self) -> None:
-        """Check, after its first run, that the step does not change Python values itself.
+    def finish_window(self) -> None:
+        """Compute derived state from variables that the step has changed.
+
+        After the first run, also check that the step does not change Python values itself.
 
         Raises:
             StepError: It changes some: a compiled step would do so only while it is traced.
         """
+        if self._changes_derived:
+            assigned(self.state.variables[path] for path in self.written)
         if not self._settled:
             self._settled = True
             refuse_moving(self._latest.changed_constants(), self._name)

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from ..backends.base import active
 from ..errors import StepError
 
 LARGE = 65_536  # bytes of a NumPy attribute above which only its identity is compared
+_ARRAYS: dict[type, bool] = {}  # `keras.ops.is_tensor` takes ten times as long
 SHOWN = 5  # keys of a dict that a message lists
 
 
@@ -92,6 +94,16 @@ def fingerprint(value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.nbytes > LARGE:
         return This(value)
     return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is a NumPy array or a tensor, and no variable."""
+    kind: type = type(value)
+    if kind not in _ARRAYS:
+        symbolic = issubclass(kind, (keras.Variable, keras.KerasTensor))
+        array = issubclass(kind, np.ndarray) or (not symbolic and keras.ops.is_tensor(value))
+        _ARRAYS[kind] = bool(array) and not active().is_native_variable(value)
+    return _ARRAYS[kind]
 
 
 def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:

@@ -5,16 +5,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 from keras import ops
 
 from ..backends.base import active
 from ..backends.recomputing import without_losses
+from ..backends.scope import tried
 from ..backends.step_context import context, unrecorded
 from ..backends.types import Tensor, Weighted
 from ..core import structures
 from ..errors import StepError
-
-_BRANCHES = "both branches of cond"
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,14 +50,14 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def recomputed(*inputs: Any, **settings: Any) -> Any:
         what = "function of remat"
-        run = _unweighted(inside(functools.partial(function, **settings)), what)
+        run = unweighted(inside(functools.partial(function, **settings)), what)
         if context().build is not None:
             return run(*inputs)
-        results, outline = _Results(f"the {what}"), structures.outline(inputs)
+        results, outline = Results(f"the {what}"), structures.outline(inputs)
         flat = results.flat(lambda *leaves: run(*structures.pack(outline, leaves)))
         with unrecorded():
             return results.packed(
-                active().remat(without_losses(flat), _tensors(structures.flatten(inputs)))
+                active().remat(without_losses(flat), as_tensors(structures.flatten(inputs)))
             )
 
     return recomputed
@@ -81,17 +81,7 @@ def cond(predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) 
         >>> float(treadle.cond(ops.array(2) > 1, lambda: ops.array(1.0), lambda: ops.array(0.0)))
         1.0
     """
-    then, otherwise = (_unweighted(inside(f), "branch of cond") for f in (then, otherwise))
-    if context().build is not None:  # both branches may create variables
-        with _unsure():
-            result, other = then(), otherwise()
-        _aligned(other, result, _BRANCHES)
-        return result
-    if isinstance(predicate, bool):
-        return then() if predicate else otherwise()
-    results = _Results(_BRANCHES)
-    with unrecorded():
-        return results.packed(active().cond(predicate, results.flat(then), results.flat(otherwise)))
+    return branched(predicate, then, otherwise, "cond")
 
 
 def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
@@ -114,22 +104,86 @@ def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
         >>> [float(x) for x in treadle.for_each(lambda x: x * x, ops.array([1.0, 2.0]))]
         [1.0, 4.0]
     """
-    function = _unweighted(inside(function), "function of for_each")
-    tensors, outline = _tensors(structures.flatten(inputs)), structures.outline(inputs)
-    if not tensors:
-        raise StepError("for_each got no tensor: pass a structure of tensors of shape (n, …)")
-    if context().build is not None:
-        row = function(structures.pack(outline, [x[0] for x in tensors]))
-        count = tensors[0].shape[0]
-        return structures.mapped(lambda x: ops.stack([ops.convert_to_tensor(x)] * count), row)
-    results = _Results("the function of for_each")
+    return mapped_rows(function, inputs, "for_each")
 
-    def one(leaves: list[Tensor]) -> Any:
+
+def branched(
+    predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any], name: str
+) -> Any:
+    """Run one of two branches, as `cond` does.
+
+    Args:
+        predicate: A scalar boolean tensor, or a Python bool.
+        then: The branch for true.
+        otherwise: The branch for false.
+        name: What the user called, for messages.
+    """
+    branches = [unweighted(inside(f), f"branch of {name}") for f in (then, otherwise)]
+    what = f"both branches of {name}"
+    if context().build is not None:
+        return every_branch(branches, 0 if known(bool, predicate) is not False else 1, what)
+    if isinstance(predicate, bool):
+        return branches[0 if predicate else 1]()
+    results = Results(what)
+    with unrecorded():
+        predicate = ops.convert_to_tensor(predicate)
+        return results.packed(active().cond(predicate, *map(results.flat, branches)))
+
+
+def mapped_rows(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
+    """Map a function over rows, as `for_each` does; `name` is what the user called."""
+    function = unweighted(inside(function), f"function of {name}")
+    tensors, outline = as_tensors(structures.flatten(inputs)), structures.outline(inputs)
+    if not tensors:
+        raise StepError(f"{name} got no tensor: pass a structure of tensors of shape (n, …)")
+    count = tensors[0].shape[0]
+    if context().build is not None or count == 0:
+        rows = structures.pack(outline, map(first_row, tensors))
+        return stacked(function(rows) if count else tried(lambda: function(rows))[0], count)
+    results = Results(f"the function of {name}")
+
+    def one(carry: list[Tensor], leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         # Copied, since the function may return a variable's buffer, which the next row overwrites.
-        return structures.mapped(ops.copy, function(structures.pack(outline, leaves)))
+        found = function(structures.pack(outline, leaves))
+        return [], results.flattened(structures.mapped(ops.copy, found))
 
     with unrecorded():
-        return results.packed(active().for_each(results.flat(one), tensors))
+        return results.packed(active().scan(one, [], tensors, count)[1])
+
+
+def every_branch(branches: Sequence[Callable[[], Any]], taken: int, what: str) -> Any:
+    """Run every branch in a dry run, so that it creates its variables.
+
+    Only the branch that is taken changes variables, and its result is returned.
+
+    Raises:
+        StepError: The branches return different structures.
+    """
+    results: dict[int, Any] = {}
+    with _unsure():
+        for i in sorted(range(len(branches)), key=lambda i: i == taken):  # that one is the last
+            results[i] = branches[i]() if i == taken else tried(branches[i])[0]
+    for i in range(1, len(branches)):
+        _aligned(results[i], results[0], what)
+    return results[taken]
+
+
+def known(kind: Callable[[Any], Any], value: Any) -> Any:
+    """Return a tensor's value as a Python `bool` or `int`; None if it is only traced."""
+    try:
+        return kind(value)
+    except Exception:  # each framework raises its own
+        return None
+
+
+def first_row(x: Tensor) -> Tensor:
+    """Return the first row of a tensor, or zeros if it has no rows."""
+    return x[0] if x.shape[0] else ops.zeros(x.shape[1:], x.dtype)
+
+
+def stacked(row: Any, count: int) -> Any:
+    """Return a structure with each leaf of `row` repeated along a new first axis."""
+    return structures.mapped(lambda x: ops.repeat(ops.convert_to_tensor(x)[None], count, 0), row)
 
 
 def inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +211,7 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _unweighted(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+def unweighted(function: Callable[..., Any], what: str) -> Callable[..., Any]:
     """Reject weighted scalars that a function returns, which frameworks cannot pass on."""
 
     def checked(*arguments: Any) -> Any:
@@ -186,16 +240,31 @@ def _unsure() -> Generator[None]:
         ranges.unsure = before
 
 
-class _Results:
+@contextmanager
+def unchecked() -> Generator[None]:
+    """Do not check indices and labels, as in transformations of the framework."""
+    ranges = context().ranges
+    before = ranges.place if ranges is not None else None
+    if ranges is not None:
+        ranges.place = object()
+    try:
+        yield
+    finally:
+        if ranges is not None:
+            ranges.place = before
+
+
+class Results:
     """The structure of what functions return, which frameworks pass on as lists of tensors.
 
     Args:
         what: The functions, for messages.
+        *like: A structure that all results must have; without one, that of the first result.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *like: Any) -> None:
         self._what = what
-        self._outline: list[Any] = []  # of the first result
+        self._outline: list[Any] = [structures.outline(x) for x in like]
 
     def flat(self, function: Callable[..., Any]) -> Callable[..., list[Tensor]]:
         """Wrap a function so that it returns the leaves of its result as a list of tensors.
@@ -204,12 +273,15 @@ class _Results:
         """
 
         def run(*arguments: Any) -> list[Tensor]:
-            found = function(*arguments)
-            if not self._outline:
-                self._outline.append(structures.outline(found))
-            return _tensors(_aligned(found, self._outline[0], self._what))
+            return self.flattened(function(*arguments))
 
         return run
+
+    def flattened(self, found: Any) -> list[Tensor]:
+        """Return the leaves of a result as tensors, in the order of the first result."""
+        if not self._outline:
+            self._outline.append(structures.outline(found))
+        return as_tensors(_aligned(found, self._outline[0], self._what))
 
     def packed(self, tensors: Sequence[Tensor]) -> Any:
         """Return tensors in the structure of the first result."""
@@ -228,5 +300,8 @@ def _aligned(result: Any, like: Any, what: str) -> list[Any]:
         raise StepError(f"{what} must always return the same structure: {error}") from error
 
 
-def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
-    return [ops.convert_to_tensor(x) for x in leaves]
+def as_tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    """Convert leaves to tensors; those of variables are copies, which assignments do not change."""
+    return [
+        ops.copy(x) if isinstance(x, keras.Variable) else ops.convert_to_tensor(x) for x in leaves
+    ]

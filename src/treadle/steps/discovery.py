@@ -12,11 +12,15 @@ import keras
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.attributes import attributes_of
+from ..core.identity import MadeWith
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
 from ..errors import StateError
-from .constants import Constant, part_of, set_attribute, set_part
+from .constants import Constant, is_array, part_of, set_attribute, set_part
+from .derived import excluded, is_derived
 from .loss_scale import LossScale
+from .own_values import own_values
 
 # Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
 BOOKKEEPING = frozenset(
@@ -27,6 +31,7 @@ BOOKKEEPING = frozenset(
     _compile_loss _losses
     """.split()  # noqa: SIM905 - a list of strings would take a page
 )
+_NO_ARRAYS = BOOKKEEPING | {"_parameters", "_buffers"}  # of a PyTorch module
 PLAIN = (bool, int, float, str, NoneType)
 # What most attributes of layers are: no state is in one of these types, or in an empty container.
 STATELESS = frozenset({*PLAIN, set, FunctionType, Signature})
@@ -59,6 +64,7 @@ class Discovery:
     Attributes:
         paths: The paths of the variables, by id.
         constants: Path to readable and writable Python value.
+        arrays: Path to an attribute of an object of Keras that is an array, or that holds some.
     """
 
     def __init__(self) -> None:
@@ -69,10 +75,13 @@ class Discovery:
         self.inner_optimizers: dict[str, Any] = {}
         self.accumulators: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
+        self.derived: dict[str, Any] = {}
+        self.built_by_steps: list[str] = []
         self.seeds: list[Variable] = []
         self.loss_scale: LossScale | None = None
         self.paths: dict[int, str] = {}
         self.constants: dict[str, Constant] = {}
+        self.arrays: dict[str, Constant] = {}
         self._seen: set[int] = set()
         self._named: set[int] = set()  # the optimizers whose slots have names
         self._deferred: list[tuple[str, Any]] = []
@@ -87,7 +96,7 @@ class Discovery:
             StateError: As for `State.discover`.
         """
         found = cls()
-        found._walk_attributes(task, "", None)
+        found._walk_task(task)
         if any(layer.compute_dtype == "float16" for layer in found.layers):
             found.loss_scale = LossScale.of(task)
             found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
@@ -102,9 +111,15 @@ class Discovery:
     def constants_of(cls, task: Any) -> dict[str, Constant]:
         """Find the Python values of a task without creating anything."""
         found = cls()
-        found._walk_attributes(task, "", None)
+        found._walk_task(task)
         found._complete()
         return found.constants
+
+    def _walk_task(self, task: Any) -> None:
+        if is_derived(task):
+            self.derived[""] = task
+        self._walk_attributes(task, "", None)
+        self.constants |= _own_values(task, {type(layer) for layer in self.layers})
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -153,41 +168,41 @@ class Discovery:
             self._add(path, thing)
         elif isinstance(thing, (list, tuple, dict)):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if constant is not None:
                     self.constants[path] = constant
                 for key, part in list(pairs):
                     if constant is not None or not (id(part) in self.paths or _is_stateless(part)):
                         self._walk(part, f"{path}/{key}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add(f"{path}/state", thing.state)
                 self.seeds.append(thing.state)
         elif isinstance(thing, keras.optimizers.Optimizer):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if constant is not None:  # otherwise from `Model.compile`, and perhaps not used
                     refuse_scaling(path, thing)
                 inner = _is_inside(path, self.optimizers)
                 (self.inner_optimizers if inner else self.optimizers)[path] = thing
         elif isinstance(thing, keras.metrics.Metric):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add_metric(path, thing)
         elif isinstance(thing, keras.Layer):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._add_layer(path, thing)
         elif (
             dataclasses.is_dataclass(thing)
             or getattr(thing, "holds_state", False)
             or isinstance(thing, keras.optimizers.schedules.LearningRateSchedule)
         ):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
                 self._walk_attributes(thing, path, constant)
         elif isinstance(thing, HOLDERS):
-            if self._first_visit(thing):
+            if self._first_visit(thing, path):
                 self._deferred.append((path, thing))
-        elif (children := self._backend.native_children(thing)) and self._first_visit(thing):
+        elif (children := self._backend.native_children(thing)) and self._first_visit(thing, path):
             for name, part in children.items():
                 self._walk(part, f"{path}/{name}")
         if constant is not None and not isinstance(thing, (list, tuple, dict)):
@@ -196,8 +211,16 @@ class Discovery:
 
     def _walk_attributes(self, holder: Any, path: str, owner: Constant | None) -> None:
         """Add the attributes of a task, or of an object in one, which `owner` reads and sets."""
-        for name, value in list(vars(holder).items()):
+        left = excluded(holder)
+        by_steps = getattr(holder, "built_by_steps", ())
+        for name, value in attributes_of(holder).items():
+            if name in left:
+                continue
             inner = f"{path}/{name}" if path else name
+            if name in by_steps:
+                self.built_by_steps.append(inner)
+                self._walk(value, inner)
+                continue
             constant = _attribute(holder, name, owner)
             if isinstance(value, PLAIN):
                 self.constants[inner] = constant
@@ -213,10 +236,12 @@ class Discovery:
         self.variables[unique] = variable
         self.paths[id(variable)] = unique
 
-    def _first_visit(self, thing: Any) -> bool:
+    def _first_visit(self, thing: Any, path: str) -> bool:
         if id(thing) in self._seen:
             return False
         self._seen.add(id(thing))
+        if is_derived(thing):
+            self.derived[path] = thing
         return True
 
     def _add_layer(self, path: str, layer: Any) -> None:
@@ -246,16 +271,29 @@ class Discovery:
     def _add_plain(
         self, path: str, thing: Any, names: Iterable[str], kinds: tuple[type, ...] = PLAIN
     ) -> None:
-        """Add the numbers, flags and strings of an object of Keras to the constants."""
+        """Add the numbers, flags, strings and arrays of an object of Keras to the constants."""
+        held, left = vars(thing), excluded(thing)
         for name in names:
-            if name.startswith("_") or name in ("name", "built"):
+            if name in held and name not in left and not _is_stateless(value := held[name]):
+                self._add_array(path, thing, name, value)
+            if name.startswith("_") or name in ("name", "built") or name in left:
                 continue
             if isinstance(getattr(thing, name, ()), kinds):
                 self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
 
+    def _add_array(self, path: str, thing: Any, name: str, value: Any) -> None:
+        """Add an array, or a container of arrays, to the constants."""
+        parts: Any = value.values() if isinstance(value, dict) else value
+        parts = parts if isinstance(value, (list, tuple, dict)) else (value,)
+        if name in _NO_ARRAYS or name.startswith("_self_") or not any(map(is_array, parts)):
+            return
+        constant = self.arrays[f"{path}/{name}"] = _attribute(thing, name, None)
+        self._walk(value, f"{path}/{name}", constant)
+
     def _add_metric(self, path: str, metric: Any) -> None:
         if not _is_inside(path, self._metric_paths):  # else the outer one uses and resets it
-            name = path.rsplit("/", 1)[-1]
+            own = path.endswith(f"/{metric.name}")  # which may contain slashes
+            name = metric.name if own else path.rsplit("/", 1)[-1]
             self.metrics[path if name.isdecimal() or name in self.metrics else name] = metric
         self._metric_paths.append(path)
         for variable in metric.variables:
@@ -331,6 +369,20 @@ def _is_inside(path: str, others: Iterable[str]) -> bool:
 def path_in(paths: Mapping[int, str], variable: Variable) -> str:
     """Return a variable's path by its id, or Keras' path of it if it is not part of the state."""
     return paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
+
+
+def _own_values(task: Any, layers: set[type]) -> dict[str, Constant]:
+    """Return the plain values that the functions of a task and of its layers use by name.
+
+    They are searched once for each set of layers, since this takes milliseconds.
+    """
+    known = getattr(task, "_own_values", None)
+    if known is None or known[0] != layers:
+        functions = getattr(task, "_made_with", MadeWith({})).functions
+        known = layers, own_values(functions, [type(task), *layers])
+        if hasattr(type(task), "_own_values"):
+            object.__setattr__(task, "_own_values", known)
+    return known[1]
 
 
 def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:

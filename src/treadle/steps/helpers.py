@@ -8,11 +8,12 @@ import keras
 from keras import ops
 
 from ..backends.base import active
-from ..backends.step_context import context
+from ..backends.step_context import context, is_running
 from ..backends.types import Tensor, Variable, Weighted
-from ..core import structures
-from ..core.options import without_tensorflow
+from ..core import keras_internals, structures
 from ..errors import OwnershipError, StepError
+from .copying import copied
+from .derived import assigned_in
 from .gradients import listed
 
 
@@ -171,19 +172,27 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
         if "float" in slow.dtype:
             old = ops.convert_to_tensor(slow)
             new = old + ops.cast(amount, slow.dtype) * (ops.cast(new, slow.dtype) - old)
+        elif not is_running():
+            new = ops.copy(new)  # on JAX, `fit` and `predict` donate the arrays of variables
         slow.assign(new)
+    # A step computes derived state itself.
+    if not (is_running() or keras_internals.in_stateless_scope()):
+        assigned_in(target)
 
 
 def frozen_copy(model: Any) -> Any:
     """Return a non-trainable copy of a built model with the same weights.
 
-    For target networks, momentum encoders and teachers. Update the copy with `blend`.
+    For target networks, momentum encoders and teachers. Update the copy with `blend`. The copy has
+    no optimizer and shares no variable with the model. It is made from the model's configuration,
+    or, if that does not create an equal model, by copying the object with all that it holds.
 
     Args:
         model: A built Keras model or layer.
 
     Raises:
-        StepError: The model is not built, so it has no weights to copy.
+        StepError: The model is not built, so it has no weights to copy; or it has no configuration
+            and holds an object that cannot be copied.
 
     Example:
         >>> import keras, treadle
@@ -196,17 +205,9 @@ def frozen_copy(model: Any) -> Any:
             f"frozen_copy needs a built model, and {model.name!r} is not: give it an Input, or "
             "call it once on data of the right shape"
         )
-    with without_tensorflow():
-        copy = (
-            keras.models.clone_model(model)
-            if isinstance(model, keras.Model)
-            else type(model).from_config(model.get_config())
-        )
-    if not copy.built:
-        copy.build_from_config(model.get_build_config() or {})
-    for old, new in zip(_weights(model), _weights(copy), strict=True):
-        new.assign(old)
+    copy = copied(model)
     copy.trainable = False
+    assigned_in(copy)
     return copy
 
 

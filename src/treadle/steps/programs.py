@@ -1,6 +1,7 @@
 """The programs of a step, one for each form of batch, and the choice of how they are executed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from ..checkpoint.batch_forms import text_of
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import COMPILERS, Options
 from ..errors import StepError
+from .derived import dependent, deriving
+from .keras_control_flow import carrying
 from .layer_statistics import MeasuredStep
 from .loss_scale import undoing
 from .measuring import fastest
@@ -169,11 +172,12 @@ class ProgramBuilder:
     def _program(self, spec: StepSpec, state: State, eager: bool) -> Program:
         """Return the program of the step, wrapped so that non-finite updates are undone if needed.
 
-        As Python, the step can branch on values, and so change any variable.
+        As Python, or with AutoGraph, the step can branch on values, and so change any variable.
         """
         seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
         scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
-        changed = [state.variables[path] for path in (state.variables if eager else spec.written)]
+        paths = state.variables if eager or spec.branches else spec.written
+        changed = [state.variables[path] for path in paths]
         changed = [v for v in changed if id(v) not in seeds | scale]
         native, run = not spec.differentiates, self._function
         logged = dict.fromkeys(spec.metrics, 0.0)
@@ -183,11 +187,16 @@ class ProgramBuilder:
         elif state.loss_scale is None and self._options.skip_nonfinite:
             joined({UNDONE: 0.0}, logged, self._name)
             counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
-            watched = [state.variables[path] for path in spec.written]
+            watched = [state.variables[path] for path in paths]
             watched = [v for v in watched if id(v) not in counted]
             run = skipping(run, changed, watched, self._name)
         limits = spec.limits if self._options.checked else ()
-        return program_of(state, run, self._options, self._name, native, limits)
+        assigned = [state.variables[path] for path in (state.variables if eager else spec.assigned)]
+        kept = [state.variables[path] for path in spec.written]
+        if native:  # it may differentiate at the tensor itself, or change it in place
+            kept = [v for v in kept if not v.trainable]
+        options = self._options
+        return program_of(state, run, options, self._name, native, limits, assigned, kept)
 
 
 def program_of(
@@ -197,6 +206,8 @@ def program_of(
     name: str,
     native: bool,
     limits: Sequence[Limit] = (),
+    assigned: Sequence[Variable] = (),
+    kept: Iterable[Variable] = (),
 ) -> Program:
     """Return the `Program` of a function over a state, which a backend compiles.
 
@@ -207,7 +218,11 @@ def program_of(
         name: Its name, for messages.
         native: Whether it computes its own gradients.
         limits: The ranges of indices and labels that each call checks.
+        assigned: The variables that it may assign.
+        kept: Those of them of which a read is a value: see `backends.reads`.
     """
+    function = deriving(function, state.derived, dependent(state.derived, assigned))
+    kept_ids = frozenset(map(id, kept))
     stored = storage(limits)
     variables = [*state.variables.values(), *stored.values()]
     scale = state.loss_scale
@@ -233,4 +248,8 @@ def program_of(
             ranges=Ranges(state.name_of, variables=stored) if stored else None,
         )
 
-    return Program(function, variables, state.seeds, new_context, name, native, ranges=stored)
+    def run(batch: Any) -> Any:
+        with carrying(), active().reads_of(kept_ids) if kept_ids else nullcontext():
+            return function(batch)
+
+    return Program(run, variables, state.seeds, new_context, name, native, ranges=stored)

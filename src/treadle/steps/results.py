@@ -9,6 +9,8 @@ from keras import ops
 from ..backends.types import Weighted
 from ..errors import StepError
 
+NUMBERS = ("bool", "int", "uint", "float", "bfloat")
+
 
 def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert a step's return value to scalars by name, and weights of the weighted ones by name.
@@ -28,6 +30,8 @@ def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]
     values: dict[str, Any] = {}
     weights: dict[str, Any] = {}
     for key, value in result.items():
+        if str(key) in values:
+            raise StepError(f"{name} returned two values with the name {str(key)!r}: rename one")
         if isinstance(value, Weighted):
             weights[str(key)] = _scalar(value.weight, f"the weight of {key!r}", name)
             value = value.value
@@ -38,6 +42,11 @@ def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]
 def _scalar(value: Any, what: str, name: str) -> Any:
     try:
         tensor = ops.convert_to_tensor(value)
+    except OverflowError as error:
+        raise StepError(
+            f"{name} returned {what}, the integer {value}, which this backend's integers cannot "
+            "hold: return a float, such as float(value)"
+        ) from error
     except (TypeError, ValueError) as error:
         raise StepError(
             f"{name} returned {what} of type {type(value).__name__}: only scalars can be logged"
@@ -48,6 +57,11 @@ def _scalar(value: Any, what: str, name: str) -> Any:
             "reduce it, for example with ops.mean, or keep it out"
         )
     dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if not dtype.startswith(NUMBERS):
+        raise StepError(
+            f"{name} returned {what} of dtype {dtype}: only real numbers can be logged; return "
+            "parts of it, for example ops.real(value) and ops.imag(value)"
+        )
     # Half precision is too imprecise for averaging.
     return ops.cast(tensor, "float32") if dtype in ("float16", "bfloat16") else tensor
 
@@ -75,10 +89,21 @@ def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) 
     Raises:
         StepError: A value and a metric have the same name.
     """
-    both = sorted(set(means) & set(metrics))
+    return merged(means, metrics, step, "a metric of the task")
+
+
+def merged(
+    first: Mapping[str, float], second: Mapping[str, float], of_first: str, of_second: str
+) -> dict[str, float]:
+    """Merge named values of two origins.
+
+    Raises:
+        StepError: A value of each has the same name.
+    """
+    both = sorted(set(first) & set(second))
     if both:
         raise StepError(
-            f"{step} returns {both[0]!r}, and a metric of the task has this name as well: rename "
-            "one of them"
+            f"{of_first} returns {both[0]!r}, and {of_second} has this name as well: rename one of "
+            "them"
         )
-    return {**means, **metrics}
+    return {**first, **second}

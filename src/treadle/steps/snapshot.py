@@ -96,6 +96,8 @@ def _stored_name(holder: Any, name: str) -> str | None:
     `trainable` of a layer is a property that only returns another attribute. To read it from the
     dict saves a call for each layer in each step.
     """
+    if not hasattr(holder, "__dict__"):
+        return None
     found = getattr(type(holder), name, None)
     code = getattr(getattr(found, "fget", None), "__code__", None)
     if code is not None and code.co_code == _RETURNS_AN_ATTRIBUTE and len(code.co_names) == 1:

@@ -26,6 +26,7 @@ class StepSpec:
         metrics: Names of the metrics that it updates.
         returns: Names of the values that it returns.
         differentiates: Whether it computes gradients with Treadle's functions.
+        branches: Whether it may assign other variables too, by the values of a batch.
         form: A description of the form of batch; None if a checkpoint cannot store it.
         limits: The ranges of the indices and labels that it uses.
         initial: The initial values of the variables that the dry run created, by path; empty for
@@ -40,6 +41,7 @@ class StepSpec:
     metrics: Sequence[str]
     returns: Sequence[str]
     differentiates: bool
+    branches: bool
     form: Any
     limits: Sequence[Limit]
     initial: Mapping[str, Any]
@@ -109,6 +111,7 @@ def build_step(
         metrics=_updated(state, found),
         returns=tuple(returns),
         differentiates=found.differentiated,
+        branches=found.branches,
         form=described(batch),
         limits=found.limits,
         initial={path: active().read(state.variables[path]) for path in new},

@@ -12,7 +12,9 @@ from ..core.processes import is_chief
 from ..core.split_arrays import StoredParts
 from ..errors import StateError
 from .constants import Constant, fingerprint
+from .derived import assigned
 from .discovery import Discovery, path_in
+from .own_values import own_values
 from .snapshot import Snapshot
 
 
@@ -29,7 +31,10 @@ class State:
         metrics: Name to metric, without those that are parts of others. The name is the last part
             of the path, or the whole path if that part is a position in a list or the name of
             another metric.
+        built_by_steps: Paths of attributes whose variables the first batch creates, and which are
+            no constants: their holder lists their names in an attribute `built_by_steps`.
         seeds: The states of seed generators, including Keras' global one.
+        derived: Path to object with derived state; see `derived`.
         loss_scale: The loss scale if any layer computes in float16, else None.
 
     Example:
@@ -48,8 +53,9 @@ class State:
         self.optimizers, self.accumulators = found.optimizers, found.accumulators
         self.all_optimizers = {**found.optimizers, **found.inner_optimizers}
         self.metrics, self.seeds = found.metrics, found.seeds
-        self.loss_scale = found.loss_scale
-        self._constants = found.constants
+        self.loss_scale, self.derived = found.loss_scale, found.derived
+        self._constants, self._arrays = found.constants, found.arrays
+        self.built_by_steps = found.built_by_steps
         self._backend = active()
 
     @classmethod
@@ -144,6 +150,7 @@ class State:
             if isinstance(value, StoredParts) and not self._backend.is_split([variable]):
                 value = np.asarray(value)
             self._backend.write(variable, value)
+        assigned(chosen.values())
 
     def keep(self, paths: Sequence[str] | None = None) -> dict[str, Any]:
         """Return copies of values, on the device if that is cheap, for `put_back`."""
@@ -154,6 +161,7 @@ class State:
         """Set variables to what `keep` returned."""
         for path, value in kept.items():
             self._backend.write(self.variables[path], value)
+        assigned(self.variables[path] for path in kept)
 
     def constants(self) -> dict[str, Any]:
         """Return the fingerprints of the Python values, by path.
@@ -162,9 +170,26 @@ class State:
         """
         return {path: fingerprint(constant.read()) for path, constant in self._constants.items()}
 
+    def add_values_of(self, function: Any) -> None:
+        """Add the plain values that a function uses by name to the constants."""
+        self._constants |= own_values([function], [])
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the Python values, which finds quickly that none has changed."""
         return Snapshot(self._constants)
+
+    def held_arrays(self) -> dict[tuple[int, str], tuple[Any, list[Any]]]:
+        """Return the arrays that objects of Keras hold: the object, and the array or the items.
+
+        The keys are the id of the object, and the attribute.
+        """
+        found: dict[tuple[int, str], tuple[Any, list[Any]]] = {}
+        for constant in self._arrays.values():
+            value = constant.read()
+            parts: Any = value.values() if isinstance(value, dict) else value
+            listed = list(parts) if isinstance(value, (list, tuple, dict)) else [value]
+            found[id(constant.holder), constant.name] = constant.holder, listed
+        return found
 
 
 def _kind(dtype: str) -> str:

@@ -1,17 +1,13 @@
-"""The `Task` base class, `Supervised`, and `task`, which makes a task from plain functions."""
+"""The `Task` base class, and `task`, which makes a task from plain functions."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import keras
-from keras import ops
-
 from ..core.identity import made_with
-from ..core.keras_internals import LossFunctionWrapper
+from ..core.options import backend_name
 from ..errors import ConfigurationError, StepError
-from .gradients import gradients
 
 Batch = Any
 Returned = Any
@@ -42,7 +38,7 @@ class Task:
 
     # A slot, so that it is not in `vars` and not part of the state. `__dict__` and `__weakref__`
     # give the class the layout of a class without slots.
-    __slots__ = ("__dict__", "__weakref__", "_made_with")
+    __slots__ = ("__dict__", "__weakref__", "_made_with", "_own_values")
 
     holds_state = True
 
@@ -111,109 +107,6 @@ class Datasets:
     predict: Any = None
 
 
-class Supervised(Task):
-    """A task for supervised learning with a model, a loss, an optimizer and metrics.
-
-    Batches are `(x, y)` or `(x, y, sample_weight)`. Override only `train_step` to change how the
-    model is trained.
-
-    Args:
-        model: A Keras model.
-        loss: A Keras loss, its name, or a function of `(y, outputs)` that returns one loss per
-            example.
-        optimizer: A Keras optimizer, or its name.
-        metrics: Keras metrics or their names: a list (each logged under its own name), or a dict
-            of names to metrics. `"accuracy"` selects the accuracy that fits a cross-entropy loss,
-            like `compile` of Keras.
-
-    Raises:
-        ConfigurationError: `"accuracy"` with a loss that does not determine which accuracy.
-
-    Example:
-        >>> import keras, treadle
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        >>> task = treadle.Supervised(model, loss, "adam", ["sparse_categorical_accuracy"])
-        >>> list(task.metrics)
-        ['sparse_categorical_accuracy']
-    """
-
-    def __init__(self, model: Any, loss: Any, optimizer: Any, metrics: Any = ()) -> None:
-        self.model = model
-        found = keras.losses.get(loss)
-        if not isinstance(found, keras.Loss):  # a function: one loss per example, not yet averaged
-            name = getattr(found, "__name__", "loss")
-            found = LossFunctionWrapper(found, name=name)
-        self.loss = found
-        self.optimizer = keras.optimizers.get(optimizer)
-        if isinstance(metrics, Mapping):
-            self.metrics = {name: _metric(metric, found) for name, metric in metrics.items()}
-        else:
-            self.metrics = {m.name: m for m in (_metric(metric, found) for metric in metrics)}
-
-    def train_step(self, batch: Batch) -> Returned:
-        """Take one gradient step and return the loss, including regularization losses."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-
-        def objective() -> tuple[Any, Any]:
-            outputs = self.model(x, training=True)
-            return self.total_loss(y, outputs, sample_weight), outputs
-
-        variables = self.model.trainable_variables
-        if variables:
-            (loss, outputs), grads = gradients(objective, variables)
-            self.optimizer.apply(grads, self.model.trainable_variables)
-        else:  # nothing to train: metrics and callbacks work nevertheless, as in Keras' `fit`
-            loss, outputs = objective()
-        self.update_metrics(y, outputs, sample_weight)
-        return {"loss": loss}
-
-    def eval_step(self, batch: Batch) -> Returned:
-        """Compute the loss and update the metrics in inference mode."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self.model(x, training=False)
-        self.update_metrics(y, outputs, sample_weight)
-        return {"loss": self.total_loss(y, outputs, sample_weight)}
-
-    def total_loss(self, y: Any, outputs: Any, sample_weight: Any = None) -> Any:
-        """Return the loss plus the losses added by layers and regularizers."""
-        loss = self.loss(y, outputs, sample_weight=sample_weight)
-        # Layers that compute in half precision return their losses in half precision.
-        extra = [ops.cast(x, loss.dtype) for x in self.model.losses]
-        return loss + sum(extra) if extra else loss
-
-    def update_metrics(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
-        """Update every metric."""
-        for metric in self.metrics.values():
-            metric.update_state(y, outputs, sample_weight=sample_weight)
-
-
-ACCURACIES = {
-    "sparse_categorical_crossentropy": "SparseCategoricalAccuracy",
-    "categorical_crossentropy": "CategoricalAccuracy",
-    "categorical_focal_crossentropy": "CategoricalAccuracy",
-    "binary_crossentropy": "BinaryAccuracy",
-    "binary_focal_crossentropy": "BinaryAccuracy",
-}
-
-
-def _metric(metric: Any, loss: Any) -> Any:
-    """Return a metric by name; `accuracy` selects the metric that fits the loss."""
-    if not isinstance(metric, str) or metric not in ("accuracy", "acc"):
-        return keras.metrics.get(metric)
-    kind = ACCURACIES.get(getattr(getattr(loss, "fn", None), "__name__", ""))
-    if kind is None:
-        known = "sparse_categorical_accuracy, categorical_accuracy or binary_accuracy"
-        raise ConfigurationError(
-            f"{metric!r} is ambiguous for the loss {loss.name!r}: write {known}"
-        )
-    if kind == "BinaryAccuracy" and getattr(loss, "from_logits", False):
-        # Keras' BinaryAccuracy has a threshold of 0.5, even if the outputs are logits.
-        fn = keras.metrics.binary_accuracy
-        return keras.metrics.MeanMetricWrapper(fn, name=metric, threshold=0.0)
-    return getattr(keras.metrics, kind)(name=metric)
-
-
 class FunctionTask(Task):
     """A task made from plain functions; see `task`."""
 
@@ -252,7 +145,8 @@ def task(
     Args:
         train_step: Called with each batch. A parameter named like one of the `state` arguments
             receives that object; the other parameters receive the batch: a single one the whole
-            batch, several its parts. `@tf.function` is unwrapped, because the loop compiles.
+            batch, several its parts. A `@tf.function` becomes a part of the compiled step; on
+            another backend, it is the Python function.
         eval_step: The same for evaluation.
         state: All objects that hold variables: models, optimizers, metrics, including those that
             the functions use as globals.
@@ -277,9 +171,11 @@ class _Bound:
 
     def __init__(self, function: Callable[..., Any], state: Mapping[str, Any]) -> None:
         # `tf.function` keeps the original here; other decorators keep it in __wrapped__.
-        self.function: Callable[..., Any] = getattr(function, "python_function", function)
-        self.name = getattr(self.function, "__name__", "the step")
-        parameters = inspect.signature(self.function).parameters.values()
+        python: Callable[..., Any] = getattr(function, "python_function", function)
+        of_backend = type(function).__module__.partition(".")[0] == backend_name()
+        self.function = function if of_backend else python
+        self.name = getattr(python, "__name__", "the step")
+        parameters = inspect.signature(python).parameters.values()
         self.state = {p.name: state[p.name] for p in parameters if p.name in state}
         self.free = [
             p.name

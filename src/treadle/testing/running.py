@@ -14,6 +14,7 @@ from ..core.options import Options
 from ..data.leaves import Array, as_arrays, window_of
 from ..errors import ConfigurationError, StateError
 from ..steps.compiled_step import CompiledStep
+from ..steps.derived import assigned
 from ..steps.state import State
 from .trace import Trace
 
@@ -152,7 +153,7 @@ class Runner:
         for window in _windows([as_arrays(batch) for batch in batches], windows):
             returned, by, broken = self._prepared.run(window, done).fetch()
             self._prepared.raise_violations(broken)
-            self._prepared.refuse_moving_constants()
+            self._prepared.finish_window()
             values.append(returned)
             weights.append(by)
             done += window.count
@@ -193,6 +194,7 @@ def _draw_weights(state: State, seed: int) -> None:
             and (value != value.flat[0]).any()
         ):
             backend.write(variable, _drawn(path, value.shape, seed).astype(value.dtype))
+            assigned([variable])
 
 
 def _windows(batches: Batches, sizes: Sequence[int]) -> Iterator[Window]:

@@ -153,7 +153,8 @@ def tune(
     )
     if isinstance(task, str) and directory is None:
         directory = RUNS / f"{name}-tune"
-    study = Study(configuration, trials, Path(directory) if directory is not None else None, fresh)
+    place = None if directory is None else Path(directory).absolute()
+    study = Study(configuration, trials, place, fresh)
     try:
         before = study.finished
         if isinstance(task, str):

@@ -16,7 +16,6 @@ from jax.core import Tracer
 
 from ...core import structures
 from ...core.cores import cores
-from ...core.keras_internals import get_stateless_scope, in_stateless_scope
 from ...core.options import Options
 from ...core.processes import ProcessGroup, process_group
 from ...core.split_arrays import StoredParts
@@ -25,13 +24,15 @@ from .. import hints
 from ..base import Caller, Executor, RefusedDistribution
 from ..eager import EagerExecutor
 from ..program import Program
-from ..scope import Scope, hand_outward
-from ..step_context import StepContext, context, deeper, running
-from ..types import Losses, Tensor, Variable, Weighted, unweighted
+from ..scope import Scope
+from ..step_context import StepContext, deeper, running
+from ..types import Losses, Tensor, Variable, unweighted
 from . import layouts, processes
 from .calls import JitCaller
+from .control_flow import JaxControlFlow
 from .layouts import active_layouts, adopt, layout_of, standard
 from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
+from .pure import Pure, Split, stateful
 from .ranges import computed
 from .trace import tracing
 from .windows import JaxExecutor, device_leaves
@@ -39,80 +40,7 @@ from .windows import JaxExecutor, device_leaves
 _OUTSIDE = get_opaque_trace_state()
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray))
-
-
-class _Split:
-    """Splits a structure into its tensors and all other leaves, and joins them again.
-
-    Containers of a class that is registered with JAX are taken apart too.
-    """
-
-    def __init__(self, structure: Any) -> None:
-        self._outline = structures.outline(structure)
-        leaves, self._treedef = jax.tree.flatten(structures.flatten(structure))
-        self.tensors = [x for x in leaves if _is_tensor(x)]
-        self._rest = [None if _is_tensor(x) else (x,) for x in leaves]
-
-    def joined(self, tensors: Sequence[Any]) -> Any:
-        """Return the structure with these tensors."""
-        following = iter(tensors)
-        leaves = [next(following) if x is None else x[0] for x in self._rest]
-        return structures.pack(self._outline, self._treedef.unflatten(leaves))
-
-
-class _Pure:
-    """Makes a function pure: its effects on variables and losses become outputs.
-
-    A `Scope` collects the effects. Outputs that are not tensors are stored outside of the trace.
-    """
-
-    def __init__(self, variables: Sequence[Variable], differentiated: bool) -> None:
-        self._variables = variables
-        self._differentiated = differentiated
-        self.split: _Split
-        self.changed: dict[int, Variable]
-        self.layers_of_losses: list[list[Any]]
-
-    def __call__(
-        self, values: Sequence[Tensor], function: Callable[[], tuple[Any, Any]]
-    ) -> tuple[Any, tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-        """Return `(first, (tensors of the second, changed values, add_loss losses))`."""
-        pairs = zip(self._variables, values, strict=True)
-        with Scope(pairs, differentiated=self._differentiated) as scope:
-            first, second = function()
-        self.split = _Split(second)
-        changed = scope.changed()
-        self.changed = {key: variable for key, (variable, _) in changed.items()}
-        layers = context().layers
-        self.layers_of_losses = [
-            [layer for layer in layers if id(loss) in layer._loss_ids] for loss in scope.losses
-        ]
-        return first, (self.split.tensors, [value for _, value in changed.values()], scope.losses)
-
-    def release(self, aux: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]) -> Any:
-        """Apply the effects to the enclosing scope, and return the function's result."""
-        tensors, values, losses = aux
-        hand_outward(
-            {
-                key: (variable, value)
-                for (key, variable), value in zip(self.changed.items(), values, strict=True)
-            }
-        )
-        outer = get_stateless_scope()
-        if outer is not None:
-            outer.losses[:] = losses
-            for loss, layers in zip(losses, self.layers_of_losses, strict=True):
-                for layer in layers:
-                    layer._loss_ids.add(id(loss))
-        return self.split.joined(tensors)
-
-
-jax.tree_util.register_dataclass(Weighted, ["value", "weight"], [])
-
-
-class JaxBackend:
+class JaxBackend(JaxControlFlow):
     """The backend for Keras on JAX."""
 
     name = "jax"
@@ -135,7 +63,7 @@ class JaxBackend:
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate a jaxpr of the objective, which also shows what each loss depends on."""
-        pure = _Pure(variables, differentiated=True)
+        pure = Pure(variables, differentiated=True)
         leaves = [jnp.asarray(v.value) for v in variables] + [jnp.asarray(x) for x in inputs]
         count = len(variables)
 
@@ -147,7 +75,7 @@ class JaxBackend:
             with deeper():
                 return pure(leaves[:count], lambda: losses_and_result(leaves[count:]))
 
-        with _stateful():
+        with stateful():
             closed, shapes = jax.make_jaxpr(values_to_losses, return_shape=True)(leaves)
             names = list(shapes[0])  # as JAX orders a dict's leaves
             structure = jax.tree.structure(shapes)
@@ -169,6 +97,10 @@ class JaxBackend:
         """Return an empty context: intermediate results are only stored in a transformation."""
         return nullcontext()
 
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return an empty context: JAX arrays never change."""
+        return nullcontext()
+
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensor, which has all rows of the batch already."""
         return x
@@ -186,63 +118,9 @@ class JaxBackend:
         self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         """Run `jax.checkpoint` on a new function each time, since it caches traces by function."""
-        pure = _Pure((), False)
+        pure = Pure((), False)
         _, aux = jax.checkpoint(lambda inputs: pure((), lambda: (None, function(*inputs))))(inputs)
         return pure.release(aux)
-
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
-        """Run `lax.cond` over the values that either branch assigns."""
-        predicate = jnp.asarray(predicate, dtype=bool)
-        if not isinstance(predicate, Tracer):
-            return then() if predicate else otherwise()
-        with _stateful():
-            branches = [_Pure((), False), _Pure((), False)]
-            shapes = [
-                jax.eval_shape(lambda pure=pure, branch=branch: pure((), lambda: (None, branch())))
-                for pure, branch in zip(branches, (then, otherwise), strict=True)
-            ]
-            changed = {**branches[0].changed, **branches[1].changed}
-            _same_form([shape[1][0] for shape in shapes])
-
-            def effects(branch: Callable[[], list[Tensor]]) -> Any:
-                with Scope() as scope:
-                    tensors = branch()
-                    values = [scope.get_current_value(v) for v in changed.values()]
-                return tensors, [jnp.asarray(x) for x in values]
-
-            tensors, values = jax.lax.cond(
-                predicate, lambda: effects(then), lambda: effects(otherwise)
-            )
-            for variable, value in zip(changed.values(), values, strict=True):
-                variable.assign(value)
-        return tensors
-
-    def for_each(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Run `lax.scan`, carrying the values that the function assigns."""
-        with _stateful():
-            pure = _Pure((), False)
-            first = [x[0] for x in inputs]
-            jax.eval_shape(lambda: pure((), lambda: (None, function(first))))
-            changed = list(pure.changed.values())
-
-            def body(carry: Any, inputs: Any) -> Any:
-                with Scope(zip(changed, carry, strict=True)) as scope:
-                    tensors = function(inputs)
-                    carry = [jnp.asarray(scope.get_current_value(v)) for v in changed]
-                return carry, tensors
-
-            start = [jnp.asarray(v.value) for v in changed]
-            values, tensors = jax.lax.scan(body, start, inputs)
-            for variable, value in zip(changed, values, strict=True):
-                variable.assign(value)
-        return tensors
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Trace the step for its shapes, without computing values."""
@@ -250,7 +128,7 @@ class JaxBackend:
 
         def abstract(leaves: Sequence[Tensor]) -> Any:
             with running(step):
-                tensors = _Split(function(structures.pack(batch, leaves))).tensors
+                tensors = Split(function(structures.pack(batch, leaves))).tensors
             return [ends for _, ends in step.ranges.used] if step.ranges else [], tensors
 
         arrays = device_leaves(batch)
@@ -296,13 +174,15 @@ class JaxBackend:
         if found:
             return found
         if isinstance(error, jax.errors.TracerArrayConversionError):
-            return hints.NUMPY
+            return hints.numpy_called(error)
         if isinstance(
             error, (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError)
         ):
             return hints.NUMBER
         if isinstance(error, jax.errors.UnexpectedTracerError):
             return hints.KEPT
+        if isinstance(error, OverflowError):
+            return hints.INTEGERS
         value = isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist")
         return hints.VALUE if value else ""
 
@@ -468,30 +348,9 @@ def _is_float(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _same_form(branches: Sequence[Any]) -> None:
-    forms = [[(x.shape, x.dtype) for x in branch] for branch in branches]
-    if forms[0] != forms[1]:
-        raise TypeError(
-            f"both branches of cond must return the same structure, shapes and dtypes: the first "
-            f"returned {forms[0]}, the second {forms[1]}"
-        )
-
-
-@contextmanager
-def _stateful() -> Generator[None]:
-    """Ensure that a scope collects assignments; outside of a step, apply them at the end."""
-    if in_stateless_scope():
-        yield
-        return
-    with keras_random():
-        with Scope() as scope:
-            yield
-        hand_outward(scope.changed())
-
-
 @contextmanager
 def _eager_step(program: Program) -> Generator[None]:
-    with _stateful():
+    with stateful():
         yield
 
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ...core import structures
 from ...core.float64 import CONVERTED, is_on
 from ...core.processes import own_rows, process_group
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, DataError
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
 from ..window import Rows
@@ -112,11 +112,57 @@ def layout_of(variable: Variable) -> NamedSharding | None:
 
 
 def standard(x: Any) -> Any:
-    """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled."""
+    """Convert an array to a JAX type: 64-bit types become 32-bit, unless x64 is enabled.
+
+    Raises:
+        IntegerRangeError: If an integer does not fit.
+    """
     array = np.asarray(x)
     if array.dtype in CONVERTED and is_on():
         return array.astype("float64", copy=False)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if dtype != array.dtype and dtype.kind in "iu" and array.size:
+        for value in (array.min(), array.max()):
+            if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+                raise IntegerRangeError(int(value), dtype.name)
+    return array.astype(dtype, copy=False)
+
+
+class IntegerRangeError(DataError):
+    """An array has an integer that JAX's type of integers cannot hold.
+
+    Args:
+        value: The integer.
+        dtype: The name of JAX's type.
+        path: The array's path in its batch, as in Python code.
+    """
+
+    def __init__(self, value: int, dtype: str, path: str = "") -> None:
+        self.value, self.dtype = value, dtype
+        super().__init__(
+            f"the array{f' {path}' if path else ''} holds {value}, but JAX computes with {dtype}, "
+            f"from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}: use smaller numbers, such as "
+            "the indices of the distinct values, or treadle.setup(precision='float64'), which "
+            "turns 64-bit types on"
+        )
+
+
+def standard_leaves(structure: Any) -> list[Any]:
+    """Convert the arrays of a structure to JAX's types.
+
+    Raises:
+        IntegerRangeError: If an integer does not fit; the message names the array.
+    """
+    try:
+        return [standard(x) for x in structures.flatten(structure)]
+    except IntegerRangeError:
+        for path, x in structures.with_paths(structure):
+            try:
+                standard(x)
+            except IntegerRangeError as error:
+                text = structures.text_of(path)
+                raise IntegerRangeError(error.value, error.dtype, text) from None
+        raise
 
 
 def on_device(rows: Rows, layouts: Layouts | None) -> list[Any]:
@@ -124,7 +170,7 @@ def on_device(rows: Rows, layouts: Layouts | None) -> list[Any]:
     placed = _placed if layouts is None else layouts.placed
     if rows.owner not in placed:
         put = jnp.asarray if layouts is None else layouts.replicate
-        placed[rows.owner] = [put(standard(x)) for x in structures.flatten(rows.arrays)]
+        placed[rows.owner] = [put(x) for x in standard_leaves(rows.arrays)]
     return placed[rows.owner]
 
 

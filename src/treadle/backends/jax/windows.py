@@ -20,7 +20,7 @@ from ..scope import Scope
 from ..types import Tensor, Variable
 from ..window import Following, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
-from .layouts import Layouts, active_layouts, adopt, layout_of, on_device, standard
+from .layouts import Layouts, active_layouts, adopt, layout_of, on_device, standard_leaves
 from .patches import jaxpr_as_fun, keras_random
 
 # A state of more bytes is in memory only once. One of fewer bytes is kept until a window has ended,
@@ -392,7 +392,7 @@ def _copied_apart(state: Sequence[Any]) -> list[Any]:
 
 def device_leaves(batch: Any) -> list[Any]:
     """Return the arrays of a batch as NumPy arrays of JAX's types, which jit transfers fastest."""
-    return [standard(x) for x in structures.flatten(batch)]
+    return standard_leaves(batch)
 
 
 def _specs(tree: Any, layouts: Any = None) -> Any:

@@ -19,7 +19,7 @@ from .. import hints
 from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.group import processes, summation
-from ..processes.rows import rows, seen, shared, unsplit
+from ..processes.rows import rows, seen, shared
 from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
@@ -27,13 +27,14 @@ from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
-from .patches import FuncGraph, traced_again, true_moments, wide_floats
+from .control_flow import TensorFlowControlFlow
+from .patches import FuncGraph, traced_again, true_moments, values_read, wide_floats
 from .processes.engine import connect
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, placed, tensors
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(TensorFlowControlFlow):
     """The backend for Keras on TensorFlow."""
 
     name = "tensorflow"
@@ -103,6 +104,10 @@ class TensorFlowBackend:
         """Return an empty context: intermediate results are only stored under a tape."""
         return nullcontext()
 
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which these variables are read as tensors."""
+        return values_read(written)
+
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of all processes."""
         mine = rows()
@@ -133,39 +138,6 @@ class TensorFlowBackend:
         result = run(*values, *inputs)
         again.release()
         return result
-
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
-        """Run `tf.cond`; inside a scope, it also returns the values that either branch assigns."""
-        if tf.is_tensor(predicate) and not hasattr(predicate, "numpy"):
-            predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
-            if not in_stateless_scope():
-                return tf.cond(predicate, then, otherwise)
-            changed = {**_assigned_by(then), **_assigned_by(otherwise)}
-            result, values = tf.cond(
-                predicate, lambda: _effects(then, changed), lambda: _effects(otherwise, changed)
-            )
-            for variable, value in zip(changed.values(), values, strict=True):
-                variable.assign(value)
-            return result
-        return then() if bool(predicate) else otherwise()
-
-    def for_each(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Run `tf.map_fn`, or a Python loop if values of a scope must carry over."""
-        function = unsplit(function)
-        if tf.executing_eagerly() or in_stateless_scope():
-            found = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
-            return [tf.stack(column) for column in zip(*found, strict=True)]
-        with FuncGraph("shapes").as_default():  # a trace that only gives the shapes
-            first = function([x[0] for x in inputs])
-            shapes = [tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)) for x in first]
-        return tf.map_fn(function, inputs, fn_output_signature=shapes, parallel_iterations=1)
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch eagerly in a scope; native variables are restored afterwards."""
@@ -249,7 +221,7 @@ class TensorFlowBackend:
             outside = "is not in [0," in text or "Received a label value of" in text
             return ". ".join(filter(None, [_sentence(text), hints.OUT_OF_RANGE if outside else ""]))
         if isinstance(error, NotImplementedError) and "Cannot convert a symbolic" in text:
-            return hints.NUMPY
+            return hints.numpy_called(error)
         if isinstance(error, TypeError) and "SymbolicTensor" in text:
             return hints.NUMBER
         if isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist"):
@@ -373,13 +345,6 @@ def _kind(strategy: Any) -> str:
     return "Strategy" if strategy is None else type(strategy).__name__
 
 
-def _assigned_by(branch: Callable[[], Any]) -> dict[int, Variable]:
-    """Return the variables that a branch assigns, by tracing it in a separate graph."""
-    with FuncGraph("branch").as_default(), Scope() as scope:
-        branch()
-    return dict(scope.assigned)
-
-
 def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
     """Reject a function that uses a tensor of the step that is not passed as an argument.
 
@@ -399,15 +364,6 @@ def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> No
                 "that was made outside of it, which on TensorFlow would get no gradient: pass it "
                 "as an argument"
             )
-
-
-def _effects(
-    branch: Callable[[], Any], changed: Mapping[int, Variable]
-) -> tuple[Any, list[Tensor]]:
-    with Scope() as scope:
-        result = branch()
-        values = [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed.values()]
-    return result, values
 
 
 def _sentence(message: str) -> str:

@@ -16,7 +16,7 @@ operations: a Dropout drops the same units as without XLA.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -25,6 +25,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...core.internals import KERAS, Attribute, Internal, wrapped
+from ...errors import StepError, TreadleError
+from ..reads import copied
+from ..step_context import context
 
 _TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
 _ISSUES = "https://github.com/tensorflow/tensorflow/issues"
@@ -38,6 +41,17 @@ INTERNALS: dict[str, Internal] = {
         "pull/19609",
         f"{KERAS}/backend/tensorflow/nn.py",
         "(x, axes, keepdims)",
+    ),
+    "value": Internal(
+        "keras.src.backend.common:KerasVariable.value",
+        "patched in steps: a read is a tensor, and not the variable, which may be assigned later",
+        f"{KERAS}/backend/common/variables.py",
+    ),
+    "convert_to_tensor": Internal(
+        "keras.src.backend.tensorflow.core:convert_to_tensor",
+        "patched in steps: it returns a variable itself",
+        f"{KERAS}/backend/tensorflow/core.py",
+        "(x, dtype=None, sparse=None, ragged=None)",
     ),
     "keras_core": Internal(
         "keras.src.backend.tensorflow.core",
@@ -81,6 +95,18 @@ INTERNALS: dict[str, Internal] = {
         "patched: a `tf.function` that a step calls keeps no trace of another run of the step",
         f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
         "(self, *args, **kwds)",
+    ),
+    "autograph": Internal(
+        "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph",
+        "a `tf.function` is converted as TensorFlow does, and becomes part of the step's graph",
+        f"{_TENSORFLOW}/python/eager/polymorphic_function/autograph_util.py",
+        "(python_func, autograph_options=None)",
+    ),
+    "autograph_status": Internal(
+        "tensorflow.python.autograph.core.ag_ctx",
+        "conversion is off in the graph of a step, and on in a `tf.function` that it calls",
+        f"{_TENSORFLOW}/python/autograph/core/ag_ctx.py",
+        members=("ControlStatusCtx", "Status"),
     ),
     "is_op_determinism_enabled": Internal(
         "tensorflow.python.framework.config:is_op_determinism_enabled",
@@ -177,11 +203,14 @@ ATTRIBUTES: dict[str, Attribute] = {
         "called with a list of tensors: checking and sorting arguments by name takes 0.2 ms a call",
         f"{_TENSORFLOW}/python/eager/polymorphic_function/concrete_function.py",
     ),
-    "_clone": Attribute(
-        "tf.function",
-        "called: the same function with its options and without its traces",
-        f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
-    ),
+    **{
+        name: Attribute(
+            "tf.function",
+            "whether and how AutoGraph converts its Python",
+            f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
+        )
+        for name in ("_autograph", "_experimental_autograph_options")
+    },
     "_iterator_resource": Attribute(
         "tf.data iterator",
         "an argument of the graph that draws the batches of a window: passing the iterator itself "
@@ -246,6 +275,25 @@ def true_moments() -> Generator[None]:
         yield
 
 
+@contextmanager
+def values_read(written: frozenset[int]) -> Generator[None]:
+    """Read variables as tensors in this context, in this thread, where the user reads them.
+
+    Args:
+        written: The ids of the variables that a step assigns.
+    """
+
+    def convert(original: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(x, *args, **kwargs)
+        return tf.convert_to_tensor(found) if found is x and id(x) in written else found
+
+    with (
+        copied(INTERNALS["value"], written, lambda _, value: tf.convert_to_tensor(value)),
+        wrapped({INTERNALS["convert_to_tensor"]: convert}),
+    ):
+        yield
+
+
 class _WideFloats:
     """Stands for `tensorflow` where Keras converts values: Python's floats become float64."""
 
@@ -282,11 +330,34 @@ def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     # A function of a SavedModel has traces, and no Python; those of TensorFlow need their graph.
     if type(function) is not _Function or _is_of_framework(function.python_function):
         return original(function, *args, **kwargs)
-    if tf.executing_eagerly():
-        args, kwargs = _as_declared(function, args, kwargs)
+    args, kwargs = _as_declared(function, args, kwargs)
+    build = context().build
+    if build is not None:
+        build.branches |= function._autograph
+    if tf.executing_eagerly() or not function._autograph:
         found = function.python_function(*args, **kwargs)
-        return tf.nest.map_structure(_as_tensor, found)
-    return original(function._clone(None), *args, **kwargs)
+    else:
+        found = _converted(function)(*args, **kwargs)
+    return tf.nest.map_structure(_as_tensor, found)
+
+
+def _converted(function: Any) -> Callable[..., Any]:
+    """Return the Python of a `tf.function`, converted by AutoGraph as the function declares."""
+    status: Any = INTERNALS["autograph_status"].resolve()
+    converted = INTERNALS["autograph"].resolve()(
+        function.python_function, function._experimental_autograph_options
+    )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with status.ControlStatusCtx(status.Status.ENABLED):
+                return converted(*args, **kwargs)
+        except Exception as error:  # AutoGraph copies an exception, without its notes and fields
+            if isinstance(error.__context__, TreadleError):
+                raise error.__context__ from None
+            raise
+
+    return call
 
 
 def _as_tensor(x: Any) -> Any:
@@ -296,15 +367,27 @@ def _as_tensor(x: Any) -> Any:
 
 
 def _as_declared(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return arguments with numbers and arrays as the tensors that an input signature declares."""
+    """Return arguments with numbers and arrays as the tensors that an input signature declares.
+
+    Raises:
+        StepError: A tensor is not what the signature declares.
+    """
     if function.input_signature is None:
         return args, kwargs
     declared = function.function_spec.function_type
     bound = declared.bind(*args, **kwargs)
     for name, value in bound.arguments.items():
         spec = declared.parameters[name].type_constraint
-        if isinstance(spec, tf.TensorSpec) and not tf.is_tensor(value):
-            bound.arguments[name] = tf.convert_to_tensor(value, spec.dtype)
+        if not isinstance(spec, tf.TensorSpec):
+            continue
+        if not tf.is_tensor(value):
+            bound.arguments[name] = value = tf.convert_to_tensor(value, spec.dtype)
+        if not spec.is_compatible_with(value):
+            raise StepError(
+                f"the input_signature of {function.python_function.__name__} declares {name} as "
+                f"{spec.dtype.name} of shape {spec.shape}, but it is {value.dtype.name} of shape "
+                f"{value.shape}: change the signature, or the data"
+            )
     return bound.args, bound.kwargs
 
 
@@ -316,10 +399,11 @@ def _is_of_framework(function: Any) -> bool:
 
 @contextmanager
 def traced_again() -> Generator[None]:
-    """Trace each `tf.function` of the user again in this context, or run it as Python if eager.
+    """Make each `tf.function` of the user a part of the step in this context, as it is in eager.
 
     TensorFlow would use its first trace: of a dry run, which has no gradients; of a step with
-    another number, other rows or other kernels.
+    another number, other rows or other kernels. A new trace of its own could only take and return
+    tensors.
     """
     with wrapped({INTERNALS["call_function"]: _call_again}):
         yield

@@ -231,6 +231,12 @@ class TensorFlowExecutor:
         return _concrete(single, xla, arrays, chosen, numbers=1)
 
 
+_BRANCH = (
+    ". The first batch did not take the branch that creates them: build optimizers and layers "
+    "before, as in optimizer.build(variables)"
+)
+
+
 class _TracedStep:
     """A step as a traced function of a flat batch and its number; user code runs once."""
 
@@ -255,10 +261,11 @@ class _TracedStep:
         self.outputs = list(self._function.structured_outputs)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]
         if hidden:
+            created = any(v.name.startswith(("cond/", "while/")) for v in hidden)
             raise StateError(
                 f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
                 "of the task reaches: keep what holds it as an attribute, or pass it to "
-                "treadle.task(…, name=variable)"
+                "treadle.task(…, name=variable)" + (_BRANCH if created else "")
             )
 
     def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:

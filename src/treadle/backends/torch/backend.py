@@ -21,20 +21,23 @@ from ..base import Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..processes.agreement import refusal
 from ..processes.group import processes, summation
-from ..processes.rows import rows, seen, shared, unsplit
+from ..processes.rows import rows, seen, shared
 from ..processes.shared import SharedExecutor
 from ..program import Program
+from ..reads import copied
 from ..recomputing import Recomputed, no_assignments
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
-from ..step_context import StepContext, deeper, running
+from ..step_context import StepContext, context, deeper, running
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
 from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
 from .capture.proof import Captured
-from .capture.recording import current
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
+from .control_flow import TorchControlFlow
+from .functional import differentiated
+from .in_place import kept_arguments, kept_reads, whole_assignments
 from .patches import INTERNALS, fused_lstm, updates_in_parts
 from .processes.engine import connect
 from .trace import tracing
@@ -43,7 +46,7 @@ _OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self
 """What PyTorch's operators for losses and embeddings say on a CPU."""
 
 
-class TorchBackend:
+class TorchBackend(TorchControlFlow):
     """The backend for Keras on PyTorch."""
 
     name = "torch"
@@ -64,7 +67,20 @@ class TorchBackend:
         inputs: Sequence[Tensor],
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
+        """Differentiate, keeping what the objective reads until its gradients are computed."""
+        with kept_reads() if context().depth == 0 else nullcontext():
+            return self._differentiate(function, variables, inputs, groups)
+
+    def _differentiate(
+        self,
+        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
+        variables: Sequence[Variable],
+        inputs: Sequence[Tensor],
+        groups: Mapping[str, Sequence[int]],
+    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
+        if self.place() is not None:
+            return differentiated(function, variables, inputs, groups)
         mine, whole = rows(), seen()
         scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
@@ -111,6 +127,13 @@ class TorchBackend:
         """Return `torch.no_grad()`."""
         return torch.no_grad()
 
+    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
+        """Return a context in which these variables are read as copies.
+
+        Inside an objective, weights are not: autograd needs them. `differentiate` copies results.
+        """
+        return copied(INTERNALS["value"], written, _copy)
+
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of all processes."""
         mine = rows()
@@ -136,33 +159,11 @@ class TorchBackend:
         again.release()
         return result
 
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
-        """Run the branch that the predicate selects, or record both branches."""
-        if tape := current():
-            return tape.cond(predicate, then, otherwise)
-        return then() if bool(predicate) else otherwise()
-
-    def for_each(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Run a Python loop, or record one if nothing is differentiated through it."""
-        function = unsplit(function)
-        tape = current()
-        if tape is not None and tape.rolled and not (torch.is_grad_enabled() or _scoped()):
-            return tape.for_each(function, inputs)
-        found = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
-        return [torch.stack(column) for column in zip(*found, strict=True)]
-
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
         try:
-            with torch.random.fork_rng(), running(step), scope:
+            with torch.random.fork_rng(), running(step), kept_arguments(), scope:
                 function(structures.mapped(self.to_device, batch))
         finally:
             for variable in scope.foreign.values():  # gradients from a native step's backward()
@@ -221,7 +222,7 @@ class TorchBackend:
         if isinstance(error, IndexError) and _OUTSIDE.search(str(error)):
             return hints.OUT_OF_RANGE
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
-        return found or (hints.NUMPY if numpy else "")
+        return found or (hints.numpy_called(error) if numpy else "")
 
     def bfloat16_pays(self) -> bool:
         """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
@@ -321,6 +322,12 @@ class TorchBackend:
         return keras.ops.convert_to_tensor(array)
 
 
+def _copy(variable: Variable, value: Tensor) -> Tensor:
+    # Also while `remat` recomputes an objective, after it has ended, gradients are enabled.
+    differentiated = variable.trainable and torch.is_grad_enabled()
+    return value if differentiated else value.detach().clone()
+
+
 def _scoped() -> bool:
     """Return whether variables have the values of a scope."""
     return in_stateless_scope()
@@ -337,7 +344,12 @@ def _detached(structure: Any) -> Any:
     def detached(x: Any) -> Any:
         if isinstance(x, Weighted):
             return Weighted(detached(x.value), detached(x.weight))
-        return x.detach() if isinstance(x, torch.Tensor) else x
+        if not isinstance(x, torch.Tensor):
+            return x
+        owner = x if x._base is None else x._base
+        if owner.is_leaf and owner.requires_grad:  # a weight, which an optimizer changes in place
+            return x.detach().clone()
+        return x.detach()
 
     return structures.mapped(detached, structure)
 
@@ -348,7 +360,8 @@ def _step(program: Program) -> Generator[None]:
     gradients = nullcontext() if program.native else torch.no_grad()
     # A native training step may differentiate twice, which the fused operator does not allow.
     fuses = not program.native or program.name == "eval_step"
-    with updates_in_parts(), fused_lstm() if fuses else nullcontext(), gradients:
+    fused = fused_lstm() if fuses else nullcontext()
+    with updates_in_parts(), fused, whole_assignments(), kept_arguments(), gradients:
         yield
 
 

@@ -29,12 +29,6 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/core.py",
         "()",
     ),
-    "cond": Internal(
-        "keras.src.backend.torch.core:cond",
-        "patched while recording: it reads its predicate, so only one branch would be recorded",
-        f"{KERAS}/backend/torch/core.py",
-        "(pred, true_fn, false_fn)",
-    ),
     "torch_seed_generator": Internal(
         "keras.src.backend.torch.random:torch_seed_generator",
         "patched while recording: it reads the state of a seed generator",
@@ -71,6 +65,13 @@ INTERNALS: dict[str, Internal] = {
         f"{KERAS}/backend/torch/optimizers/torch_adam.py",
         "(self, grads, variables, learning_rate)",
     ),
+    "direct_assign": Internal(
+        "keras.src.backend.torch.core:Variable._direct_assign",
+        "patched in steps: it changes memory that the backward pass needs, and in mixed precision "
+        "a copy of the variable",
+        f"{KERAS}/backend/torch/core.py",
+        "(self, value)",
+    ),
     "lstm_by_cells": Internal(
         "keras.src.backend.torch.rnn:_fallback_lstm",
         "patched in steps: it calls 14 operators for each element of a sequence",
@@ -84,6 +85,11 @@ INTERNALS: dict[str, Internal] = {
         _RNN,
         "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
         "return_sequences, device)",
+    ),
+    "value": Internal(
+        "keras.src.backend.torch.core:Variable.value",
+        "patched in steps: what the user reads does not change when the variable is assigned",
+        f"{KERAS}/backend/torch/core.py",
     ),
     "transform_level": Internal(
         "torch._C._functorch:maybe_current_level",
@@ -138,6 +144,14 @@ INTERNALS: dict[str, Internal] = {
             "DisableTorchFunction",
         ),
     ),
+    **{
+        f"__i{name}__": Internal(
+            f"torch:Tensor.__i{name}__",
+            "patched in steps: Keras changes its arguments with it, such as sample weights",
+            f"{_PYTORCH}/torch/_tensor.py",
+        )
+        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+    },
 }
 
 ATTRIBUTES: dict[str, Attribute] = {
@@ -170,6 +184,9 @@ ATTRIBUTES: dict[str, Attribute] = {
         "the address of the C++ object: PyTorch creates a new Python object for each access",
         f"{_PYTORCH}/torch/_C/__init__.pyi.in",
     ),
+    "_base": Attribute(
+        "Tensor", "whose memory a view shares", f"{_PYTORCH}/torch/_C/__init__.pyi.in"
+    ),
     "_torch_params": Attribute(
         "Layer",
         "the parameters that Keras collected while variables had the values of a scope",
@@ -193,15 +210,13 @@ PART_BYTES: Final = 64 * 2**20
 
 
 @contextmanager
-def capturable_keras(cond: Call, call: Call) -> Generator[None]:
+def capturable_keras(call: Call) -> Generator[None]:
     """Make functions of Keras record their reads of tensors in this context, in this thread.
 
     Args:
-        cond: Records both branches of a condition.
         call: Calls a function of tensors, and records it as one operation.
     """
     replaced: Mapping[str, Any] = {
-        "cond": cond,
         "torch_seed_generator": lambda seed: call(_Seeded(), _sum_of_seed(seed)),
         "gamma": _drawn(call, INTERNALS["gamma"].resolve()),
         "beta": _drawn(call, INTERNALS["beta"].resolve()),
@@ -262,7 +277,6 @@ def fused_lstm() -> Generator[None]:
     def lstm(inputs: Any, h: Any, c: Any, kernel: Any, recurrent: Any, bias: Any, *how: Any) -> Any:
         activation, recurrent_activation, return_sequences, batch_first = how
         # Copies, since the state of a stateful layer changes in place before the backward pass.
-        h, c = h.clone(), c.clone()
         usual = activation is keras.activations.tanh
         usual = usual and recurrent_activation is keras.activations.sigmoid
         if not (usual and batch_first and _is_fusible(inputs)):

@@ -26,9 +26,9 @@ ACCEPTED: Final = (
     "generator function, and any iterable of batches"
 )
 
-_streams: Final[WeakValueDictionary[int, Source]] = WeakValueDictionary()
-"""Sources in use by the id of their data, which they keep alive so that ids stay unique. If a
-stream is passed again while it is being read, the same source continues reading it."""
+_sources: Final[WeakValueDictionary[int, Source]] = WeakValueDictionary()
+"""Sources in use by the id of their data, which they keep alive so that ids stay unique. If data is
+passed again while the loop is in the middle of it, the same source continues reading it."""
 
 
 def as_source(data: Any) -> Source:
@@ -53,15 +53,16 @@ def as_source(data: Any) -> Source:
     if is_source_with_old_name(data):
         warn_renamed(f"the attribute closed of {type_name(data)}", "closed_loop")
         return data
-    known = _streams.get(id(data))
-    if known is not None:
-        return known
+    known = _sources.get(id(data))
+    if known is not None and (known.inexact is not None or not getattr(known, "seeks", False)):
+        return known  # a stream, which is opened once
     refuse_arrays(data)
     for make in (_from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
         source = make(data)
         if source is not None:
-            if source.inexact is not None or not getattr(source, "seeks", False):
-                _streams[id(data)] = source
+            if known is not None and known.length == source.length:
+                return known
+            _sources[id(data)] = source
             return source
     raise DataError(f"cannot read batches from a {type_name(data)}. Accepted are: {ACCEPTED}")
 
@@ -247,6 +248,7 @@ class IteratorSource(BaseSource):
         self.closed_loop = False
         self._iterator = iterator
         self._reader: BatchReader | None = None
+        self._epoch = 0
 
     def open(self, request: ReadRequest) -> BatchReader:
         """Continue reading the iterator.
@@ -256,7 +258,7 @@ class IteratorSource(BaseSource):
         """
         epoch, start, reader = request.epoch, request.start, self._reader
         gone = 0 if reader is None else reader.given
-        if epoch > 0 or (reader is not None and gone != start):
+        if reader is not None and (epoch != self._epoch or gone != start):
             raise DataError(
                 f"a {type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
                 f"and batch {start + 1} of epoch {epoch + 1} cannot be read from it. Pass the "
@@ -266,4 +268,5 @@ class IteratorSource(BaseSource):
         if reader is None:
             iterator = chain(self._iterator)  # has no `close`, since reading may continue later
             reader = self._reader = BatchReader(lambda: iterator, Reading.of(request))
+            self._epoch = epoch
         return reader

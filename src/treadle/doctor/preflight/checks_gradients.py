@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...core.attributes import attributes_of
 from ..numbers import Array, as_floats, norm_of
 from .checks_losses import noisy
 from .checks_state import is_named_elsewhere
@@ -106,7 +107,7 @@ def _not_trained(trials: Trials) -> Iterator[Finding]:
     updated = {path for path in trials.assigned if path in state.variables}
     # `compile` gives a model an optimizer, as a teacher that was trained by `fit` has.
     compiled = {id(getattr(layer, "optimizer", None)) for layer in state.layers}
-    compiled -= {id(value) for value in vars(trials.task).values()}
+    compiled -= {id(value) for value in attributes_of(trials.task).values()}
     for path, optimizer in state.optimizers.items():
         if id(optimizer) not in trials.applied and id(optimizer) not in compiled:
             yield Finding(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from ...core.attributes import attributes_of
 from ..numbers import Array, as_floats, norm_of
 from .guarding import guarded
 from .initial import has_initial_value
@@ -61,7 +62,7 @@ def _changed_by_hooks(trials: Trials) -> Iterator[Finding]:
     methods = _methods(task)
     inner = _reached(methods, "train_step")
     read = {name for key in inner for name in _names(methods[key])}
-    read &= {name for name, value in vars(task).items() if isinstance(value, (int, float))}
+    read &= {name for name, value in attributes_of(task).items() if isinstance(value, (int, float))}
     written = {name for key, code in methods.items() if key not in inner for name in _stored(code)}
     if not read & written or not hasattr(task, "hooks"):
         return
@@ -91,7 +92,7 @@ def _unused_schedules(trials: Trials) -> Iterator[Finding]:
     """Find schedules of the task that no optimizer has, although one has their first value."""
     optimizers = trials.state.all_optimizers
     used = {id(getattr(optimizer, "_learning_rate", None)) for optimizer in optimizers.values()}
-    for name, schedule in vars(trials.task).items():
+    for name, schedule in attributes_of(trials.task).items():
         if not isinstance(schedule, LearningRateSchedule) or id(schedule) in used:
             continue
         first = float(ops.convert_to_numpy(schedule(ops.convert_to_tensor(0, "int32"))))

@@ -205,21 +205,26 @@ def _branches(recorder: StepRecorder, inlined: bool) -> Generator[None]:
 def _loops(recorder: StepRecorder, inlined: bool) -> Generator[None]:
     """Record calls of `for_each`; if they are inlined, also what each of their rows does."""
     backend = active()
-    original = backend.for_each
+    original = backend.scan
 
-    def for_each(function: Callable[[Any], Any], inputs: Any) -> Any:
+    def scan(
+        function: Any, carry: Any, inputs: Any, count: int, reverse: bool = False, *how: Any
+    ) -> Any:
         recorder.add(LOOP, Info("for_each", "for_each", user_line()))
         if not inlined or not recorder.in_place:
-            return original(function, inputs)
+            return original(function, carry, inputs, count, reverse, *how)
         step = context()
         step.recorder = recorder
+        rows: dict[int, Any] = {}
         try:
-            rows = [function([x[i] for x in inputs]) for i in range(inputs[0].shape[0])]
+            for i in range(count)[::-1] if reverse else range(count):
+                carry, rows[i] = function(carry, [x[i] for x in inputs])
         finally:
             step.recorder = None  # as `steps.control_flow.for_each` has set it
-        return [keras.ops.stack(column) for column in zip(*rows, strict=True)]
+        columns = zip(*(rows[i] for i in range(count)), strict=True)
+        return carry, [keras.ops.stack(column) for column in columns]
 
-    with _shadowed(backend, "for_each", for_each):
+    with _shadowed(backend, "scan", scan):
         yield
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ...backends.base import repeats_exactly
+from ...core.attributes import attributes_of
 from ...core.determinism import is_deterministic
 from ...core.hook import Hook, LoopView
 from ...core.logs import StepLogs
@@ -191,7 +192,7 @@ class DrillRecorder(Hook):
 
     def _attributes(self) -> dict[str, Any]:
         attributes = Attributes()
-        for name, part in vars(self._subject.task).items():
+        for name, part in attributes_of(self._subject.task).items():
             attributes.take(part, f"task.{name}")
         attributes.take(self._subject.task, "task")
         attributes.take(self._subject.train, "train")

@@ -59,7 +59,7 @@ def recording(
     called_backward = False
     _running.tape = tape
     try:
-        with capturable_keras(tape.cond, tape.call), _TensorWatch(tape), tape:
+        with capturable_keras(tape.call), _TensorWatch(tape), tape:
             yield tape
     except Exception:
         tape.check()  # raises the original error: Keras wraps exceptions that pass its layers
@@ -97,7 +97,7 @@ class _TensorWatch(TorchFunctionMode):
         if func in _CHECKS and not kwargs:
             return tape.call(func, *args)
         if func in _READS and tape.is_seen(args[0]):
-            tape.refuse("it converts a tensor to a Python value")
+            tape.refuse_value()
         if func is torch.Tensor.backward:
             tape.refuse(BACKWARD)
         if isinstance(kwargs.get("alpha"), torch.Tensor):  # Keras' optimizers: the learning rate

@@ -20,9 +20,9 @@ import torch
 
 from ....core import structures
 from ...plans import RefusedError
+from ...user_code import numpy_function, running_line
 from ..patches import C, TorchDispatchMode
 from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten
-from .place import place
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
 
@@ -140,9 +140,22 @@ class Tape(TorchDispatchMode):
         Raises:
             RefusedError: Always.
         """
-        line = place()
+        line = running_line()
         self._refusal = self._refusal or (f"{why}, at {line}" if line else why)
         raise RefusedError(self._refusal)
+
+    def refuse_value(self) -> None:
+        """Refuse the step, because it converts a tensor to a Python value or to a NumPy array.
+
+        Raises:
+            RefusedError: Always.
+        """
+        name, instead = numpy_function(running_line())
+        self.refuse(
+            f"it passes a tensor to {name} (use {instead})"
+            if name
+            else "it converts a tensor to a Python value"
+        )
 
     def is_seen(self, tensor: Any) -> bool:
         """Return whether a value may differ in the next step, so that it must not be read."""
@@ -205,6 +218,8 @@ class Tape(TorchDispatchMode):
         forms = [[_form(x) for x in flat[which]] for which in (True, False)]
         if forms[0] != forms[1]:
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
+        if _requiring_gradients(flat[True]) != _requiring_gradients(flat[False]):
+            self.refuse(_DIFFERENTIATED)  # the gradient of one branch is zero: no backward shows it
         refs = {
             which: [self._known_as(x) for x in flat[which] if isinstance(x, torch.Tensor)]
             for which in (True, False)
@@ -216,7 +231,7 @@ class Tape(TorchDispatchMode):
                 (blocks[True], blocks[False]),
                 (refs[True], refs[False]),
                 outputs,
-                place(),
+                _place(),
             )
         )
         return results[taken]
@@ -247,7 +262,7 @@ class Tape(TorchDispatchMode):
         with self.paused():
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
-        self.block.append(LoopNode(count, sources, rows, block, results, outputs, place()))
+        self.block.append(LoopNode(count, sources, rows, block, results, outputs, _place()))
         return stacks
 
     def __torch_dispatch__(
@@ -294,7 +309,7 @@ class Tape(TorchDispatchMode):
 
     def _check_sizes(self, func: Any, kind: Kind, args: Sequence[Any]) -> None:
         if kind.python:
-            self.refuse("it converts a tensor to a Python value")
+            self.refuse_value()
         if kind.dynamic and not (func is aten.index.Tensor and not _masked(args[1])):
             self.refuse(f"{func} returns a tensor whose shape depends on values")
 
@@ -361,7 +376,7 @@ class Tape(TorchDispatchMode):
         self._length += 1
         if self._length > LONGEST:
             self.refuse(f"it has more than {LONGEST:,} operations")
-        self.block.append(Operation(function, args, kwargs, outputs, place()))
+        self.block.append(Operation(function, args, kwargs, outputs, _place()))
 
     # Branches
 
@@ -404,14 +419,20 @@ class _Result(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Refuse."""
-        ctx.tape.refuse("the result of a cond is differentiated")
+        ctx.tape.refuse(_DIFFERENTIATED)
 
 
+_DIFFERENTIATED = "the result of a cond is differentiated"
 _OTHERS: dict[Any, str] = {
     "batch": "its batch",
     "number": "the step's number",
     None: "a tensor that is part of neither the state nor its branch of cond",
 }
+
+
+def _requiring_gradients(leaves: Sequence[Any]) -> list[bool]:
+    """Return for each leaf whether it depends on what the enclosing objective differentiates."""
+    return [isinstance(x, torch.Tensor) and x.requires_grad for x in leaves]
 
 
 def _masked(indices: Sequence[Any]) -> bool:
@@ -448,3 +469,9 @@ def _storage(value: Any) -> int:
 
 def _form(x: Any) -> Any:
     return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def _place() -> str:
+    """Return file, number and text of the running line of user code, or an empty string."""
+    line = running_line()
+    return str(line) if line else ""

@@ -1,0 +1,381 @@
+"""Calls of the loop with one source after another: each begins at its first batch."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle import data
+from treadle.errors import DataError
+
+
+class Values(treadle.Task):
+    """Returns the first number of each batch, and counts the steps in a variable."""
+
+    def __init__(self):
+        self.count = keras.Variable(0.0)
+
+    def train_step(self, batch):
+        self.count.assign_add(1.0)
+        while isinstance(batch, tuple | list):
+            batch = batch[0]
+        return {"value": keras.ops.mean(batch[:1])}
+
+
+def batches(first, length):
+    return [np.full((2, 1), float(first + i), "float32") for i in range(length)]
+
+
+def generated(first, length):
+    def train():
+        yield from batches(first, length)
+
+    return train
+
+
+def arrays(first, length):
+    return data.from_arrays(np.concatenate(batches(first, length)), batch_size=2, shuffle=False)
+
+
+class Counted(keras.utils.PyDataset):
+    def __init__(self, first, length):
+        super().__init__()
+        self.batches = batches(first, length)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+def tensorflow(first, length):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(np.stack(batches(first, length)))
+
+
+def loader(first, length):
+    import torch
+
+    rows = torch.tensor(np.concatenate(batches(first, length)))
+    return torch.utils.data.DataLoader(rows, batch_size=2)
+
+
+KINDS = {
+    "arrays": arrays,
+    "list": batches,
+    "generator function": generated,
+    "generator": lambda first, length: generated(first, length)(),
+    "stream": lambda first, _: lambda: (batches(i, 1)[0] for i in itertools.count(first)),
+    "tf.data": tensorflow,
+    "DataLoader": loader,
+    "PyDataset": Counted,
+    "zipped": lambda *at: data.zipped(arrays(*at), generated(*at)),
+    "groups": lambda first, length: data.groups(
+        [x for x in batches(first, length) for _ in range(2)], 2
+    ),
+    "limited": lambda first, length: data.limited(generated(first, 99), length),
+}
+
+
+def stop_at(step, why):
+    """Return a hook that ends the call after a step."""
+
+    def ended(loop):
+        if loop.progress.step == step:
+            if isinstance(why, str):
+                loop.stop(why)
+            else:
+                raise why
+
+    return treadle.every("1 step", ended)
+
+
+def left(loop, source):
+    for logs in loop.steps(source):
+        if logs.step == 3:
+            break
+
+
+def raised(error):
+    def call(loop, source):
+        with pytest.raises(type(error)):
+            loop.fit(source, steps=9)
+
+    return call
+
+
+# By name: a call that trains on three batches, and its hooks.
+ENDINGS = {
+    "steps": (lambda loop, source: loop.fit(source, steps=3), []),
+    "until": (lambda loop, source: loop.fit(source, until="1 h"), [stop_at(3, "late")]),
+    "stop": (lambda loop, source: loop.fit(source, steps=9), [stop_at(3, "enough")]),
+    "break": (left, []),
+    "exception": (raised(ValueError()), [stop_at(3, ValueError("3"))]),
+    "Ctrl-C": (raised(KeyboardInterrupt()), [stop_at(3, KeyboardInterrupt())]),
+}
+FURTHER = [pair for pair in itertools.product(KINDS, KINDS) if "list" not in pair]
+
+
+def check(first, second, ending, options=None):
+    call, hooks = ENDINGS[ending]
+    loop = treadle.Loop(Values(), hooks=hooks, options=options, console=False)
+    a, b = KINDS[first](0, 4), KINDS[second](100, 4)
+    call(loop, a)
+    loop.fit(b, **({"steps": 4} if second == "stream" else {"epochs": 1}))
+    assert loop.history.steps("value").tolist() == [0, 1, 2, 100, 101, 102, 103]
+    partial, last = [r for r in loop.history.records if r.kind in ("partial", "epoch")][:2] + (
+        [r for r in loop.history.records if second == "stream"][-1:]
+    )
+    assert (partial.kind, partial.progress.epoch, partial.progress.batch) == ("partial", 0, 3)
+    assert partial.values == {"value": 1.0}
+    assert last.values == {"value": 101.5}
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [*((kind, "list") for kind in KINDS), *(("list", kind) for kind in KINDS if kind != "list")],
+)
+def test_another_source_begins_at_its_first_batch(first, second, ending):
+    check(first, second, ending, treadle.Options(execution="eager"))
+
+
+@pytest.mark.long
+@pytest.mark.any_backend
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(("first", "second"), FURTHER)
+def test_each_source_after_each_other_one(first, second, ending):
+    check(first, second, ending, treadle.Options(execution="eager"))
+
+
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_another_source_in_compiled_and_eager_steps(execution):
+    check("arrays", "list", "steps", treadle.Options(execution=execution))
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])
+def test_the_same_source_continues(kind, ending):
+    call, hooks = ENDINGS[ending]
+    loop = treadle.Loop(Values(), hooks=hooks, console=False)
+    source = KINDS[kind](0, 4)
+    call(loop, source)
+    loop.fit(source, epochs=1)
+    assert loop.history.steps("value").tolist() == [0, 1, 2, 3]
+    assert loop.history.epochs == [{"value": 1.5}]
+    if kind != "generator":
+        loop.fit(source, steps=1)
+        assert loop.history.steps("value")[-1] == (4 if kind == "limited" else 0)
+
+
+@pytest.mark.any_backend
+def test_arrays_with_equal_descriptions_are_the_same_source():
+    loop = treadle.Loop(Values(), console=False)
+    loop.fit(arrays(0, 4), steps=1)
+    loop.fit(arrays(0, 4), steps=1)
+    loop.fit(data.groups(arrays(0, 4), 1), steps=1)
+    loop.fit(data.groups(arrays(0, 4), 1), steps=1)
+    loop.fit(data.groups(arrays(0, 4), 2), steps=1)
+    loop.fit(data.groups(arrays(1, 4), 2), steps=1)
+    loop.fit(data.from_arrays(np.zeros((8, 1)), batch_size=2, shuffle=False), steps=1)
+    loop.fit(data.from_arrays(np.zeros((8, 1)), batch_size=4, shuffle=False), steps=1)
+    assert loop.history.steps("value").tolist() == [0, 1, 0, 1, 0, 1, 0, 0]
+    assert [record.kind for record in loop.history.records].count("partial") == 5
+
+
+@pytest.mark.any_backend
+def test_a_list_that_grew_is_another_source():
+    loop, source = treadle.Loop(Values(), console=False), batches(0, 4)
+    loop.fit(source, steps=3)
+    source.append(source[0])
+    loop.fit(source, epochs=1)
+    assert loop.history.steps("value").tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+
+
+@pytest.mark.any_backend
+def test_a_prepared_source_leaves_the_unfinished_epoch():
+    loop, source = treadle.Loop(Values(), console=False), batches(0, 4)
+    loop.fit(source, steps=3)
+    loop.prepare(batches(100, 2))
+    loop.fit(source, epochs=1)
+    assert loop.history.steps("value").tolist() == [0, 1, 2, 3]
+
+
+def several(loop, a, b):
+    """Train on other data in several calls, and on two sources in each epoch of one."""
+    loop.fit(a, steps=3)
+    loop.fit(b, epochs=1)
+    for epoch in loop.epochs(2):
+        for _ in loop.steps(a, every="1 step"):
+            if loop.progress.batch == 2 and epoch == 3:
+                break
+        for _ in loop.steps(b, every="2 steps"):
+            pass
+    loop.fit(a, steps=2)
+    loop.fit(b, steps=3)
+
+
+SEVERAL = [0, 1, 2, *range(100, 104), *range(4), *range(100, 104), 0, 1, *range(100, 104)]
+SEVERAL += [0, 1, 100, 101, 102]
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize(("first", "second"), [("list", "list"), ("list", "arrays")])
+def test_a_resumed_run_continues_with_the_right_source(tmp_path, first, second, every):
+    a, b = KINDS[first](0, 4), KINDS[second](100, 4)
+    for step in range(1, len(SEVERAL)):
+        directory = tmp_path / str(step)
+        for interrupted in (True, False):
+            hooks = [treadle.hooks.Checkpoint(f"{every} steps")]
+            hooks += [stop_at(step, RuntimeError("killed"))] if interrupted else []
+            loop = treadle.Loop(Values(), directory, hooks, console=False)
+            try:
+                with loop:
+                    several(loop, a, b)
+            except RuntimeError:
+                assert interrupted
+        assert loop.history.steps("value").tolist() == SEVERAL, step
+        kinds = [(r.kind, r.progress.step) for r in loop.history.records if r.kind != "log"]
+        assert [at for kind, at in kinds if kind == "partial"] == [3, 23], step
+        assert [at for kind, at in kinds if kind == "epoch"] == [7, 15, 21], step
+
+
+@pytest.mark.any_backend
+def test_a_replay_repeats_calls_with_other_data(tmp_path):
+    a, b = batches(0, 4), batches(100, 4)
+    with treadle.Loop(Values(), tmp_path, console=False) as loop:
+        left(loop, a)
+        loop.fit(b, epochs=1)
+    for step in (3, 4, 7):
+        found = treadle.doctor.replay(Values(), {0: a, 1: b}, tmp_path, step)
+        assert "equal to the log bit for bit" in str(found.agreement)
+
+
+class Flaky:
+    """Raises an error once, at a number, and goes on afterwards."""
+
+    def __init__(self, at=2):
+        self.at, self.index, self.fails = at, 0, True
+
+    def check(self, index):
+        if index == self.at and self.fails:
+            self.fails = False
+            raise OSError("connection lost")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == 4:
+            raise StopIteration
+        self.check(self.index)
+        self.index += 1
+        return batches(self.index - 1, 1)[0]
+
+
+def flaky_function():
+    flaky = Flaky()
+
+    def train():
+        for index in range(4):
+            flaky.check(index)
+            yield batches(index, 1)[0]
+
+    return train
+
+
+class FlakyDataset(keras.utils.PyDataset):
+    def __init__(self):
+        super().__init__()
+        self.flaky = Flaky()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.flaky.check(index)
+        return batches(index, 1)[0]
+
+
+def flaky_loader():
+    import torch
+
+    class Rows(torch.utils.data.Dataset):
+        flaky = Flaky()
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            self.flaky.check(index)
+            return batches(index, 1)[0][0]
+
+    return torch.utils.data.DataLoader(Rows(), batch_size=1)
+
+
+RETRIED = {
+    "iterator": Flaky,
+    "generator function": flaky_function,
+    "PyDataset": FlakyDataset,
+    "DataLoader": flaky_loader,
+    "zipped": lambda: data.zipped(Flaky(), Flaky(at=9)),
+    "zipped with an iterator": lambda: data.zipped(Flaky(at=9), Flaky()),
+    "groups": lambda: data.groups(Flaky(at=1), 2),
+    "limited": lambda: data.limited(flaky_function(), 4),
+    "limited iterator": lambda: data.limited(Flaky(), 4),
+}
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("kind", RETRIED)
+def test_a_source_is_read_again_after_its_error(kind):
+    loop, source = treadle.Loop(Values(), console=False), RETRIED[kind]()
+    with pytest.raises(OSError, match="connection lost"):
+        loop.fit(source, epochs=1)
+    loop.fit(source, epochs=1)
+    expected = [0, 2] if kind == "groups" else [0, 1, 2, 3]
+    assert loop.history.steps("value").tolist() == expected
+
+
+def failing_hook(loop):
+    if loop.progress.step == 2:
+        raise OSError("disk full")
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])
+@pytest.mark.parametrize("where", ["hook", "validation", "body"])
+def test_an_error_elsewhere_leaves_the_source_readable(kind, where):
+    class Failing(Values):
+        def eval_step(self, batch):
+            raise OSError("disk full")
+
+    task = Failing() if where == "validation" else Values()
+    hooks = [treadle.every("1 step", failing_hook)] if where == "hook" else []
+    source = KINDS[kind](0, 4)
+    loop = treadle.Loop(task, hooks=hooks, console=False)
+    with pytest.raises(OSError, match="disk full"):
+        if where == "body":
+            for _ in loop.steps(source):
+                failing_hook(loop)
+        elif where == "hook":
+            loop.fit(source, epochs=1)
+        else:
+            loop.fit(source, batches(0, 1), epochs=1, validate_every="2 steps")
+    loop.fit(source, epochs=1)
+    assert loop.history.steps("value").tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.any_backend
+def test_a_generator_that_is_spent_says_so():
+    loop, source = treadle.Loop(Values(), console=False), generated(0, 4)()
+    loop.fit(source, epochs=1)
+    with pytest.raises(DataError, match="gives its batches once: 4 of them are spent"):
+        loop.fit(source, epochs=1)

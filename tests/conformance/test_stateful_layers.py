@@ -1,0 +1,221 @@
+"""Stateful RNN layers train as a layer without state whose states are passed by hand."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import treadle
+
+ROWS, STEPS, FEATURES, UNITS, CALLS = 4, 5, 3, 2, 3
+SEQUENCE, FRAMES = (ROWS, STEPS, FEATURES), (ROWS, STEPS, 3, 3, FEATURES)
+
+
+class OwnCell(layers.Layer):
+    """A cell whose backward pass needs its state, which it multiplies by a weight."""
+
+    state_size = UNITS
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], UNITS), name="kernel")
+        self.decay = self.add_weight(shape=(UNITS,), name="decay")
+
+    def call(self, x: Any, states: Any) -> Any:
+        state = ops.tanh(ops.matmul(x, self.kernel) + states[0] * self.decay)
+        return state, [state]
+
+
+def stacked(**how: Any) -> Any:
+    return layers.RNN([layers.LSTMCell(UNITS), layers.GRUCell(UNITS), OwnCell()], **how)
+
+
+def conv(**how: Any) -> Any:
+    return layers.ConvLSTM2D(UNITS, 2, padding="same", **how)
+
+
+def both(**how: Any) -> Any:
+    return layers.Bidirectional(layers.GRU(UNITS, **how))
+
+
+LAYERS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "LSTM": (lambda **how: layers.LSTM(UNITS, **how), SEQUENCE),
+    "GRU": (lambda **how: layers.GRU(UNITS, **how), SEQUENCE),
+    "GRU of version 1": (lambda **how: layers.GRU(UNITS, reset_after=False, **how), SEQUENCE),
+    "SimpleRNN": (lambda **how: layers.SimpleRNN(UNITS, **how), SEQUENCE),
+    "unrolled": (lambda **how: layers.SimpleRNN(UNITS, unroll=True, **how), SEQUENCE),
+    "own cell": (lambda **how: layers.RNN(OwnCell(), **how), SEQUENCE),
+    "stacked": (stacked, SEQUENCE),
+    "both directions": (both, SEQUENCE),
+    "ConvLSTM2D": (conv, FRAMES),
+}
+SHORT = {("GRU", "auto"), ("GRU", "eager"), ("stacked", "auto")}
+EVERY = [
+    pair if pair in SHORT else pytest.param(*pair, marks=pytest.mark.long)
+    for pair in product(LAYERS, ("auto", "eager"))
+]
+
+
+class Stateful(treadle.Task):
+    """Calls a stateful layer several times in an objective: its own state changes in between."""
+
+    def __init__(self, layer: Any, shape: tuple[int, ...]) -> None:
+        self.layer, self.optimizer = layer, keras.optimizers.SGD(0.5)
+        layer.build(shape)
+
+    def train_step(self, x: Any) -> Any:
+        def objective() -> Any:
+            return ops.mean(sum(self.layer(x) ** 2 for _ in range(2)))
+
+        return {"loss": treadle.minimize(objective, self.layer.trainable_variables, self.optimizer)}
+
+    def eval_step(self, x: Any) -> Any:
+        return {"loss": ops.mean(self.layer(x) ** 2)}
+
+    def reset(self) -> None:
+        for state in keras.tree.flatten(self.layer.states):
+            state.assign(ops.zeros(state.shape))
+
+
+class ByHand(Stateful):
+    """Passes the states to a layer that keeps none."""
+
+    def __init__(self, layer: Any, shape: tuple[int, ...], states: Any) -> None:
+        super().__init__(layer, shape)
+        self.layout = states
+        self.states = [keras.Variable(ops.zeros(s.shape)) for s in keras.tree.flatten(states)]
+
+    def train_step(self, x: Any) -> Any:
+        def objective() -> Any:
+            total, states = 0.0, [ops.convert_to_tensor(v) for v in self.states]
+            for _ in range(2):
+                given = keras.tree.pack_sequence_as(self.layout, states)
+                output, *now = self.layer(x, initial_state=list(given))
+                # The state of a layer carries no gradient from one call to the next.
+                states = [ops.stop_gradient(s) for s in keras.tree.flatten(now)]
+                total += output**2
+            return ops.mean(total), states
+
+        (loss, states), gradients = treadle.gradients(objective, self.layer.trainable_variables)
+        self.optimizer.apply(gradients, self.layer.trainable_variables)
+        for variable, state in zip(self.states, states, strict=True):
+            variable.assign(state)
+        return {"loss": loss}
+
+    def reset(self) -> None:
+        for state in self.states:
+            state.assign(ops.zeros(state.shape))
+
+
+def trained(task: Any, shape: tuple[int, ...], execution: Any) -> tuple[list[float], list[Any]]:
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(size=shape).astype("float32") for _ in range(CALLS)]
+    with treadle.Loop(task, options=treadle.Options(execution=execution), console=False) as loop:
+        losses = list(loop.fit(batches, epochs=1).steps("loss"))
+        task.reset()
+        losses = [*losses, *loop.fit(batches, epochs=2).steps("loss")]
+        assert execution == "eager" or loop.plan != "eager"
+    return losses, [ops.convert_to_numpy(w) for w in task.layer.trainable_variables]
+
+
+def pair(name: str) -> tuple[Any, Any, tuple[int, ...]]:
+    make, shape = LAYERS[name]
+    keras.utils.set_random_seed(3)
+    one = Stateful(make(stateful=True), shape)
+    other = ByHand(make(return_state=True), shape, one.layer.states)
+    other.layer.set_weights(one.layer.get_weights())
+    return one, other, shape
+
+
+@pytest.mark.parametrize(("name", "execution"), EVERY)
+def test_a_stateful_layer_equals_states_passed_by_hand(name: str, execution: Any) -> None:
+    one, other, shape = pair(name)
+    losses, weights = trained(one, shape, execution)
+    expected, by_hand = trained(other, shape, execution)
+    assert len(losses) >= 2 * CALLS
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
+    for x, y in zip(weights, by_hand, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+    states = keras.tree.flatten(one.layer.states)
+    for state, held in zip(states, other.states, strict=True):
+        np.testing.assert_allclose(*map(ops.convert_to_numpy, (state, held)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_a_layer_in_time_distributed_keeps_its_state(execution: Any) -> None:
+    """The wrapped layer is called for each element of the sequence, one after the other."""
+    keras.utils.set_random_seed(3)
+    one = layers.TimeDistributed(layers.GRU(UNITS, stateful=True))
+    shape = (ROWS, 2, STEPS, FEATURES)
+
+    class Wrapped(Stateful):
+        def reset(self) -> None:
+            self.layer.layer.reset_state()
+
+    found = Wrapped(one, shape)
+    weights = [np.array(w) for w in one.get_weights()]
+    losses, _ = trained(found, shape, execution)
+
+    class Each(Stateful):
+        def train_step(self, x: Any) -> Any:
+            def objective() -> Any:
+                return ops.mean(
+                    sum(
+                        ops.stack([self.layer(x[:, i]) for i in range(2)], 1) ** 2 for _ in range(2)
+                    )
+                )
+
+            variables = self.layer.trainable_variables
+            return {"loss": treadle.minimize(objective, variables, self.optimizer)}
+
+    each = Each(layers.GRU(UNITS, stateful=True), SEQUENCE)
+    each.layer.set_weights(weights)
+    np.testing.assert_allclose(losses, trained(each, shape, execution)[0], rtol=2e-5)
+
+
+@pytest.mark.parametrize("execution", ["auto", pytest.param("eager", marks=pytest.mark.long)])
+def test_mixed_precision_keeps_the_state(execution: Any) -> None:
+    layer = layers.GRU(UNITS, stateful=True, dtype="mixed_bfloat16")
+    task = Stateful(layer, SEQUENCE)
+    x = np.random.default_rng(0).normal(size=SEQUENCE).astype("float32")
+    with treadle.Loop(task, options=treadle.Options(execution=execution), console=False) as loop:
+        before = loop.evaluate([x])["loss"]
+        list(loop.steps([x]))
+        state = ops.convert_to_numpy(layer.states[0])
+        assert layer.states[0].dtype == "float32" and np.abs(state).min() > 0
+        assert loop.evaluate([x])["loss"] != before
+
+
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_an_objective_differentiates_at_what_it_has_read(execution: Any) -> None:
+    """Any variable that is read, multiplied by a weight, and assigned: here a running mean."""
+
+    class Running(treadle.Task):
+        def __init__(self) -> None:
+            self.weight, self.optimizer = keras.Variable(2.0), keras.optimizers.SGD(0.1)
+            self.mean = keras.Variable(1.0, trainable=False)
+
+        def train_step(self, x: Any) -> Any:
+            def objective() -> Any:
+                read = ops.convert_to_tensor(self.mean) * self.weight
+                self.mean.assign(self.mean * 0.5 + ops.mean(x))
+                return read + ops.convert_to_tensor(self.mean) * self.weight**2
+
+            return {"loss": treadle.minimize(objective, [self.weight], self.optimizer)}
+
+    weight, mean, expected = 2.0, 1.0, list[float]()
+    for _ in range(3):
+        new = mean * 0.5 + 3
+        expected.append(mean * weight + new * weight**2)
+        weight -= 0.1 * (mean + 2 * new * weight)
+        mean = new
+    task, batches = Running(), [np.full((2,), 3.0, "float32")] * 3
+    with treadle.Loop(task, options=treadle.Options(execution=execution), console=False) as loop:
+        losses = [logs["loss"] for logs in loop.steps(batches)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    now = [ops.convert_to_numpy(v) for v in (task.weight, task.mean)]
+    np.testing.assert_allclose(now, [weight, mean], rtol=1e-5)
