@@ -446,6 +446,9 @@ def train(
                 if now != before_call:
                     optimizer.finalize_variable_values(optimizer._trainable_variables)
             begun = updates_of(averaging)
+    for after, change in changes:
+        if after == len(batches):
+            change(task)
     return history
 
 

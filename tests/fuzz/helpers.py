@@ -158,7 +158,7 @@ class Lookahead(keras.optimizers.Optimizer):
         due = self.iterations % 2 == 0
         for variable in trainable_variables:
             slow = self.slow[self._get_variable_index(variable)]
-            kept, fast = ops.convert_to_tensor(slow), ops.convert_to_tensor(variable)
+            kept, fast = ops.copy(slow), ops.copy(variable)  # by hand, a read is no value
             rate = ops.cast(self.learning_rate, fast.dtype)
             # Both first: by hand, PyTorch's tensor of a variable shows later assignments.
             mixed = ops.where(due, kept + rate * (fast - kept), kept)

@@ -421,10 +421,11 @@ def _set_learning_rate(optimizer: Any, rate: Any) -> None:
     if not isinstance(rate, keras.Variable):
         optimizer.learning_rate = rate
     elif optimizer._learning_rate is not rate:
-        optimizer._learning_rate = rate
         tracker = optimizer._tracker
         locked, tracker.locked = tracker.locked, False
-        optimizer._track_variable(rate)
+        optimizer._learning_rate = rate
+        if not any(v is rate for v in optimizer.variables):
+            optimizer._track_variable(rate)
         tracker.locked = locked
 
 
