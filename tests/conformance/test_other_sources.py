@@ -392,9 +392,10 @@ CALLS = {"fit": lambda loop, source: loop.fit(source, epochs=2), "epochs": by_lo
 @pytest.mark.parametrize("call", CALLS)
 def test_a_run_resumes_in_and_after_a_call_that_was_repeated(tmp_path, call, fails_again):
     """The repeated call is the same call: a script that does not fail makes it once."""
-    for step in (1, 2, 3, 5, 9, 10, 11):
+    # A repeated call counts its epochs from where it begins: the error is in the first epoch.
+    for step in (1, 2, 3, 9, 10, 11) if fails_again else (1, 2, 3, 5, 9, 10, 11):
         for interrupted in (True, False):
-            hooks = [treadle.hooks.Checkpoint("1 step")]
+            hooks = [treadle.every("1 step", lambda loop: loop.save())]  # waits for the disk
             hooks += [stop_at(step, RuntimeError("killed"))] if interrupted else []
             fails = interrupted or fails_again
             source = flaky_function() if fails else generated(0, 4)
