@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,17 @@ def test_a_patch_ends_with_its_context() -> None:
         assert original is before
         raise ValueError("boom")
     assert seed_generator.draw_seed is before
+
+
+def test_patches_of_two_threads_end_in_any_order():
+    draw = Internal("keras.src.backend.common.backend_utils:canonicalize_axis", "for a test", "")
+    before, first, second = draw.resolve(), ExitStack(), ExitStack()
+    first.enter_context(draw.replaced(min))
+    second.enter_context(draw.replaced(max))
+    first.close()
+    assert draw.resolve() is max
+    second.close()
+    assert draw.resolve() is before
 
 
 def test_a_newer_version_gives_one_warning(recwarn: pytest.WarningsRecorder) -> None:

@@ -1,6 +1,6 @@
 """Scopes, in which variables take other values temporarily."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -136,6 +136,25 @@ class DirectScope(Scope):
         self.foreign[id(variable)] = variable
         if new and self._keep is not None:
             self.kept.append((variable, self._keep(variable)))
+
+
+def with_values(
+    variables: Sequence[Variable], values: Sequence[Tensor] | None, function: Callable[[], Any]
+) -> tuple[Any, list[Tensor]]:
+    """Call a function where variables have these values, or those around if None.
+
+    Returns:
+        What it returned, and the values of the variables afterwards.
+    """
+    with Scope(zip(variables, values, strict=True) if values is not None else ()) as scope:
+        found = function()
+        return found, [ops.convert_to_tensor(scope.get_current_value(v)) for v in variables]
+
+
+def assign_all(variables: Sequence[Variable], values: Sequence[Tensor]) -> None:
+    """Assign each variable its value."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def tried(function: Callable[[], Any]) -> tuple[Any, Scope]:

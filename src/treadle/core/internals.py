@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ..errors import BackendError
@@ -47,7 +47,7 @@ class Internal:
         Raises:
             BackendError: The installed version of the library does not have it.
         """
-        holder, name = self._holder()
+        holder, name = _holder(self)
         return getattr(holder, name) if name else holder
 
     @contextmanager
@@ -57,33 +57,55 @@ class Internal:
         Raises:
             BackendError: The installed version of the library does not have it.
         """
-        holder, name = self._holder()
-        original = getattr(holder, name)
-        setattr(holder, name, replacement)
+        holder, name = _holder(self)
+        own = [replacement]  # a list, which is equal to no other one by identity
+        with _lock:
+            original = getattr(holder, name)
+            layers = _patches.setdefault((id(holder), name), [[original]])
+            layers.append(own)
+            setattr(holder, name, replacement)
         try:
             yield original
         finally:
-            setattr(holder, name, original)
+            with _lock:
+                # Patches of several threads may end in another order than they began.
+                layers[:] = [layer for layer in layers if layer is not own]
+                setattr(holder, name, layers[-1][0])
+                if len(layers) == 1:
+                    del _patches[id(holder), name]
 
-    def _holder(self) -> tuple[Any, str]:
-        """Return the module or class that holds it, and its name there."""
-        module, _, path = self.place.partition(":")
-        *classes, name = path.split(".")
-        try:
-            holder: Any = importlib.import_module(module)
-            for each in classes:
-                holder = getattr(holder, each)
-            if name:
-                getattr(holder, name)
-        except (ImportError, AttributeError) as error:
-            package = module.partition(".")[0]
-            version = importlib.import_module(package).__version__
-            raise BackendError(
-                f"{_TITLES[package]} {version} has no {self.place.replace(':', '.')}, "
-                f"which Treadle needs ({self.reason}): install a version that it was tested with, "
-                f"{package}=={TESTED[package]}.*"
-            ) from error
-        return holder, name
+
+_lock = threading.Lock()
+_patches: dict[tuple[int, str], list[list[Any]]] = {}
+"""By holder and name: the original and its replacements, in the order in which they began."""
+
+
+@cache
+def _holder(internal: Internal) -> tuple[Any, str]:
+    """Return the module or class that holds an entry, and its name there.
+
+    Kept, since eager steps on PyTorch patch about 15 entries each.
+
+    Raises:
+        BackendError: The installed version of the library does not have it.
+    """
+    module, _, path = internal.place.partition(":")
+    *classes, name = path.split(".")
+    try:
+        holder: Any = importlib.import_module(module)
+        for each in classes:
+            holder = getattr(holder, each)
+        if name:
+            getattr(holder, name)
+    except (ImportError, AttributeError) as error:
+        package = module.partition(".")[0]
+        version = importlib.import_module(package).__version__
+        raise BackendError(
+            f"{_TITLES[package]} {version} has no {internal.place.replace(':', '.')}, "
+            f"which Treadle needs ({internal.reason}): install a version that it was tested with, "
+            f"{package}=={TESTED[package]}.*"
+        ) from error
+    return holder, name
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,8 @@ class Discovery:
         """Add the numbers, flags, strings and arrays of an object of Keras to the constants."""
         held, left = vars(thing), excluded(thing)
         for name in names:
-            if name in held and name not in left and not _is_stateless(value := held[name]):
+            value = held.get(name)
+            if type(value) not in STATELESS and name not in left:  # a lookup: see `_add_layer`
                 self._add_array(path, thing, name, value)
             if name.startswith("_") or name in ("name", "built") or name in left:
                 continue

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ..base import Step
-from ..scope import Scope
+from ..scope import Scope, assign_all, with_values
 from ..types import Tensor, Variable
 from .pure import Pure, stateful
 
@@ -49,7 +49,7 @@ class JaxControlFlow:
 
         def body(state: Any, inputs: Any) -> Any:
             carry, values = state
-            (carry, found), values = _with(changed, values, lambda: function(carry, inputs))
+            (carry, found), values = with_values(changed, values, lambda: function(carry, inputs))
             return (carry, values), found
 
         with stateful():
@@ -58,7 +58,7 @@ class JaxControlFlow:
             (carry, values), found = jax.lax.scan(
                 body, (carry, _now(changed)), inputs, count, reverse, unroll
             )
-            _assign(changed, values)
+            assign_all(changed, values)
         return carry, found
 
     def while_loop(
@@ -72,19 +72,19 @@ class JaxControlFlow:
 
         def another(state: Any) -> Any:
             number, values, held = state
-            more, _ = _with(changed, held, lambda: condition(values))
+            more, _ = with_values(changed, held, lambda: condition(values))
             more = jnp.asarray(more, dtype=bool)
             return more if maximum is None else more & (number < maximum)
 
         def once(state: Any) -> Any:
             number, values, held = state
-            return number + 1, *_with(changed, held, lambda: body(values))
+            return number + 1, *with_values(changed, held, lambda: body(values))
 
         with stateful():
             changed = _changed_by(body, values)
             start = jnp.int32(0), values, _now(changed)
             _, values, held = jax.lax.while_loop(another, once, start)
-            _assign(changed, held)
+            assign_all(changed, held)
         return values
 
     def fori_loop(
@@ -98,12 +98,12 @@ class JaxControlFlow:
 
         def once(i: Any, state: Any) -> Any:
             values, held = state
-            return _with(changed, held, lambda: body(i, values))
+            return with_values(changed, held, lambda: body(i, values))
 
         with stateful():
             changed = _changed_by(body, jnp.asarray(lower), values)
             values, held = jax.lax.fori_loop(lower, upper, once, (values, _now(changed)))
-            _assign(changed, held)
+            assign_all(changed, held)
         return values
 
 
@@ -124,8 +124,10 @@ def _branches(branches: Sequence[Callable[[], list[Tensor]]], choose: Any) -> li
         for other in shapes[1:]:
             _same_form(shapes[0][1][0], other[1][0])
         # A branch has no values of its own to begin with: it reads those around it.
-        tensors, values = choose([partial(_with, changed, None, branch) for branch in branches])
-        _assign(changed, values)
+        tensors, values = choose(
+            [partial(with_values, changed, None, branch) for branch in branches]
+        )
+        assign_all(changed, values)
     return tensors
 
 
@@ -136,23 +138,9 @@ def _changed_by(function: Callable[..., Any], *arguments: Any) -> list[Variable]
     return list(pure.changed.values())
 
 
-def _with(
-    changed: Sequence[Variable], values: Sequence[Tensor] | None, function: Callable[[], Any]
-) -> tuple[Any, list[Tensor]]:
-    """Call a function where variables have these values; return its result and their new values."""
-    with Scope(zip(changed, values, strict=True) if values is not None else ()) as scope:
-        found = function()
-        return found, [jnp.asarray(scope.get_current_value(v)) for v in changed]
-
-
 def _now(variables: Sequence[Variable]) -> list[Tensor]:
     with Scope() as scope:  # `value` would be cast in a layer of another dtype
         return [jnp.asarray(scope.get_current_value(v)) for v in variables]
-
-
-def _assign(variables: Sequence[Variable], values: Sequence[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def _same_form(one: Sequence[Any], other: Sequence[Any]) -> None:

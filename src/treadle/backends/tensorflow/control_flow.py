@@ -9,7 +9,7 @@ import tensorflow as tf
 from ...core.keras_internals import in_stateless_scope
 from ..base import Step
 from ..processes.rows import unsplit
-from ..scope import Scope
+from ..scope import Scope, assign_all, with_values
 from ..step_context import context
 from ..types import Tensor, Variable
 from .patches import FuncGraph
@@ -139,8 +139,8 @@ def _branches(branches: Sequence[Callable[[], list[Tensor]]], choose: Any) -> li
         return choose(list(branches))
     changed = [v for branch in branches for v in _assigned_by(branch)]
     changed = list({id(v): v for v in changed}.values())
-    result, values = choose([partial(_with, changed, None, branch) for branch in branches])
-    _assign(changed, values)
+    result, values = choose([partial(with_values, changed, None, branch) for branch in branches])
+    assign_all(changed, values)
     return result
 
 
@@ -160,16 +160,16 @@ def _carrying(condition: Any, body: Any, values: list[Any], maximum: int | None)
     changed, count = _assigned_by(lambda: body(values)), len(values)
 
     def another(values: list[Any]) -> Tensor:
-        return _with(changed, values[count:], lambda: condition(values[:count]))[0]
+        return with_values(changed, values[count:], lambda: condition(values[:count]))[0]
 
     def once(values: list[Any]) -> list[Any]:
-        found, held = _with(changed, values[count:], lambda: body(values[:count]))
+        found, held = with_values(changed, values[count:], lambda: body(values[:count]))
         return [*found, *held]
 
     with Scope() as scope:
         held = [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed]
     values = _loop(another, once, [*values, *held], maximum)
-    _assign(changed, values[count:])
+    assign_all(changed, values[count:])
     return values[:count]
 
 
@@ -178,17 +178,3 @@ def _assigned_by(function: Callable[[], Any]) -> list[Variable]:
     with FuncGraph("assigned").as_default(), Scope() as scope:
         function()
     return list(scope.assigned.values())
-
-
-def _with(
-    changed: Sequence[Variable], values: Sequence[Tensor] | None, function: Callable[[], Any]
-) -> tuple[Any, list[Tensor]]:
-    """Call a function where variables have these values; return its result and their new values."""
-    with Scope(zip(changed, values, strict=True) if values is not None else ()) as scope:
-        found = function()
-        return found, [tf.convert_to_tensor(scope.get_current_value(v)) for v in changed]
-
-
-def _assign(variables: Sequence[Variable], values: Sequence[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
