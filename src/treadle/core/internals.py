@@ -58,7 +58,7 @@ class Internal:
             BackendError: The installed version of the library does not have it.
         """
         holder, name = _holder(self)
-        own = [replacement]  # a list, which is equal to no other one by identity
+        own = [replacement]  # in a list of its own, which `is` finds again
         with _lock:
             original = getattr(holder, name)
             layers = _patches.setdefault((id(holder), name), [[original]])

@@ -158,7 +158,7 @@ class BatchReader(CountingReader):
     def close(self) -> None:
         """Release threads and files, by closing a generator; forget an error.
 
-        An iterator that can be read only once goes on after its error, if it does.
+        An iterator that can be read only once continues after an error, if it can.
         """
         self._let_go, self._failure = True, None
         close = getattr(self._iterator, "close", None)
