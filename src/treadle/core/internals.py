@@ -48,7 +48,10 @@ class Internal:
             BackendError: The installed version of the library does not have it.
         """
         holder, name = _holder(self)
-        return getattr(holder, name) if name else holder
+        try:
+            return getattr(holder, name) if name else holder
+        except AttributeError as error:  # removed since it was looked up
+            raise _missing(self) from error
 
     @contextmanager
     def replaced(self, replacement: Any) -> Generator[Any]:
@@ -98,14 +101,18 @@ def _holder(internal: Internal) -> tuple[Any, str]:
         if name:
             getattr(holder, name)
     except (ImportError, AttributeError) as error:
-        package = module.partition(".")[0]
-        version = importlib.import_module(package).__version__
-        raise BackendError(
-            f"{_TITLES[package]} {version} has no {internal.place.replace(':', '.')}, "
-            f"which Treadle needs ({internal.reason}): install a version that it was tested with, "
-            f"{package}=={TESTED[package]}.*"
-        ) from error
+        raise _missing(internal) from error
     return holder, name
+
+
+def _missing(internal: Internal) -> BackendError:
+    package = internal.place.partition(":")[0].partition(".")[0]
+    version = importlib.import_module(package).__version__
+    return BackendError(
+        f"{_TITLES[package]} {version} has no {internal.place.replace(':', '.')}, "
+        f"which Treadle needs ({internal.reason}): install a version that it was tested with, "
+        f"{package}=={TESTED[package]}.*"
+    )
 
 
 @dataclass(frozen=True, slots=True)
