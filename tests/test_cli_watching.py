@@ -81,6 +81,33 @@ def test_settings_that_are_equal_in_all_runs_are_left_out(four):
     assert [run["settings"]["depth"] for run in found] == [2, 2]
 
 
+def test_nested_settings_differ_by_their_parts():
+    for name, rate in ("a", 0.1), ("b", 0.2):
+        settings = {"model": {"units": 4}, "optimizer": {"class": "SGD", "rate": rate}}
+        write_run(f"runs/{name}", settings=settings)
+    printed = treadle("runs", "--sort", "-optimizer.rate").stdout.splitlines()
+    assert [line.split()[0] for line in printed[1:]] == ["runs/b", "runs/a"]
+    assert "  optimizer.rate=0.2  " in printed[1]
+    assert "class" not in printed[1] and "units" not in printed[1]
+
+
+def test_the_best_value_names_the_epoch_of_the_log():
+    """An unfinished epoch has a number too."""
+    at = {"step": 3, "seconds": 1}
+    log = [
+        {"kind": "partial", "epoch": 1, **at, "loss": 9.0},
+        {"kind": "epoch", "epoch": 2, **at, "loss": 2.0, "head/accuracy": 0.5},
+        {"kind": "epoch", "epoch": 3, **at, "loss": 1.0, "head/accuracy": 0.2},
+    ]
+    write_run("runs/a", log, progress={**PROGRESS, "epoch": 1})
+    [found] = json.loads(treadle("runs", "--json").stdout)["runs"]
+    assert found["epoch"] == 3
+    assert found["best"] == {
+        "loss": {"value": 1.0, "epoch": 3},
+        "head/accuracy": {"value": 0.5, "epoch": 2},
+    }
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(5, "5 s"), (130, "2 min"), (7300, "2 h"), (90000, "1 d")]
 )

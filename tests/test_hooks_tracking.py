@@ -65,7 +65,7 @@ class Tracked(Tracker):
 @pytest.fixture
 def begun(monkeypatch):
     monkeypatch.setattr(tracking_sender, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(tracking, "_settings", lambda loop: {"rate": 0.1})
+    monkeypatch.setattr(tracking, "recorded_settings", lambda loop: {"rate": 0.1})
 
     def begin(server, directory=None, step=0, **how):
         hook, loop = Tracked(server, **how), Loop(directory, step)

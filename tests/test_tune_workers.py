@@ -10,7 +10,7 @@ from treadle.tuning import workers
 from treadle.tuning.study import Study
 
 PROGRAM = """
-    import json, os, signal, sys
+    import json, os, signal, sys, time
     from pathlib import Path
 
     json.loads(sys.stdin.readline())
@@ -22,6 +22,10 @@ PROGRAM = """
         trials += 1
         Path("pids").open("a").write(f"{order['number']} {os.getpid()} {trials}\\n")
         stopped = False
+        if Path(f"exit-{order['number']}").exists():
+            os.close(1)  # as Python does before it exits
+            time.sleep(0.3)
+            os._exit(3)
         for at in range(3):
             print(json.dumps({"report": [at, 1.0 + order["number"]]}), flush=True)
             stopped = stopped or json.loads(sys.stdin.readline())
@@ -70,6 +74,15 @@ def test_processes_are_replaced_where_they_die(monkeypatch):
     )
     assert [number for number, *_ in begun] == [0, 1, 1, 2, 2, 3, 4]
     assert len({pid for _, pid, _ in begun}) == 4
+
+
+def test_the_exit_code_of_a_process_is_that_with_which_it_ended(monkeypatch):
+    Path("exit-0").touch()
+    trials, _ = through_processes(monkeypatch, 2, 1)
+    assert trials[0].error == (
+        "its process ended with code 3, and the one that replaced it ended with code 3; see "
+        "there/trials/0000/output.txt"
+    )
 
 
 def test_a_process_that_dies_before_it_takes_the_answer_is_not_asked_again(monkeypatch):

@@ -180,8 +180,9 @@ class Loop:
                 `val_<name>_…`.
             epochs: The number of epochs to train in this call.
             steps: The number of steps to train in this call.
-            until: The time limit of this call, such as `"30 min"`. With `epochs` or `steps`, the
-                run is saved at the time limit, and resumes when the same script runs again.
+            until: The time limit of this call, such as `"30 min"`: the training time, also if it
+                is resumed in between. With `epochs` or `steps`, it is that of each process: the run
+                is saved at the time limit, and resumes when the same script runs again.
             validate_every: How often to validate, in epochs, steps, examples or time.
 
         Returns:
@@ -210,7 +211,10 @@ class Loop:
             session.build_and_assign(source)
             return self.history
         self.steps_per_epoch = source.length
-        deadline = self.progress.seconds + Span.parse(until).amount if until else None
+        # A call that its time limit ends for good keeps it when it is resumed.
+        ends = epochs is not None or steps is not None
+        begun = self.progress if ends else session.resuming.next_begun(self.progress)
+        deadline = begun.seconds + Span.parse(until).amount if until else None
         with shortened():
             while True:
                 try:
@@ -234,9 +238,10 @@ class Loop:
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the number of each epoch, and record the epoch after the loop body.
 
-        The body may train on several sources: each is read from its first batch, and the epoch's
-        record has the means over all of them. An unfinished epoch of an earlier call continues if
-        the body begins with its source, and else ends first.
+        The body may train on several sources: each is read from its first batch, or continues if
+        the body left it unfinished before. The epoch's record has the means over all of them. An
+        unfinished epoch of an earlier call continues if the body begins with its source, and else
+        ends first.
 
         Args:
             count: The number of epochs in this call. If None, epochs continue until a hook, a
@@ -299,6 +304,7 @@ class Loop:
                 return
         with shortened(), session.calling("steps") as call:
             if call.sources_to_skip:  # an earlier process has finished this one, in this epoch
+                session.epoch_source.skip(train, call.sources_to_skip)
                 call.sources_to_skip -= 1
                 return
             before = self.progress
@@ -311,7 +317,7 @@ class Loop:
                 if trigger is None or trigger.due(before, self.progress):
                     before = self.progress
                     yield self._logs_since_last()
-            call.epoch_ended = ended = windows.value
+            call.epoch_ended = session.epoch_source.ended = ended = windows.value
             # A time trigger may become due in the body: without a new step, nothing is yielded.
             new = self.progress.step > before.step or (trigger and trigger.span.of == "epoch")
             if trigger is not None and new and trigger.due(before, self.progress, ended):
@@ -516,9 +522,11 @@ class Loop:
             return self._session.evaluation.predict(source, self)
 
     def _check_restored(self) -> None:
-        """Check that the values of a checkpoint have been assigned, if a run resumes."""
-        if self._session.resuming.has_pending:
-            self._session.resuming.check_built(self.state)
+        """Assign the values of a checkpoint, if a run resumes, and check that none is missing."""
+        resuming = self._session.resuming
+        if resuming.has_pending:
+            resuming.assign_what_exists(self.state)
+            resuming.check_built(self.state)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function of the task compiled and return NumPy arrays; state changes are discarded.
@@ -527,10 +535,7 @@ class Loop:
         constants. Each call draws from a new random stream. Compiled programs are kept for the 16
         most recently called combinations of function and constants.
         """
-        resuming = self._session.resuming
-        if resuming.has_pending:  # a source may call this for its first batch, before the build
-            resuming.assign_what_exists(self.state)
-            resuming.check_built(self.state)
+        self._check_restored()  # a source may call this for its first batch, before the build
         process_group().exchange(None, "a call of a function")
         with shortened(), explaining():
             return self._session.evaluation.call(function, *inputs)

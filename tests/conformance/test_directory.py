@@ -218,6 +218,24 @@ def test_a_run_without_a_step_leaves_nothing(tmp_path: Path) -> None:
     run(tmp_path)
 
 
+def test_a_loop_that_trains_no_step_leaves_no_folder(tmp_path: Path) -> None:
+    def evaluated(loop: Any) -> None:
+        loop.evaluate(source())
+
+    def left(loop: Any) -> None:
+        for _ in loop.epochs(2):
+            break
+
+    for body in (evaluated, left):
+        with treadle.Loop(Line(), tmp_path / "run", console=False) as loop:
+            body(loop)
+        assert list(tmp_path.iterdir()) == []
+    with treadle.Loop(Line(), tmp_path / "run", console=False) as loop:
+        left(loop)
+        loop.fit(source(), epochs=1)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
+
+
 def test_a_failed_run_leaves_no_folder_that_it_created(tmp_path: Path) -> None:
     def broken() -> Any:
         raise OSError("no data")

@@ -1,7 +1,9 @@
 """Exported files: each format on each backend, and what is refused or fails."""
 
 import errno
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -14,7 +16,8 @@ from treadle.exporting import exported
 from treadle.exporting.comparing import largest_difference
 from treadle.exporting.files import check_free
 from treadle.exporting.formats import FORMATS, Package, missing_runtime
-from treadle.exporting.runtimes import Loaded
+from treadle.exporting.prediction import by_name
+from treadle.exporting.runtimes import Loaded, order_of
 
 BACKEND = keras.config.backend()
 RNG = np.random.default_rng(0)
@@ -142,6 +145,120 @@ def test_an_absent_part_of_a_batch_stays_absent(tmp_path):
     mask = np.ones((4, 1), "float32")
     found = treadle.export(line(predict_step=with_mask), tmp_path / "b.keras", batch=(X, mask))
     assert list(found.inputs) == ["inputs_0", "inputs_1"]
+
+
+class Pair(NamedTuple):
+    z: Any
+    a: Any
+
+
+@dataclass
+class Scores:
+    z: Any
+    a: Any
+
+
+# By name: outputs of two arrays, and their names in a file.
+NESTED = {
+    "dict of dicts": (lambda x, y: {"z": {"x": x}, "a": {"y": y}}, ["z_x", "a_y"]),
+    "list in a dict": (lambda x, y: {"z": [x, y]}, ["z_0", "z_1"]),
+    "nested tuple": (lambda x, y: (x, (y,)), ["0", "1_0"]),
+    "named tuple": (Pair, ["z", "a"]),
+    "dataclass": (Scores, ["z", "a"]),
+    "None": (lambda x, y: {"z": x, "a": y, "mask": None}, ["z", "a"]),
+    "whole numbers as keys": (lambda x, y: {1: x, 0: y}, ["1", "0"]),
+    "names that collide": (lambda x, y: {"z_a": x, "z": {"a": y}}, ["z_a_0", "z_a_1"]),
+    "plain": (lambda x, y: {"z": x, "a": y}, ["z", "a"]),
+}
+FEW = ("list in a dict", "dataclass")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if BACKEND in FORMATS[name].writers])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k in FEW else pytest.mark.long) for k in NESTED]
+)
+def test_nested_outputs_are_named_by_their_paths(kind, name, tmp_path):
+    skip_if_not_installed(FORMATS[name])
+    made, names = NESTED[kind]
+    task = line(predict_step=lambda self, x: made(self.model(x), self.model(-x)))
+    path = tmp_path / f"line{FORMATS[name].suffix}"
+    found = treadle.export(task, path, name, batch=X)
+    assert list(found.outputs) == names
+    assert found.difference <= 1e-6
+    if name == "savedmodel" and kind != "nested tuple":
+        import tensorflow as tf
+
+        served = tf.saved_model.load(str(path)).signatures["serve"]
+        assert sorted(served.structured_outputs) == sorted(names)
+
+
+def test_pairs_of_an_operation_have_the_names_of_predict(tmp_path):
+    """TensorFlow returns a named tuple, and its symbolic tensors a list."""
+    task = line(predict_step=lambda self, x: {"top": ops.top_k(x, 2)})
+    found = treadle.export(task, tmp_path / "line.keras", batch=X)
+    parts = ("values", "indices") if BACKEND == "tensorflow" else ("0", "1")
+    assert list(found.outputs) == [f"top_{part}" for part in parts]
+    assert found.difference == 0
+
+
+@pytest.mark.any_backend
+def test_outputs_that_exporters_take_are_left_as_they_are():
+    plain = [1, (1, 2), [1, 2], {"a": 1, "b": 2}]
+    assert [by_name(outputs) for outputs in plain] == plain
+    nested = {"a": [1, {"b": 2}]}
+    assert by_name(nested, nested=True) == nested
+    assert by_name(nested) == {"a_0": 1, "a_1_b": 2}
+    assert by_name({"a": [1, None]}, nested=True) == {"a_0": 1}
+
+
+def test_keys_that_are_no_identifiers_name_inputs(tmp_path):
+    batch = {"im age/1": X, "im age:1": -2 * X, "b-0": X}
+
+    def predict_step(self, x):
+        return self.model(x["im age/1"]) - self.model(x["im age:1"]) + self.model(x["b-0"])
+
+    names = ["keras", "torch" if BACKEND == "torch" else "savedmodel"]
+    for name in names:
+        path = tmp_path / f"line{FORMATS[name].suffix}"
+        found = treadle.export(line(predict_step=predict_step), path, name, batch=batch)
+        assert list(found.inputs) == ["im_age_1_0", "im_age_1_1", "b_0"]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tables are TensorFlow's")
+def test_a_layer_with_a_table_is_exported(tmp_path):
+    task = line(
+        lookup=layers.IntegerLookup(vocabulary=[5, 6, 7]),
+        predict_step=lambda self, x: self.lookup(x),
+    )
+    found = treadle.export(task, tmp_path / "line", "savedmodel", batch=np.array([[5, 6], [7, 8]]))
+    assert found.difference == 0
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf2onnx alone makes them inputs")
+def test_constants_that_become_inputs_are_named(tmp_path):
+    skip_if_not_installed(FORMATS["onnx"])
+    task = line(norm=layers.Normalization(), predict_step=lambda self, x: self.model(self.norm(x)))
+    task.norm.adapt(X)
+    message = r"nothing was written: it has further inputs \(.*\): its writer makes inputs of tens"
+    with pytest.raises(ExportError, match=message):
+        treadle.export(task, tmp_path / "line.onnx", batch=X)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="other backends give outputs in order")
+def test_an_input_and_an_output_of_one_name_have_no_onnx_file(tmp_path):
+    skip_if_not_installed(FORMATS["onnx"])
+    task = line(predict_step=lambda self, x: {"a": self.model(x["a"])})
+    message = "an input and an output of predict_step are both named a, and the format onnx has"
+    with pytest.raises(ConfigurationError, match=message):
+        treadle.export(task, tmp_path / "line.onnx", batch={"a": X})
+
+
+@pytest.mark.any_backend
+def test_inputs_that_a_writer_left_out_are_named():
+    with pytest.raises(ValueError, match="it has the inputs a, and not b: its writer has computed"):
+        order_of(["a"], ["a", "b"])
+    assert order_of(["x_1", "x_2"], ["a", "b"]) == ["x_1", "x_2"]
+    assert order_of(["b", "a"], ["a", "b"]) == ["a", "b"]
 
 
 def test_a_variable_in_no_layer_is_exported(tmp_path):
@@ -388,6 +505,9 @@ def test_differences_of_special_values():
     assert largest_difference([np.array([1, 5])], [np.array([1, 4])], 2) == 0.2
     with pytest.raises(ExportError, match=r"returns arrays of shape \(2,\), but predict returns"):
         largest_difference([np.zeros(3)], [np.zeros(2)], 3)
+    message = "returns arrays of dtype int32, but predict returns uint8: cast them in predict_step"
+    with pytest.raises(ExportError, match=message):
+        largest_difference([np.zeros(2, "uint8")], [np.zeros(2, "int32")], 3)
 
 
 def test_the_example_batch_is_that_of_the_task_s_data(tmp_path):

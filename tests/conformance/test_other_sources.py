@@ -273,6 +273,67 @@ def test_a_resumed_run_continues_with_the_right_source(tmp_path, first, second, 
         assert [at for kind, at in kinds if kind == "epoch"] == [7, 15, 21], step
 
 
+def visited(loop, source, until=None):
+    """Train on a source in the body of `loop.epochs`, until a batch of the epoch."""
+    for _ in loop.steps(source):
+        if loop.progress.batch == until:
+            break
+
+
+def returning(loop, a, b, epochs=2):
+    """Leave two sources, and return to them twice."""
+    for _ in loop.epochs(epochs):
+        for source, until in ((a, 2), (b, 3), (a, 5), (b, 7), (a, None), (b, None)):
+            visited(loop, source, until)
+
+
+RETURNING = [0, 1, 100, 2, 3, 101, 102, 4, 5, 103]
+AGAIN = {"limited": [x + 6 * (x < 100) for x in RETURNING]}  # a stream continues
+RETURNED = [(kind, "list") for kind in KINDS if kind not in ("list", "stream", "generator")]
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize(("first", "second"), [*RETURNED, ("list", "arrays")])
+def test_a_source_that_returns_in_a_body_continues(first, second):
+    loop = treadle.Loop(Values(), console=False)
+    returning(loop, KINDS[first](0, 6), KINDS[second](100, 4))
+    assert loop.history.steps("value").tolist() == RETURNING + AGAIN.get(first, RETURNING)
+    kinds = [record.kind for record in loop.history.records if record.kind != "log"]
+    assert kinds == ["epoch", "epoch"]
+    assert loop.history.epochs[0] == {"value": pytest.approx(np.mean(RETURNING))}
+
+
+@pytest.mark.any_backend
+def test_a_generator_object_returns_in_one_body():
+    loop = treadle.Loop(Values(), console=False)
+    returning(loop, KINDS["generator"](0, 6), batches(100, 4), epochs=1)
+    assert loop.history.steps("value").tolist() == RETURNING
+
+
+@pytest.mark.any_backend
+def test_a_source_that_has_ended_begins_again_in_a_body():
+    a, b = batches(0, 2), batches(100, 2)
+    loop = treadle.Loop(Values(), console=False)
+    for _ in loop.epochs(1):
+        for source in (a, a, b, a):
+            visited(loop, source)
+    assert loop.history.steps("value").tolist() == [0, 1, 0, 1, 100, 101, 0, 1]
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("first", ["list", "limited", "DataLoader"])
+def test_a_resumed_run_returns_to_the_sources_of_a_body(tmp_path, first):
+    for step in (2, 5, 6, 7, 8, 9, 10, 11, 15, 19):
+        for interrupted in (True, False):
+            hooks = [treadle.hooks.Checkpoint("1 step")]
+            hooks += [stop_at(step, RuntimeError("killed"))] if interrupted else []
+            loop = treadle.Loop(Values(), tmp_path / str(step), hooks, console=False)
+            with contextlib.suppress(RuntimeError), loop:
+                returning(loop, KINDS[first](0, 6), batches(100, 4))
+        expected = RETURNING + AGAIN.get(first, RETURNING)
+        assert loop.history.steps("value").tolist() == expected, step
+
+
 @pytest.mark.any_backend
 def test_a_replay_repeats_calls_with_other_data(tmp_path):
     a, b = batches(0, 4), batches(100, 4)
@@ -477,5 +538,10 @@ def test_an_error_elsewhere_leaves_the_source_readable(kind, where):
 def test_a_generator_that_is_spent_says_so():
     loop, source = treadle.Loop(Values(), console=False), generated(0, 4)()
     loop.fit(source, epochs=1)
-    with pytest.raises(DataError, match="gives its batches once: 4 of them are spent"):
+    spent = r"gives its batches once: 4 of them are spent, and batch 1 of epoch \d cannot be .*"
+    with pytest.raises(DataError, match=spent + "or cut one long stream into epochs with"):
+        loop.fit(source, epochs=1)
+    loop.fit(batches(100, 4), epochs=1)
+    advice = "or train on one long stream and on other data in the body of one loop.epochs, where"
+    with pytest.raises(DataError, match=spent + advice):
         loop.fit(source, epochs=1)

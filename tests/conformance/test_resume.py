@@ -306,6 +306,34 @@ def test_a_run_ended_by_a_deadline_can_be_resumed(tmp_path: Path) -> None:
     same_run(run(tmp_path / "cut", forever, override=["until"]), straight)
 
 
+def test_a_time_limit_alone_holds_for_a_resumed_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step takes a second; with `epochs`, the limit is that of a process."""
+    now = [0.0]
+    monkeypatch.setattr("treadle.run.call.time.monotonic", lambda: now[0])
+
+    def train(limits: dict[str, Any], die_at: int | None) -> treadle.Loop:
+        def second(loop: Any) -> None:
+            now[0] += 1
+            if loop.progress.step == die_at:
+                raise OSError("killed")
+
+        hooks = [treadle.every("1 step", second), treadle.every("1 step", lambda x: x.save())]
+        directory = tmp_path / "-".join(limits)
+        with treadle.Loop(Noisy(), directory, hooks, console=False) as loop:
+            loop.fit(source(), until="8 s", **limits)
+        return loop
+
+    # The second of the fourth step is later than its checkpoint.
+    for limits, steps in ({}, 9), ({"epochs": 9}, 12):
+        with pytest.raises(OSError, match="killed"):
+            train(limits, die_at=5)
+        loop = train(limits, die_at=None)
+        assert (loop.progress.step, loop.reason) == (steps, "time limit reached")
+        assert loop.unfinished == bool(limits)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -361,6 +389,23 @@ def test_a_finished_call_restores_its_weights_before_training(tmp_path: Path) ->
         loop.evaluate(source())
     loop.prepare(source())
     assert loop.evaluate(source())["loss"] > 0
+
+
+@pytest.mark.every_backend
+def test_a_resumed_loop_evaluates_and_predicts_before_it_trains(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="killed"):
+        run(tmp_path, die_at=5, every="1 step")
+    found = treadle.checkpoint.Checkpoints(tmp_path / "checkpoints").latest()
+    assert found is not None
+
+    def body(loop: treadle.Loop) -> None:
+        loop.evaluate(source())
+        loop.predict(source())
+        for path, value in loop.state.arrays().items():
+            if path.startswith("model/"):
+                np.testing.assert_array_equal(value, found.state[path], err_msg=path)
+
+    run(tmp_path, body)
 
 
 @pytest.mark.long_to_compile

@@ -144,7 +144,8 @@ def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
         note(f"warning: {outcome.changed}")
     files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
     last = outcome.history.last
-    best = best_values(outcome.history.epochs)
+    epochs = [record for record in outcome.history.records if record.kind == "epoch"]
+    best = best_values({record.progress.epoch + 1: record.values for record in epochs})
     if as_json:
         facts = outcome.facts
         print_json(

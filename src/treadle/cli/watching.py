@@ -12,6 +12,7 @@ import typer
 
 from ..core.activity import is_in_use
 from ..core.directory import LOG
+from ..core.run_file import flattened
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError
 from ..report import states
@@ -126,7 +127,7 @@ def _sorted(found: list[RunState], by: str) -> list[RunState]:
     name = by.removeprefix("-")
     keys = [_key(run, name) for run in found]
     if found and all(key is None for key in keys):
-        names = {n for run in found for n in (*run.settings, *run.last)}
+        names = {n for run in found for n in (*flattened(run.settings), *run.last)}
         known = ", ".join(("directory, state, started, step", *sorted(names)))
         raise ConfigurationError(f"--sort {by}: no run has {name!r}. Choose one of {known}")
     having = [(key, i) for i, key in enumerate(keys) if key is not None]
@@ -142,7 +143,7 @@ def _key(run: RunState, name: str) -> tuple[bool, Any] | None:
     elif name in run.best:
         value = run.best[name][0]
     else:
-        value = {**run.settings, **run.last}.get(name)
+        value = {**flattened(run.settings), **run.last}.get(name)
     if value is None or value != value:  # NaN
         return None
     is_number = isinstance(value, (int, float))
@@ -171,7 +172,9 @@ def _print(found: list[RunState]) -> None:
     differing = states.differing_settings(found)
     for run in found:
         settings = "  ".join(
-            f"{name}={_setting(value)}" for name, value in run.settings.items() if name in differing
+            f"{name}={_setting(value)}"
+            for name, value in flattened(run.settings).items()
+            if name in differing
         )
         cells = (
             clean(run.directory),

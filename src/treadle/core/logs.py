@@ -55,7 +55,8 @@ class Record:
     Attributes:
         kind: `"epoch"`, `"partial"` (an epoch that ended early, since training continued with
             another source), `"validation"` or `"log"` (logged by the user).
-        progress: The progress of the run at this step.
+        progress: The progress of the run at this step. A log file does not hold its `batch` and
+            `examples`: they are 0 in records that were read from one, as after a resume.
         values: Name to number, string or image.
     """
 

@@ -290,3 +290,19 @@ def progress_of(run: RunFile) -> Progress:
     """Return the progress at the end of the recorded run; that of step 0 if none is recorded."""
     found = run.get("progress", {})
     return Progress(**{name: found[name] for name in Progress.__slots__ if name in found})
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted name.
+
+    Example:
+        >>> flattened({"task": "Line", "settings": {"units": 4}})
+        {'task': 'Line', 'settings.units': 4}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

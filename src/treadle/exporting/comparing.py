@@ -23,7 +23,7 @@ def largest_difference(expected: Sequence[Any], found: Sequence[Any], batch_size
         batch_size: For messages.
 
     Raises:
-        ExportError: The number of outputs or their shapes differ.
+        ExportError: The number of outputs, their shapes or their dtypes differ.
 
     Example:
         >>> largest_difference([np.array([200.0, 1.0])], [np.array([198.0, 1.0])], 2)
@@ -35,6 +35,13 @@ def largest_difference(expected: Sequence[Any], found: Sequence[Any], batch_size
             f"for a batch of {batch_size}, the exported file returns arrays of shape "
             f"{_joined(shapes[1])}, but predict returns {_joined(shapes[0])}: predict_step may "
             "depend on the batch size as a Python number, which a file fixes"
+        )
+    dtypes = [np.asarray(x).dtype for x in expected], [np.asarray(x).dtype for x in found]
+    if dtypes[0] != dtypes[1]:
+        raise ExportError(
+            f"the exported file returns arrays of dtype {_joined(dtypes[1])}, but predict returns "
+            f"{_joined(dtypes[0])}: cast them in predict_step to dtypes that the format has "
+            "(keras.ops.cast), or use another format"
         )
     return max(
         (_difference(_float(x), _float(y)) for x, y in zip(expected, found, strict=True)),
@@ -57,5 +64,5 @@ def _float(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(array).astype("float64")
 
 
-def _joined(shapes: Sequence[Any]) -> str:
-    return ", ".join(map(str, shapes)) or "nothing"
+def _joined(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values)) or "nothing"

@@ -22,7 +22,7 @@ from ..steps.state import State
 from .comparing import TOLERANCE, TOLERANCE_OF_HALF, largest_difference
 from .files import check_free, install, size_of, temporary_folder
 from .formats import Format, check_writable, chosen_format, missing_runtime
-from .prediction import Prediction
+from .prediction import Prediction, by_name, named_outputs
 from .runtimes import load
 from .writing import quiet, reason_of, write
 
@@ -140,7 +140,10 @@ def _export(form: Format, path: Path, loop: Loop, batch: Any, tolerance: float |
     loop.predict([batch])  # builds the layers, and raises the errors of predict_step
     prediction = Prediction(loop.task, batch)
     if tolerance is None:
-        half = any(x.compute_dtype in ("float16", "bfloat16") for x in prediction.layers)
+        half = any(
+            layer.compute_dtype in ("float16", "bfloat16") and layer.variables
+            for layer in prediction.layers
+        )
         tolerance = TOLERANCE_OF_HALF if half else TOLERANCE
     not_compared = missing_runtime(form)
     with temporary_folder(path) as folder:
@@ -184,7 +187,11 @@ def _compared(
         predicted = loop.predict([batch])
         # A file whose outputs have names gives them in the order of the names.
         named = not form.exporter or active().name in form.named
-        expected = (keras.tree if named else structures).flatten(predicted)
+        expected = (
+            keras.tree.flatten(by_name(predicted, nested=not form.exporter))
+            if named
+            else structures.flatten(predicted)
+        )
         try:
             with quiet():
                 loaded = load(form.name, path, names)
@@ -255,10 +262,9 @@ def _described(array: Any) -> str:
 
 
 def _outputs(outputs: Any, size: int) -> dict[str, str]:
-    """Describe outputs by their paths; a first dimension of the batch size may be any."""
+    """Describe outputs by their names; a first dimension of the batch size may be any."""
     found: dict[str, str] = {}
-    for path, array in structures.with_paths(outputs):
-        name = "_".join(map(str, path)) or "outputs"
+    for name, array in named_outputs(outputs).items():
         whole = array.shape[:1] == (size,)
         found[name] = f"{array.dtype} {(None, *array.shape[1:]) if whole else array.shape}"
     return found

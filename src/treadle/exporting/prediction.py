@@ -1,6 +1,8 @@
 """`predict_step` as a function of the parts of a batch that it uses, and as a Keras model."""
 
+import re
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import keras
@@ -30,7 +32,8 @@ class Prediction:
         batch: The example batch.
         specs: The shape, dtype and name of each input; the first dimension is the batch.
         outputs: The outputs for the example batch, a structure of arrays.
-        layers: The layers of the task with variables that `predict_step` reads.
+        layers: The layers of the task with variables that `predict_step` reads, and the built
+            ones without variables.
         variables: The Keras variables that it reads and that are in no layer, by path.
 
     Raises:
@@ -73,11 +76,14 @@ class Prediction:
         self.size: int = leaves[self._used[0]].shape[0]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """Return what `predict_step` returns for these inputs."""
+        """Return what `predict_step` returns for these inputs, in containers as of `predict`.
+
+        Operations on symbolic tensors may return others, such as a list for a named tuple.
+        """
         leaves = list(self._leaves)
         for i, given in zip(self._used, inputs, strict=True):
             leaves[i] = given
-        return self._call(leaves)
+        return structures.pack(self.outputs, structures.flatten(self._call(leaves)))
 
     def inputs(self, batch: Any) -> list[np.ndarray[Any, Any]]:
         """Return the inputs in a batch, with the dtypes of the exported file."""
@@ -118,7 +124,7 @@ class PredictionModel(keras.Model):
 
     Args:
         prediction: The function.
-        flat: Whether to return a tuple of tensors instead of the structure of `predict_step`.
+        flat: Whether to return a tuple of tensors instead of what `by_name` returns.
     """
 
     def __init__(self, prediction: Prediction, flat: bool) -> None:
@@ -131,7 +137,7 @@ class PredictionModel(keras.Model):
     def call(self, inputs: Any) -> Any:
         """Return the outputs for one input, or for a list of inputs."""
         outputs = self._prediction(inputs if isinstance(inputs, (list, tuple)) else [inputs])
-        return tuple(structures.flatten(outputs)) if self._flat else outputs
+        return tuple(structures.flatten(outputs)) if self._flat else by_name(outputs)
 
     def build(self, input_shape: Any = None) -> None:
         """Do nothing: all layers are built."""
@@ -165,7 +171,7 @@ def model_for_saving(prediction: Prediction) -> Any:
         for spec in prediction.specs
     ]
     try:
-        outputs = prediction(inputs)
+        outputs = by_name(prediction(inputs), nested=True)
         model = keras.Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name="predict_step")
     except Exception as error:
         raise StepError(
@@ -194,7 +200,13 @@ def _read(task: Any, batch: Any) -> tuple[list[Any], dict[str, Any]]:
             f"predict_step of {type(task).__name__} changes {changed[0]}: an exported file holds "
             "no state that changes. Remove the assignment, or call layers with training=False"
         )
-    layers = [x for x in state.layers if any(id(v) in found.read for v in x.variables)]
+    # A layer without variables may hold a table, as StringLookup does.
+    layers = [
+        layer
+        for layer in state.layers
+        if any(id(v) in found.read for v in layer.variables)
+        or (layer.built and not layer.variables)
+    ]
     inside = {id(v) for layer in layers for v in layer.variables}
     others = {
         path: variable
@@ -212,6 +224,40 @@ def _outermost(layers: Sequence[Any]) -> list[Any]:
     return [layer for layer in layers if id(layer) not in inner]
 
 
+def by_name(outputs: Any, nested: bool = False) -> Any:
+    """Return outputs as exporters take them: as they are, or as a dict of arrays by path.
+
+    Exporters take an array, a list or tuple of arrays, or a dict of arrays with names as keys.
+    Other containers and None become names.
+
+    Args:
+        outputs: What `predict_step` returns.
+        nested: Whether dicts, lists and tuples may be nested, as in Keras' own format.
+
+    Example:
+        >>> by_name({"scores": [1, 2], "mask": None}), by_name((1, 2))
+        ({'scores_0': 1, 'scores_1': 2}, (1, 2))
+    """
+    return outputs if _is_plain(outputs, inf if nested else 1) else named_outputs(outputs)
+
+
+def _is_plain(outputs: Any, levels: float) -> bool:
+    """Return whether outputs are arrays in plain containers, of at most so many levels."""
+    parts = structures.parts(outputs)
+    if parts is None:
+        return outputs is not None
+    names = type(outputs) is not dict or all(isinstance(key, str) for key in outputs)
+    is_container = type(outputs) in (dict, list, tuple) and names and levels > 0
+    return is_container and all(_is_plain(part, levels - 1) for _, part in parts)
+
+
+def named_outputs(outputs: Any) -> dict[str, Any]:
+    """Return the arrays of outputs by their paths, or by `outputs` for a single array."""
+    pairs = structures.with_paths(outputs)
+    names = _distinct(["_".join(map(str, path)) or "outputs" for path, _ in pairs])
+    return {name: array for name, (_, array) in zip(names, pairs, strict=True)}
+
+
 def _names(batch: Any, used: Sequence[int]) -> list[str]:
     """Return a name for each used part: its keys in dicts, or `inputs`.
 
@@ -221,7 +267,12 @@ def _names(batch: Any, used: Sequence[int]) -> list[str]:
     """
     paths = [path for path, _ in structures.with_paths(batch)]
     words = ["_".join(str(key) for key in paths[i] if isinstance(key, str)) for i in used]
-    plain = [word or "inputs" for word in words]
+    # Keras allows no slash in a name, and the signature of a SavedModel only identifiers.
+    return _distinct([re.sub(r"\W", "_", word) or "inputs" for word in words])
+
+
+def _distinct(words: Sequence[str]) -> list[str]:
+    """Return the words, with their number in the list after each that is there twice."""
     return [
-        word if plain.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(plain)
+        word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)
     ]

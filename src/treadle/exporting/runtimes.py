@@ -70,11 +70,9 @@ def _savedmodel(path: Path, names: Sequence[str]) -> Loaded:
 def _onnx(path: Path, names: Sequence[str]) -> Loaded:
     runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    # The writers keep the order of the inputs, but not always their names.
-    found = [given.name for given in session.get_inputs()]
+    order = order_of([given.name for given in session.get_inputs()], names)
 
     def run(inputs: Arrays) -> Arrays:
-        order = names if set(found) == set(names) else found
         return list(session.run(None, dict(zip(order, inputs, strict=True))))
 
     return Loaded(f"ONNX Runtime {runtime.__version__}", run)
@@ -90,10 +88,9 @@ def _litert(path: Path, names: Sequence[str]) -> Loaded:
         kind, runtime = tf.lite.Interpreter, f"tf.lite of TensorFlow {tf.__version__}"
     interpreter = kind(model_path=str(path))
     runner = interpreter.get_signature_runner("serving_default")
-    found = list(runner.get_input_details())
+    order = order_of(list(runner.get_input_details()), names)
 
     def run(inputs: Arrays) -> Arrays:
-        order = names if set(found) == set(names) else found
         outputs = runner(**dict(zip(order, inputs, strict=True)))
         return [outputs[name] for name in sorted(outputs, key=_natural)]
 
@@ -132,6 +129,29 @@ _LOADERS: dict[str, Callable[[Path, Sequence[str]], Loaded]] = {
     "openvino": _openvino,
     "torch": _torch,
 }
+
+
+def order_of(found: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    """Return the names of a file's inputs in the order of the inputs of `predict_step`.
+
+    Writers keep the order of the inputs, but not always their names.
+
+    Raises:
+        ValueError: The file has other inputs; the message is a clause.
+    """
+    if len(found) > len(names):
+        further = ", ".join(name for name in found if name not in names)
+        raise ValueError(
+            f"it has further inputs ({further}): its writer makes inputs of tensors that are no "
+            "variables, such as the mean of a Normalization layer"
+        )
+    if len(found) < len(names):
+        raise ValueError(
+            f"it has the inputs {', '.join(found) or 'nothing'}, and not "
+            f"{', '.join(name for name in names if name not in found)}: its writer has computed "
+            "what depends on them for one batch"
+        )
+    return names if set(found) == set(names) else found
 
 
 def _one_or_list(inputs: Sequence[Any]) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import active
-from ..errors import ExportError
+from ..errors import ConfigurationError, ExportError
 from .formats import Format
-from .prediction import Prediction, model_for_exporters, model_for_saving
+from .prediction import Prediction, model_for_exporters, model_for_saving, named_outputs
 
 
 def write(form: Format, prediction: Prediction, path: Path) -> None:
@@ -20,6 +20,7 @@ def write(form: Format, prediction: Prediction, path: Path) -> None:
 
     Raises:
         StepError: `predict_step` cannot be written in the format `keras`.
+        ConfigurationError: An input and an output have one name in a format without such names.
         ExportError: The exporter failed.
     """
     if not form.exporter:
@@ -27,12 +28,30 @@ def write(form: Format, prediction: Prediction, path: Path) -> None:
         with _exporting(form), quiet():
             model.save(path)
         return
-    model = model_for_exporters(prediction, flat=active().name not in form.named)
+    is_named = active().name in form.named
+    if form.name == "onnx" and is_named:
+        _check_names(prediction)
+    model = model_for_exporters(prediction, flat=not is_named)
     inputs: Any = prediction.specs if len(prediction.specs) == 1 else [prediction.specs]
     options = {"dynamic_shapes": _dynamic(prediction)} if form.name == "torch" else {}
     with _exporting(form), quiet():
         model.export(
             str(path), format=form.exporter, verbose=False, input_signature=inputs, **options
+        )
+
+
+def _check_names(prediction: Prediction) -> None:
+    """Check that no output is named like an input, as ONNX requires.
+
+    Raises:
+        ConfigurationError: One is.
+    """
+    inputs = [str(spec.name) for spec in prediction.specs]
+    shared = [name for name in named_outputs(prediction.outputs) if name in inputs]
+    if shared:
+        raise ConfigurationError(
+            f"an input and an output of predict_step are both named {shared[0]}, and the format "
+            "onnx has each name once: return the output under another key, or use another format"
         )
 
 

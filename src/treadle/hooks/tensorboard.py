@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core.directory import RUN, read_run
 from ..core.hook import Hook, LoopView
-from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Array, Record, StepLogs
 from ..core.triggers import Span, When
 from ..core.values import plain
 from ..errors import ConfigurationError
 from .events import PATTERN, EventFile
+from .tracking import recorded_settings
 
 # Folders; TensorBoard shows each as a run. Hyperparameters are written to the training folder,
 # since TensorBoard would show a separate folder as a run without charts.
@@ -267,11 +266,8 @@ class TensorBoard(Hook):
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         self._described = True
-        recorded = loop.directory is not None and (loop.directory / RUN).exists()
-        facts = read_run(loop.directory) if recorded and loop.directory else {}
-        settings = facts.get("configuration") or identity(loop.task)
         name = str(loop.directory if loop.directory is not None else self._root)
-        summary = hparams_pb(dict(_flat(settings)), trial_id=name)
+        summary = hparams_pb(recorded_settings(loop), trial_id=name)
         self._file(TRAIN).add(0, time(), summary.value)
 
 
@@ -327,13 +323,3 @@ def _tensor(
     data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin)
     metadata = summary_pb2.SummaryMetadata(plugin_data=data)
     return summary_pb2.Summary.Value(tag=name, tensor=tensor, metadata=metadata)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Flatten nested settings into pairs of dotted names, such as `settings.units`, and values."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")  # type: ignore[reportUnknownArgumentType]
-        else:
-            known = isinstance(value, (bool, int, float, str))
-            yield f"{prefix}{name}", value if known else str(value)

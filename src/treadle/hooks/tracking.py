@@ -8,7 +8,6 @@ import importlib.util
 import os
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from ..core.hook import DetailedHook, LoopView
 from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Record, StepLogs
+from ..core.run_file import flattened
 from ..core.values import plain
 from ..errors import ConfigurationError, TreadleWarning
 from .tracking_sender import Client, Sender, Sent, Store, Values
@@ -65,7 +65,7 @@ class Tracker(DetailedHook):
             elif loop.directory is None and loop.progress.step == 0:
                 self._store = Store(None, self._file)
             store = self._store
-            self._sender = Sender(self.client(loop.directory), store, _settings(loop))
+            self._sender = Sender(self.client(loop.directory), store, recorded_settings(loop))
             self._send_missing(loop, self._sender.received)
 
     def _send_missing(self, loop: LoopView, sent: Sent) -> None:
@@ -153,28 +153,13 @@ class Tracker(DetailedHook):
             warnings.warn(f"{self._kind}: {fault}", TreadleWarning, stacklevel=2)
 
 
-def _settings(loop: LoopView) -> dict[str, Any]:
-    """Return the settings of a run by dotted names."""
+def recorded_settings(loop: LoopView) -> dict[str, Any]:
+    """Return the settings of a run by dotted names, as numbers and texts."""
     recorded = loop.directory is not None and (loop.directory / RUN).exists()
     facts = read_run(loop.directory) if recorded and loop.directory else {}
-    return dict(flat(facts.get("configuration") or identity(loop.task)))
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested settings into pairs of dotted names, such as `settings.units`, and values.
-
-    Example:
-        >>> flat({"task": "Line", "settings": {"units": 4}})
-        [('task', 'Line'), ('settings.units', 4)]
-    """
-    found: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found += flat(value, f"{prefix}{name}.")  # type: ignore[reportUnknownArgumentType]
-        else:
-            known = isinstance(value, (bool, int, float, str))
-            found.append((f"{prefix}{name}", value if known else str(value)))
-    return found
+    settings = flattened(facts.get("configuration") or identity(loop.task))
+    plain = (bool, int, float, str)
+    return {name: x if isinstance(x, plain) else str(x) for name, x in settings.items()}
 
 
 def _files(directory: Path) -> list[str]:

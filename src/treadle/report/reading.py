@@ -10,7 +10,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..core import schema
 from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG
 from ..core.folder import FILE, Folder
 from ..core.logs import Array
-from ..core.run_file import RunFile, progress_of
+from ..core.run_file import RunFile, flattened, progress_of
 from ..core.terminal import clean
 from ..errors import DirectoryError, TreadleError
 from ..hooks.images import FOLDER as IMAGES
@@ -131,16 +131,13 @@ def _call_facts(run: RunFile) -> dict[str, str]:
     return flat(found | {f"data.{name}": data.get(name) for name in ("examples", "fingerprint")})
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: Mapping[str, Any]) -> dict[str, str]:
     """Return nested settings by dotted name, as texts."""
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(cast(Mapping[str, Any], value), f"{prefix}{name}.")
-        elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            found[_name(f"{prefix}{name}")] = _text(text)
-    return found
+    return {
+        _name(name): _text(value if isinstance(value, str) else json.dumps(value, default=str))
+        for name, value in flattened(values).items()
+        if value is not None
+    }
 
 
 def _clock(log: Log, last: int, seconds: float) -> dict[str, list[float]]:

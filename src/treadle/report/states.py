@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ..core.activity import is_in_use
 from ..core.directory import CHECKPOINTS, LOG, RUN
 from ..core.folder import Folder
-from ..core.run_file import RunFile, progress_of
+from ..core.run_file import RunFile, flattened, progress_of
 from ..errors import TreadleError
 from .records import has_checkpoint, recorded_run
 
@@ -73,7 +74,7 @@ def _has_checkpoint(directory: Path) -> bool:
 
 
 def differing_settings(runs: Collection[RunState]) -> set[str]:
-    """Return the names of the settings that differ among runs; all those of a single run.
+    """Return the dotted names of the settings that differ among runs; all those of a single run.
 
     Example:
         >>> settings = {"units": 64, "rate": 0.1}, {"units": 8, "rate": 0.1}
@@ -82,7 +83,7 @@ def differing_settings(runs: Collection[RunState]) -> set[str]:
         ... )
         {'units'}
     """
-    readable = [run.settings for run in runs if run.state != "unreadable"]
+    readable = [flattened(run.settings) for run in runs if run.state != "unreadable"]
     names = dict.fromkeys(name for settings in readable for name in settings)
     if len(readable) < 2:
         return set(names)
@@ -115,7 +116,7 @@ def read_state(directory: Path, run: RunFile) -> RunState:
     with Folder.open(directory) as folder:
         has_log = folder.kind(LOG) is not None
     records, logged = log_tail.records(directory / LOG) if has_log else ([], 0)
-    epochs = [_values(line) for line in records if line["kind"] == "epoch"]
+    epochs = {line["epoch"]: _values(line) for line in records if line["kind"] == "epoch"}
     last = {k: v for line in records for k, v in _values(line).items() if not isinstance(v, str)}
     progress, configuration = progress_of(run), run["configuration"]
     state, why = _how(directory, run)
@@ -129,7 +130,7 @@ def read_state(directory: Path, run: RunFile) -> RunState:
         started=run.get("started") or "",
         backend=run.get("backend", ""),
         step=progress.step if state == "finished" else max(progress.step, logged),
-        epoch=max(progress.epoch, len(epochs)),
+        epoch=max([progress.epoch, *epochs]),
         settings=settings,  # pyright: ignore[reportUnknownArgumentType]
         last=last,
         best=best_values(epochs),
@@ -152,15 +153,18 @@ def _how(directory: Path, run: RunFile) -> tuple[str, str]:
     return "interrupted", error or run.get("reason") or ""
 
 
-def best_values(epochs: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+def best_values(epochs: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
     """Return the best value and its epoch for each metric whose name implies a direction.
 
-    The last part of the name decides: `val_loss` is better when lower, `accuracy` when higher.
+    The last part of the name decides: `val_loss` is better when lower, `head/accuracy` when higher.
+
+    Args:
+        epochs: The values of each epoch by its number, from 1.
     """
     best: dict[str, tuple[float, int]] = {}
-    for number, values in enumerate(epochs, 1):
+    for number, values in epochs.items():
         for name, value in values.items():
-            kind = name.rpartition("_")[2].lower()
+            kind = re.split("[_/]", name)[-1].lower()
             if not isinstance(value, (int, float)) or not math.isfinite(value):
                 continue
             if kind not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):

@@ -1,14 +1,29 @@
 """The source that the current epoch is read from: where it began, and whether another is the same.
 
 The position within an epoch belongs to a source. If a call opens another source than that of the
-unfinished epoch, it does not continue there: see `Session.open`.
+unfinished epoch, it does not continue there: see `Session.open`. In a body of `loop.epochs`, each
+`loop.steps` is a visit of a source, and a source that was left in the epoch continues.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..data.same_source import describe_source, is_same_source
 from ..data.source import Source
+
+
+@dataclass
+class Visit:
+    """An earlier visit of a source in this epoch.
+
+    Attributes:
+        source: The source; None in a resumed process, until the body opens it.
+        batches: How many of its batches were trained on, if it was left and not visited again.
+    """
+
+    source: Source | None
+    batches: int | None
 
 
 class EpochSource:
@@ -20,12 +35,15 @@ class EpochSource:
 
     Attributes:
         began: The number of batches of the epoch that were trained on before this source began.
-        earlier: The number of sources of the epoch before this one, in a body of `loop.epochs`.
+        earlier: The visits of the epoch before this one, in a body of `loop.epochs`.
+        ended: Whether the source has given all batches of the epoch in this visit.
         since: The epoch in which the loop began with this source, or with the first of the body.
     """
 
     def __init__(self) -> None:
-        self.began = self.earlier = self.since = 0
+        self.began = self.since = 0
+        self.earlier: list[Visit] = []
+        self.ended = False
         self._source: Source | None = None
         self._described: Mapping[str, Any] | None = None  # by a checkpoint
         # The source before, and the step after which it was left: a rollback may return to it.
@@ -39,6 +57,7 @@ class EpochSource:
 
     def use(self, source: Source, step: int) -> None:
         """Read the epoch from a source, after a step."""
+        self.ended = False
         if self._source is not source:
             self._before = self._source, step
         self._source, self._described = source, None
@@ -50,11 +69,23 @@ class EpochSource:
 
     def begin_epoch(self) -> None:
         """Begin the next epoch, of the same source or of another one."""
-        self.began = self.earlier = 0
+        self.began, self.earlier, self.ended = 0, [], False
 
-    def add(self, batch: int) -> None:
-        """Let another source follow within the epoch, after `batch` of its batches."""
-        self.began, self.earlier = batch, self.earlier + 1
+    def add(self, source: Source, batch: int) -> None:
+        """Let a source follow within the epoch, after `batch` of its batches.
+
+        It continues if it was left in this epoch.
+        """
+        self.earlier.append(Visit(self._source, None if self.ended else batch - self.began))
+        self.began = batch
+        for visit in self.earlier:
+            known, batches = visit.source, visit.batches
+            if known is not None and batches is not None and is_same_source(source, known):
+                self.began, visit.batches = batch - batches, None
+
+    def skip(self, source: Source, left: int) -> None:
+        """Skip the visit of a source that an earlier process has ended, one of the last `left`."""
+        self.earlier[-left].source = source
 
     def state(self) -> dict[str, Any] | None:
         """Return what `restore` needs, in JSON's types; None before the first source."""
@@ -64,7 +95,7 @@ class EpochSource:
         return {
             "described": described,
             "began": self.began,
-            "earlier": self.earlier,
+            "earlier": [visit.batches for visit in self.earlier],
             "since": self.since,
         }
 
@@ -72,11 +103,12 @@ class EpochSource:
         """Restore a state that was saved after a step."""
         before, left_at = self._before
         known = before if step <= left_at else self._source
-        self.began = self.earlier = self.since = 0
+        self.begin_epoch()
+        self.since = 0
         self._source = self._described = None
         if state is not None:
-            self.began, self.earlier = state["began"], state["earlier"]
-            self.since = state["since"]
+            self.began, self.since = state["began"], state["since"]
+            self.earlier = [Visit(None, batches) for batches in state["earlier"]]
             self._described = state["described"]
             if known is not None:  # a rollback within this process
                 self.recognize(known)

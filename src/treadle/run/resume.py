@@ -96,10 +96,14 @@ class Resuming:
         """Whether the next call was complete before the checkpoint."""
         return self.saved is not None and self.call + 1 < self.saved.call
 
+    def next_begun(self, progress: Progress) -> Progress:
+        """Return the progress when the next call begins, or when it began if it is resumed."""
+        return self.saved.begun if self.saved and self.call + 1 == self.saved.call else progress
+
     def begin(self, progress: Progress) -> None:
         """Begin the next call, or resume it."""
+        self.begun = self.next_begun(progress)
         self.call += 1
-        self.begun = self.saved.begun if self.saved and self.is_of_this_call else progress
 
     def assign_what_exists(self, state: State) -> None:
         """Restore the variables that exist already, so that their initial values are never used."""

@@ -77,7 +77,12 @@ _loop = schema.record(
         "compilers": schema.mapping(schema.text),
         "source": schema.optional(
             schema.record(
-                {"described": _named, "began": _count, "earlier": _count, "since": _count},
+                {
+                    "described": _named,
+                    "began": _count,
+                    "earlier": schema.listed(schema.optional(_count)),
+                    "since": _count,
+                },
                 required=("described", "began", "earlier", "since"),
             )
         ),

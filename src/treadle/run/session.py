@@ -375,7 +375,7 @@ class Session:
         call = Call(kind, resuming.begun, self.progress, epochs, steps, deadline, validation)
         call.running = True
         if kind == "epochs" and resuming.is_of_this_call:
-            call.sources_to_skip = self.epoch_source.earlier
+            call.sources_to_skip = len(self.epoch_source.earlier)
         if resuming.saved is not None and not resuming.is_later(resuming.call):
             call.stop(resuming.saved.reason)
             if validation is not None and resuming.saved.validation:
@@ -408,7 +408,7 @@ class Session:
         `loop.epochs`, another source of the same epoch begins.
         """
         left = self._leave_epoch(source)
-        position = self.open_source(source)
+        position = self.open_source(source, trains=True)
         self.epoch_source.use(source, self.progress.step)
         self.call.has_opened = True
         if not self.started:
@@ -431,11 +431,11 @@ class Session:
     def _leave_epoch(self, source: Source) -> Progress | None:
         """End the unfinished epoch of another source; return its progress, or None."""
         before, call, current = self.progress, self.call, self.epoch_source
-        if not current.is_other(source):
-            return None
         in_body = call.kind == "epochs" and call.has_opened
+        if not current.is_other(source) and not (in_body and current.ended):
+            return None
         if before.batch and in_body:
-            current.add(before.batch)
+            current.add(source, before.batch)
         elif before.batch:
             self.resuming.begun = self.resuming.begun.at_epoch(self.resuming.begun.epoch + 1)
             call.epochs = None if call.epochs is None else call.epochs + 1
@@ -456,10 +456,11 @@ class Session:
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
 
-    def open_source(self, source: Source) -> Position | None:
+    def open_source(self, source: Source, trains: bool = False) -> Position | None:
         """Open a source at the current progress; return its position in a checkpoint, or None.
 
-        A position is of one source: another one is opened at its first batch.
+        A position is of one source. Without training, as for `loop.prepare`, another source than
+        that of the epoch is opened at its first batch.
         """
         # The batches of a closed loop need the restored weights.
         if is_closed_loop(source) and self.resuming.has_pending:
@@ -468,7 +469,7 @@ class Session:
         is_other = self.epoch_source.is_other(source)
         position = None if found is None or is_other else found.source
         since = self.epoch_source.since
-        if is_other and at.batch > began:  # `loop.prepare`, which leaves the epoch as it is
+        if is_other and at.batch and not trains:  # which leaves the epoch as it is
             at = at.at_epoch(at.epoch + 1)
             began, since = 0, at.epoch
         self.feed.open(source, at, self._loop, position, began, since)
@@ -646,8 +647,7 @@ class Session:
         if not self.started:
             if final and error is None:
                 self._end_completed_run()
-            if error is not None:
-                self._leave_directory()
+            self._leave_directory()
             return
         try:
             if error is None:

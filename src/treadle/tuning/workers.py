@@ -24,6 +24,8 @@ RENEWED = 20
 memory mappings, of the 65,530 that a process may have; a new process costs 2 to 5 seconds."""
 PATIENCE = 30.0
 """Seconds that a terminated process has to save a checkpoint and exit."""
+EXIT_PATIENCE = 5.0
+"""Seconds that a process has to exit once its output has ended."""
 
 
 class Worker:
@@ -188,7 +190,8 @@ class Workers:
 
     def _replace(self, worker: Worker) -> None:
         """Resume the trial of a process that died in a new one, unless this is the second time."""
-        order, how = worker.order, _ending(self._end(worker))
+        # Its output ends before the process does: killed now, it would have another exit code.
+        order, how = worker.order, _ending(self._end(worker, EXIT_PATIENCE))
         if self._study.over(order.number):  # it died before it received the answer to end the trial
             self._record(order.number, Outcome("pruned"))
         elif (before := self._died.get(order.number)) is not None:

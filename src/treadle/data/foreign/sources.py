@@ -259,11 +259,16 @@ class IteratorSource(BaseSource):
         epoch, start, reader = request.epoch, request.start, self._reader
         gone = 0 if reader is None else reader.given
         if reader is not None and (epoch != self._epoch or gone != start):
+            advice = "cut one long stream into epochs with treadle.data.limited(stream, batches)"
+            if epoch == request.since:  # the loop begins with it again, after other data
+                advice = (
+                    "train on one long stream and on other data in the body of one loop.epochs, "
+                    "where a stream that treadle.data.limited cuts into epochs continues"
+                )
             raise DataError(
                 f"a {type_name(self._iterator)} gives its batches once: {gone} of them are spent, "
                 f"and batch {start + 1} of epoch {epoch + 1} cannot be read from it. Pass the "
-                f"function that makes it (train, not train()), or cut one long stream into epochs "
-                f"with treadle.data.limited(stream, batches)"
+                f"function that makes it (train, not train()), or {advice}"
             )
         if reader is None:
             iterator = chain(self._iterator)  # has no `close`, since reading may continue later
