@@ -164,15 +164,7 @@ WRONG = [
     (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
     (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
     (["replay", "here", "--bisect", "loss > 1e9"], "holds for none of the 4 steps in"),
-    (
-        ["schedule", "cyclick(1, 2, 3)"],
-        "there is no schedule 'cyclick'. Did you mean 'Cyclic'?",
-    ),
-    (["schedule", "cyclic(1, 2)"], "Cyclic needs step_size; its arguments are low, high"),
-    (["schedule", "cyclic(1, 2, size=3)"], "Cyclic has no argument 'size'. Did you mean"),
-    (["schedule", "warm_up(cosine_decay(1), 5)"], "CosineDecay needs decay_steps"),
-    (["schedule", "one_cycle(1, 2, 3, 4, 5, 6)"], "OneCycle takes 5 arguments (peak, steps"),
-    (["schedule", "cyclic(a, 2, 3)"], "cannot read the schedule 'cyclic(a, 2, 3)'"),
+    (["schedule", "cyclic(1,,)"], "cannot read the schedule 'cyclic(1,,)'"),
 ]
 REFUSE = """
 import contextlib, io, json, sys

@@ -133,7 +133,7 @@ def schedule(
         picture = None if plot is None else checked_picture(plot)
         with output.kept_free(json):
             if what.rstrip().endswith(")"):
-                schedule_texts.check(what)
+                schedule_texts.parsed(what)
                 environment.prepare(backend, None, None, None, None, json)
                 shown = {what: schedule_texts.build(what)}
             else:

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, did_you_mean
 from ._reading import Recipe, choose, read_file
-from ._settings import Parameter, known_parameters
-from ._signature import parameters_of
+from ._settings import Parameter, parameters_of
 
 if TYPE_CHECKING:  # importing it would import Keras
     from ._loading import Made
 
-__all__ = ["Parameter", "Recipe", "find", "known_parameters", "make", "parameters_of", "resolve"]
+__all__ = ["Parameter", "Recipe", "find", "make", "parameters_of", "resolve"]
 
 FOLDER = Path(__file__).parent
 

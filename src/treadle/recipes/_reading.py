@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
-from ._settings import Parameter, read_given, read_settings
-from ._signature import parameters_in
+from ._settings import Parameter, parameters_in
 
 BASES = ("Task", "Supervised")
 MAKERS = ("task", *BASES)
+LENGTHS = ("epochs", "steps", "until")  # options of the command that are easily taken for settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A task in a file.
 
     Attributes:
         name: Name on the command line and in directory names.
-        description: The first line of the docstring.
+        description: The first line of the docstring, its own or that of the file.
         path: The file.
         target: Name of the class, function or object in the file.
         parameters: The settings; None if they cannot be read from the file.
         backend: The only backend that the task supports, or None for any.
-        offered: Whether the source shows that this is a task. Other classes and functions can only
-            be chosen by name.
+        is_task: Whether the source shows that this is a task. Other classes and functions can
+            only be chosen by name.
         is_class: Whether it is a class, not a function or an object.
         module: Dotted module name if the recipe comes with Treadle, else None.
     """
@@ -38,7 +38,7 @@ class Recipe:
     target: str
     parameters: tuple[Parameter, ...] | None
     backend: str | None
-    offered: bool = True
+    is_task: bool = False
     is_class: bool = False
     module: str | None = None
 
@@ -47,22 +47,61 @@ class Recipe:
         """The argument for `treadle run`: the recipe's name, or `file.py:Task` with full path."""
         return self.name if self.module else f"{self.path}:{self.target}"
 
-    def settings(self, given: Sequence[str]) -> dict[str, Any]:
+    def known_parameters(self) -> tuple[Parameter, ...]:
+        """Return the parameters.
+
+        Raises:
+            ConfigurationError: If they cannot be read from the task's file.
+        """
+        if self.parameters is None:
+            raise ConfigurationError(
+                f"the settings of {self.name} cannot be read from its file, since it inherits its "
+                "__init__ from elsewhere: define an __init__ with typed parameters in the class"
+            )
+        return self.parameters
+
+    def given(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return only the settings given as `name=value`. If a name is repeated, the last counts.
+
+        Raises:
+            ConfigurationError: If a text has no `=`, a name is unknown, or a value does not fit its
+                type.
+        """
+        values: dict[str, str] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals or not name.strip():
+                raise ConfigurationError(
+                    f"cannot read the setting {text!r}: write it as name=value"
+                )
+            values[name.strip()] = value.strip()
+        known = {p.name: p for p in (self.known_parameters() if values else ())}
+        for name in values:
+            if name not in known:
+                option = f" `treadle run` has an option --{name}." if name in LENGTHS else ""
+                raise ConfigurationError(
+                    f"{self.name} has no setting {name!r}.{option}{did_you_mean(name, known)}"
+                )
+        return {name: known[name].read(values[name]) for name in known if name in values}
+
+    def settings(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return all settings of the task: those given as `name=value`, and the known defaults.
 
         Raises:
-            ConfigurationError: If a given setting is unknown or has the wrong type, or a required
-                setting is missing.
+            ConfigurationError: As for `given`, or if a required setting is missing.
         """
-        return read_settings(given, self.parameters, self.name)
-
-    def given(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return only the settings given as `name=value`.
-
-        Raises:
-            ConfigurationError: If a setting is unknown or has the wrong type.
-        """
-        return read_given(texts, self.parameters, self.name)
+        found = self.given(texts)
+        for parameter in self.parameters or ():
+            if parameter.required and parameter.name not in found:
+                raise ConfigurationError(
+                    f"{self.name} needs a value for {parameter.name!r}, of type "
+                    f"{parameter.kind or 'unknown'}: add --set {parameter.name}=…"
+                )
+        return {
+            parameter.name: found.get(parameter.name, parameter.default)
+            for parameter in self.parameters or ()
+            if parameter.name in found or parameter.has_default
+        }
 
 
 def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Recipe:
@@ -71,7 +110,7 @@ def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Rec
     Raises:
         ConfigurationError: If there is no such task, or there are several and none is named.
     """
-    offered = [name for name, recipe in recipes.items() if recipe.offered]
+    offered = [name for name, recipe in recipes.items() if recipe.is_task and name[0] != "_"]
     if target is not None:
         if target not in recipes:
             raise ConfigurationError(
@@ -106,100 +145,73 @@ def read_file(path: Path) -> dict[str, Recipe]:
         ConfigurationError: If the file is missing, unreadable or not valid Python.
     """
     tree = _parsed(path)
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    module = _Module(path, tree, classes)
-    recipes: dict[str, Recipe] = {}
-    for i, node in enumerate(tree.body):
-        if isinstance(node, ast.ClassDef):
-            recipes[node.name] = Recipe(
-                name=node.name,
-                description=_first_line(node) or _first_line(tree),
-                path=path,
-                target=node.name,
-                parameters=module.parameters(node),
-                backend=_text(node.body, "backend") or _text(tree.body, "backend"),
-                offered=module.is_task(node) and not node.name.startswith("_"),
-                is_class=True,
-            )
-        elif isinstance(node, ast.FunctionDef):
-            recipes[node.name] = Recipe(
-                name=node.name,
-                description=_first_line(node) or _first_line(tree),
-                path=path,
-                target=node.name,
-                parameters=parameters_in(node, method=False),
-                backend=_text(tree.body, "backend"),
-                offered=False,
-            )
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            following = tree.body[i + 1] if i + 1 < len(tree.body) else None
-            recipes[name] = Recipe(
-                name=name,
-                description=_string(following).partition("\n")[0] or _first_line(tree),
-                path=path,
-                target=name,
-                parameters=(),
-                backend=_text(tree.body, "backend"),
-                offered=isinstance(node.value, ast.Call) and _last(node.value.func) in MAKERS,
-            )
-    return recipes
-
-
-@dataclass(frozen=True)
-class _Module:
-    """A parsed file and its classes, to resolve base classes."""
-
-    path: Path
-    tree: ast.Module
-    classes: Mapping[str, ast.ClassDef]
-
-    def is_task(self, node: ast.ClassDef) -> bool:
-        """Return whether a class defines `train_step` or has a task among its known bases."""
-        methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
-        if "train_step" in methods:
-            return True
-        for base in map(_last, node.bases):
-            inner = self.classes.get(base)
-            if base in BASES or (inner is not None and inner is not node and self.is_task(inner)):
-                return True
-            elsewhere = self._imported(base) if inner is None else None
-            if elsewhere is not None and elsewhere.offered:
-                return True
-        return False
-
-    def parameters(self, node: ast.ClassDef) -> tuple[Parameter, ...] | None:
-        """Return the parameters of `__init__`, own or inherited; None if it cannot be found."""
-        for part in node.body:
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                return parameters_in(part, method=True)
-        for base in map(_last, node.bases):
-            if base == "Task":
-                return ()
-            if base in self.classes and self.classes[base] is not node:
-                return self.parameters(self.classes[base])
-            elsewhere = self._imported(base)
-            if elsewhere is not None:
-                return elsewhere.parameters
-        return None
-
-    def _imported(self, name: str) -> Recipe | None:
-        """Find an imported base class in another recipe, or in a file in the same folder."""
-        for node in self.tree.body:
-            if not isinstance(node, ast.ImportFrom) or not node.module:
+    found: dict[str, Recipe] = {}
+    for node in tree.body:
+        facts: dict[str, Any] = {"backend": _text(tree.body, "backend")}
+        match node:
+            case ast.ClassDef(name=name):
+                bases = {base: _base(base, found, tree, path) for base in map(_last, node.bases)}
+                facts |= _class_facts(node, bases)
+                facts["backend"] = _text(node.body, "backend") or facts["backend"]
+            case ast.FunctionDef(name=name):
+                facts["parameters"] = parameters_in(node, method=False)
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                made = isinstance(value, ast.Call) and _last(value.func) in MAKERS
+                facts |= {"parameters": (), "is_task": made}
+            case _:
                 continue
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    path = self._file(node.module)
-                    return read_file(path).get(alias.name) if path else None
-        return None
+        text = "" if isinstance(node, ast.Assign) else _first_line(node)
+        facts["description"] = text or _first_line(tree)
+        found[name] = Recipe(name=name, target=name, path=path, **facts)
+    return found
 
-    def _file(self, module: str) -> Path | None:
-        if module.startswith("treadle.recipes."):
-            spec = find_spec(module)
-            return Path(spec.origin) if spec and spec.origin else None
-        neighbor = self.path.parent.joinpath(*module.split(".")).with_suffix(".py")
-        return neighbor if neighbor.is_file() else None
+
+def _class_facts(node: ast.ClassDef, bases: Mapping[str, Recipe | None]) -> dict[str, Any]:
+    """Return whether a class is a task, and the parameters of its own or inherited `__init__`.
+
+    Args:
+        node: The class.
+        bases: Its base classes by name; None for one that is in no readable file.
+    """
+    methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+    tasks = [name for name, base in bases.items() if name in BASES or (base and base.is_task)]
+    inherited = [
+        () if name == "Task" else base.parameters
+        for name, base in bases.items()
+        if name == "Task" or base is not None
+    ]
+    init = methods.get("__init__")
+    return {
+        "is_class": True,
+        "is_task": "train_step" in methods or bool(tasks),
+        "parameters": parameters_in(init, method=True) if init else next(iter(inherited), None),
+    }
+
+
+def _base(name: str, found: Mapping[str, Recipe], tree: ast.Module, path: Path) -> Recipe | None:
+    """Return a base class: one above in the file, or imported from a recipe or a file next to it.
+
+    Args:
+        name: The name of the class.
+        found: What is above in the file.
+        tree: The file, parsed.
+        path: The file.
+    """
+    base = found.get(name)
+    for node in tree.body if base is None else ():
+        for alias in node.names if isinstance(node, ast.ImportFrom) and node.module else ():
+            if (alias.asname or alias.name) == name:
+                file = _file(node.module, path.parent)
+                base = read_file(file).get(alias.name) if file else None
+    return base if base is not None and base.is_class else None
+
+
+def _file(module: str, folder: Path) -> Path | None:
+    if module.startswith("treadle.recipes."):
+        spec = find_spec(module)
+        return Path(spec.origin) if spec and spec.origin else None
+    neighbor = folder.joinpath(*module.split(".")).with_suffix(".py")
+    return neighbor if neighbor.is_file() else None
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -223,25 +235,16 @@ def _first_line(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
 def _text(body: Sequence[ast.stmt], name: str) -> str | None:
     """Return the string that is assigned to `name`, or None."""
     for node in body:
-        targets: list[Any] = []
-        if isinstance(node, ast.Assign):
-            targets = list(node.targets)
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        else:
-            continue
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            value = node.value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                return value.value
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=str() as text)):
+                pass
+            case ast.AnnAssign(target=ast.Name(id=target), value=ast.Constant(value=str() as text)):
+                pass
+            case _:
+                continue
+        if target == name:
+            return text
     return None
-
-
-def _string(node: ast.stmt | None) -> str:
-    """Return the string of a bare string statement, as the docstring of an attribute; else ""."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return node.value.value if isinstance(node.value.value, str) else ""
-    return ""
 
 
 def _last(node: ast.expr) -> str:

@@ -1,16 +1,32 @@
-"""Parse a task's settings from command-line texts, by the types in its signature."""
+"""The settings of a task: the parameters of its class or function, and their values as texts.
 
-from collections.abc import Sequence
+Commands reject a wrong setting, and print `--help`, before they import a framework. So they read
+the signature in the source of the task's file (`parameters_in`). A class or function that exists in
+this process is inspected instead (`parameters_of`).
+"""
+
+import ast
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..core.ranges import Choice, Space
+from ..core.expressions import evaluate
+from ..core.ranges import Choice, Range, Space, fitted
 from ..errors import ConfigurationError, did_you_mean
 
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
+FORMS: dict[str, Any] = {
+    "Literal": typing.Literal,
+    "Optional": typing.Optional,
+    "Union": typing.Union,
+}
+SPACES = {"Range": Range, "Choice": Choice}
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NONE = ("none", "null")
-LENGTHS = ("epochs", "steps", "until")  # options of the command that are easily taken for settings
 UNKNOWN: Any = object()
 """Marks a default that is computed, and so is not known without running the file."""
 
@@ -98,73 +114,150 @@ class Parameter:
         )
 
 
-def read_settings(
-    given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
-) -> dict[str, Any]:
-    """Return all settings of a task: those given as `name=value`, and the known defaults.
+def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """Return the parameters of a class or function, with the search spaces in its annotations.
 
-    Args:
-        given: Texts of the form `name=value`. If a name is repeated, the last one counts.
-        parameters: The task's parameters; None if they cannot be read from its file.
-        owner: The task's name, for messages.
+    For a `functools.partial`, the annotations of the wrapped function are used.
 
     Raises:
-        ConfigurationError: If a text has no `=`, a name is unknown, a value does not fit its type,
-            or a required parameter is missing.
+        ConfigurationError: If a name in an annotation cannot be resolved at run time.
 
     Example:
-        >>> read_settings(["units=8"], [Parameter("units", "int", (int,), 64)], "Digits")
-        {'units': 8}
+        >>> def line(slope: typing.Annotated[int, Range(1, 3)] = 2): ...
+        >>> [(parameter.name, str(parameter.space)) for parameter in parameters_of(line)]
+        [('slope', '1..3')]
     """
-    found = read_given(given, parameters, owner)
-    values: dict[str, Any] = {}
-    for parameter in parameters or ():
-        name = parameter.name
-        if name in found:
-            values[name] = found[name]
-        elif parameter.required:
-            raise ConfigurationError(
-                f"{owner} needs a value for {name!r}, of type {parameter.kind or 'unknown'}: add "
-                f"--set {name}=…"
-            )
-        elif parameter.has_default:
-            values[name] = parameter.default
-    return values
+    hints = _hints(make)
+    found: list[Parameter] = []
+    for name, parameter in inspect.signature(make).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        default = None if required else parameter.default
+        hint, metadata = hints.get(name), ()
+        if typing.get_origin(hint) is typing.Annotated:
+            hint, *metadata = typing.get_args(hint)
+        if hint is None and not required:
+            hint = type(default)
+        kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        spaces = (part for part in metadata if isinstance(part, (Range, Choice)))
+        found.append(_parameter(name, kind, hint, default, required, spaces))
+    return tuple(found)
 
 
-def known_parameters(parameters: Sequence[Parameter] | None, owner: str) -> Sequence[Parameter]:
-    """Return the task's parameters, which must be known.
+def parameters_in(function: ast.FunctionDef, method: bool) -> tuple[Parameter, ...]:
+    """Return the parameters of a function definition that can be passed by name.
 
     Raises:
-        ConfigurationError: If `parameters` is None: they cannot be read from the task's file.
+        ConfigurationError: If a search space has computed or invalid arguments.
     """
-    if parameters is None:
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    blanks: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pairs = list(zip(positional, [*blanks, *arguments.defaults], strict=True))
+    pairs = pairs[1:] if method else pairs
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return tuple(_parameter_in(argument, default) for argument, default in pairs)
+
+
+def _parameter_in(argument: ast.arg, default: ast.expr | None) -> Parameter:
+    name, annotation, metadata = argument.arg, argument.annotation, ()
+    try:
+        value = UNKNOWN if default is None else ast.literal_eval(default)
+    except ValueError:
+        value = UNKNOWN
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
+    match annotation:
+        case ast.Subscript(
+            value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
+            slice=ast.Tuple(elts=[annotation, *metadata]),
+        ):
+            pass
+        case _:
+            pass
+    if annotation is None:
+        hint = type(value) if type(value) in PLAIN.values() else Any
+        kind = "" if hint is Any else hint.__name__
+    else:
+        kind = ast.unparse(annotation)
+        try:
+            hint = evaluate(annotation, PLAIN | FORMS)
+        except (TypeError, ValueError):  # the type is none that a text is read as
+            hint = Any
+    spaces = (_space_in(name, part) for part in metadata if _called(part) in SPACES)
+    return _parameter(name, kind, hint, value, default is None, spaces)
+
+
+def _parameter(
+    name: str, kind: str, hint: Any, default: Any, required: bool, spaces: Iterable[Space]
+) -> Parameter:
+    accepts, space = _accepts(hint), next(iter(spaces), None)
+    if space is not None:
+        space = fitted(name, space, accepts, kind)
+    return Parameter(name, kind, accepts, default, required, space)
+
+
+def _accepts(hint: Any) -> tuple[Any, ...]:
+    """Return the types and values that an annotation allows; empty for other annotations."""
+    if hint in (int, float, bool, str):
+        return (hint,)
+    if hint in (None, type(None)):
+        return (None,)
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [_accepts(part) for part in typing.get_args(hint)]
+        return tuple(value for part in parts for value in part) if all(parts) else ()
+    return ()
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a class's or function's parameters, by name.
+
+    Raises:
+        ConfigurationError: If a name in an annotation cannot be resolved at run time.
+    """
+    while isinstance(make, partial):
+        make = make.func
+    if isinstance(make, type):
+        annotated: Any = make.__init__
+    else:
+        annotated = make if hasattr(make, "__annotations__") else type(make).__call__
+    try:
+        return typing.get_type_hints(annotated, include_extras=True)
+    except NameError as error:
+        name = getattr(make, "__qualname__", type(make).__qualname__)
         raise ConfigurationError(
-            f"the settings of {owner} cannot be read from its file, since it inherits its __init__ "
-            "from elsewhere: define an __init__ with typed parameters in the class"
-        )
-    return parameters
+            f"cannot read the annotations of {name}: {error}. Import it outside of `if "
+            "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
+            "read"
+        ) from error
+    except TypeError:  # built-in functions have no annotations
+        return {}
 
 
-def read_given(
-    given: Sequence[str], parameters: Sequence[Parameter] | None, owner: str
-) -> dict[str, Any]:
-    """Return only the settings given as `name=value`.
+def _called(node: ast.expr) -> str:
+    """Return the name of the function that an expression calls; empty for other expressions."""
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name
+        case _:
+            return ""
+
+
+def _space_in(name: str, node: ast.expr) -> Space:
+    """Return the search space of a `Range(…)` or `Choice(…)` expression.
 
     Raises:
-        ConfigurationError: As for `read_settings`, except that parameters may be missing.
+        ConfigurationError: If its arguments are computed or invalid.
     """
-    texts: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigurationError(f"cannot read the setting {text!r}: write it as name=value")
-        texts[name.strip()] = value.strip()
-    known = {p.name: p for p in (known_parameters(parameters, owner) if texts else ())}
-    for name in texts:
-        if name not in known:
-            option = f" `treadle run` has an option --{name}." if name in LENGTHS else ""
-            raise ConfigurationError(
-                f"{owner} has no setting {name!r}.{option}{did_you_mean(name, known)}"
-            )
-    return {name: known[name].read(texts[name]) for name in known if name in texts}
+    try:
+        return evaluate(node, SPACES)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{name}: cannot read {ast.unparse(node)}, since its file is read without running it: "
+            "use literal values, as Range(64, 512, log=True) or Choice('relu', 'gelu')"
+        ) from error

@@ -11,7 +11,7 @@ from ..core.backend_choice import default_backend
 from ..core.options import backend_name
 from ..core.ranges import PLAIN, Space
 from ..errors import ConfigurationError, DataError, whole_number
-from ..recipes import Parameter, known_parameters, resolve
+from ..recipes import Parameter, resolve
 from . import space
 from .configuration import Configuration
 from .orders import Order
@@ -127,7 +127,7 @@ def tune(
         recipe = resolve(task)
         _refuse_data(recipe.name, train, validation)
         name, source = recipe.name, recipe.source
-        parameters = known_parameters(recipe.parameters, name)
+        parameters = recipe.known_parameters()
         backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
         options = _options(backend or default_backend(), precision, data_dir)
         _refuse_objects(fixed or {})
