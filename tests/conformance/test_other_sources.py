@@ -225,6 +225,15 @@ def test_a_list_that_grew_is_another_source():
 
 
 @pytest.mark.any_backend
+def test_an_epoch_left_at_its_last_batch_is_whole():
+    loop = treadle.Loop(Values(), console=False)
+    loop.fit(batches(0, 4), steps=4)
+    loop.fit(batches(100, 2), epochs=1)
+    kinds = [(r.kind, r.progress.batch) for r in loop.history.records if r.kind != "validation"]
+    assert kinds == [("epoch", 4), ("epoch", 2)]
+
+
+@pytest.mark.any_backend
 def test_a_prepared_source_leaves_the_unfinished_epoch():
     loop, source = treadle.Loop(Values(), console=False), batches(0, 4)
     loop.fit(source, steps=3)

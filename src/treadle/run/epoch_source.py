@@ -55,6 +55,12 @@ class EpochSource:
             return not is_same_source(source, self._source)
         return self._described is not None and describe_source(source) != self._described
 
+    def is_whole(self, batch: int) -> bool:
+        """Return whether the epoch is complete after a batch; not if its length is unknown."""
+        known = self._described or {}
+        length = known.get("length") if self._source is None else self._source.length
+        return length is not None and batch - self.began == length
+
     def use(self, source: Source, step: int) -> None:
         """Read the epoch from a source, after a step."""
         self.ended = False

@@ -414,7 +414,7 @@ class Session:
         if not self.started:
             self._begin_with(source, position)
         if left is not None:
-            self._record(Record("partial", left, self.training.metrics()))
+            self._record(Record(*left, self.training.metrics()))
 
     def leave_finished_epoch(self) -> bool:
         """Return whether an earlier call ended at the last batch of this epoch, which then ends.
@@ -428,12 +428,13 @@ class Session:
         self.call.epochs = None if self.call.epochs is None else self.call.epochs + 1
         return True
 
-    def _leave_epoch(self, source: Source) -> Progress | None:
-        """End the unfinished epoch of another source; return its progress, or None."""
+    def _leave_epoch(self, source: Source) -> tuple[str, Progress] | None:
+        """End the epoch of another source; return the kind of its record and its progress."""
         before, call, current = self.progress, self.call, self.epoch_source
         in_body = call.kind == "epochs" and call.has_opened
         if not current.is_other(source) and not (in_body and current.ended):
             return None
+        kind = "epoch" if current.is_whole(before.batch) else "partial"
         if before.batch and in_body:
             current.add(source, before.batch)
         elif before.batch:
@@ -444,7 +445,7 @@ class Session:
         # The sources of a body take turns: each continues in the next epoch.
         if call.kind != "epochs" or self.progress.epoch == self.resuming.begun.epoch:
             current.since = self.progress.epoch
-        return before if self.progress.epoch > before.epoch else None
+        return (kind, before) if self.progress.epoch > before.epoch else None
 
     def _begin_with(self, source: Source, position: Position | None) -> None:
         """Begin with the next batch of the source that was opened at a position."""
