@@ -32,6 +32,14 @@ def test_a_run_shows_what_it_trains_and_how_far_it_is():
     assert "epoch 1/1" in text
 
 
+def test_a_run_that_ends_before_its_first_step_says_so():
+    message = "ended before its first step, so nothing was trained: time limit reached. Give it"
+    for _ in range(2):
+        found = run_tiny("--until", "0.000001 s", "--directory", "short", code=2)
+        assert message in " ".join(found.stderr.split())
+    run_tiny("--epochs", 1, "--directory", "short", "--override")
+
+
 @pytest.fixture
 def float32_again():
     import keras

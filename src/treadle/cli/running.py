@@ -125,6 +125,11 @@ def train(request: Request) -> output.RunOutcome:
                 treadle.warm_start(made.task, request.weights_from)
             with output.interrupts(reported=not request.quiet):
                 history = loop.fit(data.train, data.validation, **lasts)
+    if loop.progress.step == 0:
+        raise ConfigurationError(
+            f"the run in {directory} ended before its first step, so nothing was trained: "
+            f"{loop.reason}. Give it a longer time (--until), or let no hook stop it at the start"
+        )
     facts = read_run(directory)
     changed = changed_code(facts.get("code", {}), code_of(made.task))
     before = loop.reason == "it was finished before"

@@ -83,8 +83,9 @@ def export(
 
     The file contains everything that `predict_step` computes, including pre- and post-processing,
     for batches of any size. Parts of the batch that it does not use, such as labels, are not
-    inputs of the file. The file is loaded in its own runtime, and its outputs are compared with
-    those of `Loop.predict`; then it is renamed to `path`.
+    inputs of the file. Nested outputs become a dict of arrays by path. The file is loaded in its
+    own runtime, and its outputs are compared with those of `Loop.predict`; then it is renamed to
+    `path`.
 
     Args:
         task: A loop, or a task with trained weights.
