@@ -68,7 +68,11 @@ def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
             "loop.validation[1].val_loss is 'x'; expected a nu",
         ),
         ({"weights": {"steps": 3}}, f"loop.weights.checksums is missing{ADVICE}"),
-        ({"recompile": 3}, f"loop.recompile is 3; expected a list{ADVICE}"),
+        ({"recompile": 3}, f"loop.recompile is 3; expected an object{ADVICE}"),
+        (
+            {"recompile": {"a": ["1"]}},
+            f"loop.recompile.a is a list; expected an old and a new value{ADVICE}",
+        ),
         ({"forms": {"train_step": 3}}, f"loop.forms.train_step is 3; expected a list{ADVICE}"),
         ({"forms": {"train_step": [["set"]]}}, "loop.forms.train_step[0]: a list is not the form"),
     ],

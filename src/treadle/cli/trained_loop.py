@@ -17,7 +17,7 @@ from ..run.reporter import Reporter
 from ..run.saved_state import LoopState
 from ..run.services import Services, StartPoint
 from ..steps.optimizers import build_as_saved
-from ..steps.saved_constants import SavedConstants, described
+from ..steps.python_values import PythonValues, described
 from . import output
 
 
@@ -44,13 +44,13 @@ def trained_loop(
     except CheckpointError as error:  # a finished run, whose variables are in another file
         output.note(f"{error}; Python values that hooks changed are not restored")
         found = None
-    constants = SavedConstants(task)
+    values = PythonValues(task)
     start = None
     if found is not None:
         # From the first batch on, so that there is one to build the step with. The checkpoint also
         # lists the batch forms for which variables were created.
         begun = replace(found, progress=Progress(), source=None, state=state)
-        start = StartPoint(begun, directory / LOG, constants, {})
+        start = StartPoint(begun, directory / LOG, values, {})
     services = Services(hooks=HookDispatcher([], []), reporter=Reporter(silent=True), start=start)
     loop = treadle.Loop.with_services(task, options, services)
     loop.prepare(train)
@@ -58,9 +58,9 @@ def trained_loop(
     loop.state.assign(state)
     if found is not None:
         with found.reading("loop.constants"):
-            changes = constants.read(LoopState.decode(found).constants)
-        constants.restore(changes)
-        missing = constants.missing(changes)
+            changes = values.read(LoopState.decode(found).constants)
+        values.restore(changes)
+        missing = values.missing(changes)
         if missing:
             output.note(
                 f"{described(missing)} during the run, and is not restored: results that depend on "

@@ -14,7 +14,7 @@ from ..core import structures
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
-from ..steps.saved_constants import SavedConstants
+from ..steps.python_values import PythonValues
 from .numbers import Array
 from .visiting import StepInputs
 
@@ -88,7 +88,7 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
         options: The run's execution options.
     """
     window = inputs.window.streamed()
-    SavedConstants(task).put_back(inputs.constants)  # hooks may have changed some after the step
+    PythonValues(task).set(inputs.constants)  # hooks may have changed some after the step
     eager = replace(options, execution="eager")
     prepared = CompiledStep(task, task.train_step, window.batch(0), eager, "train_step")
     # A batch of new shapes may create variables, which then keep their initial values.

@@ -25,7 +25,7 @@ from ..hooks.run_record import passed_over
 from ..run.resume import circumstances, without_reason
 from ..run.saved_state import LoopState
 from ..steps.planning import as_recorded
-from ..steps.saved_constants import SavedConstants
+from ..steps.python_values import PythonValues
 from ..steps.state import State
 from .conditions import Condition, parse
 from .findings import Agreement, Replay, arrays_of, batch_numbers, eager_distance, variables_of
@@ -119,7 +119,7 @@ class _Run:
         place: Path,
     ) -> None:
         self._task, self._directory, self._hooks, self._place = task, directory, hooks, place
-        self._constants = SavedConstants(task)
+        self._constants = PythonValues(task)
         self._recorded = past = Recorded(directory)
         self._facts = facts = past.facts
         # Runs of the command line also record their settings, which must agree too.

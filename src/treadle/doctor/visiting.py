@@ -39,7 +39,7 @@ from ..run.prefetch import Feed
 from ..run.reporter import Reporter
 from ..run.saved_state import LoopState
 from ..run.services import Services, StartPoint
-from ..steps.saved_constants import SavedConstants, Values
+from ..steps.python_values import PythonValues, Values
 from ..steps.state import State
 from .numbers import Array, as_floats
 
@@ -181,7 +181,7 @@ class Visit:
         place: Path,
         hooks: Sequence[Hook | Scheduled],
         options: Options,
-        constants: SavedConstants,
+        constants: PythonValues,
         excluded: Mapping[tuple[int, int, int], str],
         last: int,
         watch: Callable[[State], bool] | None = None,

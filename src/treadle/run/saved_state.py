@@ -36,9 +36,11 @@ def _validation(value: Any, name: str) -> None:
     schema.mapping(schema.number)(results, f"{name}[1]")
 
 
-def _texts(value: Any, name: str) -> None:
-    """Check that a value is a list of texts, or a tuple, as which this process keeps it."""
-    schema.listed(schema.text)(list(value) if isinstance(value, tuple) else value, name)  # type: ignore[reportUnknownArgumentType]
+def _change(value: Any, name: str) -> None:
+    """Check that a value is what a Python value was, and what it is."""
+    schema.listed(schema.text)(value, name)
+    if len(value) != 2:
+        raise ValueError(f"{name} is {schema.shown(value)}; expected an old and a new value")
 
 
 def _form(value: Any, name: str) -> None:
@@ -67,7 +69,7 @@ _loop = schema.record(
             required=("epoch", "look"),
         ),
         "constants": _named,
-        "recompile": _texts,
+        "recompile": schema.mapping(_change),
         "forms": schema.mapping(schema.listed(schema.optional(_form))),
         "weights": schema.optional(
             schema.record({"checksums": _named, "steps": _count}, required=("checksums", "steps"))
@@ -111,7 +113,7 @@ class LoopState:
         validation: The step and the results of the newest validation, or None.
         means: The sums of the training means.
         constants: The Python values of the task that changed during the run.
-        recompile: Descriptions of changed values for which the step was not yet compiled.
+        recompile: How values changed, by path, for which the step was not yet compiled.
         forms: The batch forms for which variables were created, by the name of the step.
         weights: Checksums of the weights, if none has changed yet.
         averages: The number of updates of each averaging optimizer when training began.
@@ -130,7 +132,7 @@ class LoopState:
     validation: Sequence[Any] | None
     means: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    recompile: Sequence[str] = ()
+    recompile: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     weights: Mapping[str, Any] | None = None
     averages: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -172,5 +174,4 @@ class LoopState:
         values = {name: saved[key] for name, key in keys.items() if key in saved}
         for name in ("begun", "trigger_check"):
             values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
-        values["recompile"] = tuple(values.get("recompile", ()))
         return cls(**values)

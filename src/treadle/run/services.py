@@ -16,7 +16,7 @@ from ..distribute import found_place
 from ..errors import ConfigurationError
 from ..hooks.log_file import Mark
 from ..hooks.run_record import RunRecord
-from ..steps.saved_constants import SavedConstants
+from ..steps.python_values import PythonValues
 from .dispatch import HookDispatcher
 from .prefetch import Feed
 from .reporter import Reporter
@@ -29,13 +29,13 @@ class StartPoint:
     Attributes:
         checkpoint: The checkpoint.
         log: The log of the run.
-        constants: The Python values of the task, from before the first replay.
+        values: The Python values of the task, from before the first replay.
         excluded: The batches that rollbacks excluded; see `RunRecord.passed_over`.
     """
 
     checkpoint: Saved
     log: Path
-    constants: SavedConstants
+    values: PythonValues
     excluded: Mapping[tuple[int, int, int], str]
 
 

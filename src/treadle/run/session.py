@@ -32,9 +32,10 @@ from ..data.source import Position, Source, is_closed_loop
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages
+from ..steps.constants import Changed, changes_text
 from ..steps.optimizers import build_as_saved
 from ..steps.planning import as_recorded
-from ..steps.saved_constants import SavedConstants
+from ..steps.python_values import PythonValues
 from ..steps.state import State
 from .agreement import Agreement
 from .call import Call, Kind
@@ -108,8 +109,8 @@ class Session:
         self._saved_circumstances: Mapping[str, Any] | None = None
         self._saved_plan = ""  # the plan of the checkpoint
         start = services.start
-        self._constants = start.constants if start is not None else SavedConstants(task)
-        self._restoring = Restoring(self._constants, record)
+        self._values = start.values if start is not None else PythonValues(task)
+        self._restoring = Restoring(self._values, record)
         self._excluded = dict(start.excluded) if start is not None else {}
         if record is not None:
             self._excluded = record.passed_over()
@@ -270,7 +271,7 @@ class Session:
             function_calls=self.evaluation.calls,
             validation=validation.last if validation is not None else None,
             means=self.training.means_state(),
-            constants=self._constants.capture(step, begun),
+            constants=self._values.capture(begun),
             recompile=self.training.changed_constants(),
             forms={"train_step": self.training.forms, "eval_step": self.evaluation.forms},
             weights=self._weights.state(state),
@@ -498,7 +499,7 @@ class Session:
         """Build the steps; for a resumed run, for every batch form that the checkpoint lists."""
         forms = self.resuming.forms
         shown = self.services.reporter.activity("building the step")
-        with shown, self._constants.building():
+        with shown, self._values.building():
             with noting("train_step", self.progress, running=1), explaining(window):
                 self.training.prepare(window, forms.get("train_step", ()))
             with noting("eval_step", self.progress), explaining():
@@ -506,14 +507,32 @@ class Session:
 
     def recompile_if_changed(self, window: Window) -> None:
         """Rebuild the step if a Python value changed or the batch form is new; log the reason."""
-        note = self.training.recompiled(window, self._restoring.recompile)
-        self._restoring.recompile = []
-        if note:
-            self._note(note)
+        changed = self.training.changed_constants()
+        if changed or self._restoring.recompile:
+            self._recompile(window, changed)
         if not self.training.is_prepared(window):
             self._note(new_form_note(self.training.forms, window, self.history))
             self._note(examples_note(window, self.history))
             self.prepare(window)
+
+    def _recompile(self, window: Window, changed: Changed) -> None:
+        """Rebuild the step for changed Python values, and log them.
+
+        Raises:
+            StateError: A checkpoint could not hold them.
+        """
+        if changed and self.services.checkpointer is not None:
+            self._values.changes()  # at once, so that an earlier checkpoint stays the newest
+        # The step was already built for changes before the checkpoint, but they were not logged.
+        before, self._restoring.recompile = self._restoring.recompile, {}
+        merged = {p: [before.get(p, change)[0], change[1]] for p, change in changed.items()}
+        merged = {**before, **merged}
+        # In the order of an uninterrupted run.
+        ordered = [path for path in self.known_state.constants() if path in merged]
+        if changed:
+            self.prepare(window)
+        text = changes_text({path: merged[path] for path in dict.fromkeys([*ordered, *merged])})
+        self._note(f"recompiled because {text}")
 
     def _note(self, text: str) -> None:
         """Log a note, unless it is empty."""
@@ -585,9 +604,9 @@ class Session:
     def _start_hooks(self, window: Window) -> None:
         self.started = True
         reporter = self.services.reporter
-        self._restoring.before_start()
-        self.services.hooks.notify("start", self._loop)
-        reporter.warn(self._restoring.after_start(self.training, lambda: self.prepare(window)))
+        with self._restoring.starting(self.training, lambda: self.prepare(window)) as lost:
+            self.services.hooks.notify("start", self._loop)
+        reporter.warn("; ".join(lost))
         self._note(examples_note(window, self.history))
         if self.services.directory is not None:
             reporter.warn(missing_handlers())

@@ -18,6 +18,7 @@ from ..core.triggers import When
 from ..data.leaves import as_arrays, refuse_lists, window_of
 from ..errors import DataError
 from ..steps.compiled_step import CompiledStep
+from ..steps.constants import Changed
 from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
 from ..steps.planning import Pace, window_size
 from ..steps.results import joined
@@ -269,28 +270,9 @@ class Training:
         if self._broken and self.prepared is not None:
             self.prepared.raise_violations(self._broken)
 
-    def changed_constants(self) -> list[str]:
+    def changed_constants(self) -> Changed:
         """Return which Python values of the task changed since the step was built, and how."""
-        return self.prepared.changed_constants() if self.prepared else []
-
-    def recompiled(self, window: Window, before: Sequence[str] = ()) -> str:
-        """Rebuild the step if a Python value of the task has changed.
-
-        Args:
-            window: The next batches.
-            before: Changes made before the checkpoint that the run resumed from. The step was
-                already built for them, but they have not been logged.
-
-        Returns:
-            A note for the log that lists the changes, or "".
-        """
-        changed = self.changed_constants()
-        if self.prepared is None or not (before or changed):
-            return ""
-        changes = _joined_changes(before, changed, list(self.prepared.state.constants()))
-        if changed:
-            self.prepare(window)
-        return f"recompiled because {changes}"
+        return self.prepared.changed_constants() if self.prepared else {}
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
@@ -341,17 +323,6 @@ class Training:
                 f"the batch of step {step} is not available: only those of the last window are kept"
             )
         return self._last[1].batch(step - 1 - self._last[0])
-
-
-def _joined_changes(before: Sequence[str], since: Sequence[str], paths: Sequence[str]) -> str:
-    """Return changes as one text in the order of the paths, with two changes of a path merged."""
-    found = {text.split(" changed from ")[0]: text for text in before}
-    for text in since:
-        path, new = text.split(" changed from ")[0], text.rsplit(" to ", 1)[-1]
-        old = found.get(path, text).rsplit(" to ", 1)[0]
-        found[path] = f"{old} to {new}"
-    order = {path: i for i, path in enumerate(paths)}
-    return "; ".join(found[path] for path in sorted(found, key=lambda p: order.get(p, -1)))
 
 
 def stacked(batch: Any) -> Window:

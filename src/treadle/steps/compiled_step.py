@@ -13,7 +13,7 @@ from ..checkpoint.batch_forms import text_of
 from ..core.options import COMPILERS, Options, device_count
 from ..core.randomness import random_states, set_random_states
 from ..errors import StepError
-from .constants import change_text, refuse_moving
+from .constants import Changed, change_texts, refuse_moving
 from .derived import assigned, dependent
 from .helpers import raise_violations
 from .layer_statistics import MeasuredOutputs, StepStatistics
@@ -370,14 +370,14 @@ class CompiledStep:
             )
         joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
 
-    def changed_constants(self) -> list[str]:
-        """Describe which Python values of the task changed since the step was built."""
+    def changed_constants(self) -> Changed:
+        """Return which Python values of the task changed since the step was built, and how."""
         if self._snapshot.is_current():
-            return []
+            return {}
         changed = self._latest.changed_constants()
         if not changed:  # other objects with equal values
             self._snapshot = self.state.snapshot()
-        return [change_text(path, old, new) for path, (old, new) in changed.items()]
+        return change_texts(changed)
 
     def finish_window(self) -> None:
         """Compute derived state from variables that the step has changed.

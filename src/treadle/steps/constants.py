@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -144,15 +144,32 @@ def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) ->
         setattr(holder, name, value)
 
 
-def change_text(path: str, old: Any, new: Any) -> str:
-    """Describe how a constant changed, given its old and its new fingerprint.
+Changed = Mapping[str, Sequence[str]]
+"""How Python values changed: by path, what they were and what they are, for people."""
+
+
+def change_texts(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, list[str]]:
+    """Describe changes of constants, given by path with their old and new fingerprints.
 
     Example:
-        >>> change_text("losses", fingerprint([]), fingerprint([0.5]))
-        'losses changed from a list of 0 to a list of 1'
+        >>> change_texts({"losses": (fingerprint([]), fingerprint([0.5]))})
+        {'losses': ['a list of 0', 'a list of 1']}
     """
-    same = isinstance(old, This) and isinstance(new, This) and repr(old) == repr(new)
-    return f"{path} changed from {old!r} to {repr(new).replace('one', 'another', int(same))}"
+    found: dict[str, list[str]] = {}
+    for path, (old, new) in changed.items():
+        same = isinstance(old, This) and isinstance(new, This) and repr(old) == repr(new)
+        found[path] = [repr(old), repr(new).replace("one", "another", int(same))]
+    return found
+
+
+def changes_text(changes: Changed) -> str:
+    """Return changes as one text.
+
+    Example:
+        >>> changes_text({"scale": ["1.0", "2.0"]})
+        'scale changed from 1.0 to 2.0'
+    """
+    return "; ".join(f"{path} changed from {old} to {new}" for path, (old, new) in changes.items())
 
 
 def tensor_kept(new: Any) -> bool:
@@ -179,7 +196,7 @@ def refuse_moving(changed: Mapping[str, tuple[Any, Any]], name: str) -> None:
                 "keras.Variable that is an attribute of the task"
             )
     if changed:
-        changes = "; ".join(change_text(path, old, new) for path, (old, new) in changed.items())
+        changes = changes_text(change_texts(changed))
         raise StepError(
             f"{name} changes Python values ({changes}), which a compiled step does only while it "
             "is traced: store changing values in a keras.Variable"

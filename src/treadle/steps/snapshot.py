@@ -10,17 +10,10 @@ from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, Final
 
+import keras
 import numpy as np
 
 from .constants import LARGE, Constant, fingerprint
-
-
-def _returns_an_attribute(holder: Any) -> Any:
-    return holder.attribute
-
-
-_RETURNS_AN_ATTRIBUTE = _returns_an_attribute.__code__.co_code
-"""The byte code of every property that only returns an attribute."""
 
 _Changing: Final = object()
 _Container = list[Any] | tuple[Any, ...] | dict[Any, Any]
@@ -99,8 +92,6 @@ def _stored_name(holder: Any, name: str) -> str | None:
     if not hasattr(holder, "__dict__"):
         return None
     found = getattr(type(holder), name, None)
-    code = getattr(getattr(found, "fget", None), "__code__", None)
-    if code is not None and code.co_code == _RETURNS_AN_ATTRIBUTE and len(code.co_names) == 1:
-        name = code.co_names[0]
-        found = getattr(type(holder), name, None)
+    if found is keras.Layer.trainable:
+        name, found = "_trainable", None
     return name if name in vars(holder) and not hasattr(found, "__set__") else None

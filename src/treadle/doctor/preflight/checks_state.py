@@ -44,13 +44,12 @@ def check(trials: Trials, steps: int | None) -> Iterator[Finding]:
 
 def _python_values(trials: Trials) -> Iterator[Finding]:
     """Find Python values of the task that a step changes."""
-    for change in trials.moving:
-        path, _, text = change.partition(" changed ")
+    for path, (old, new) in trials.moving.items():
         yield Finding(
             "R-python-state",
             "error",
             path,
-            f"train_step changes this Python value {text}",
+            f"train_step changes this Python value from {old} to {new}",
             "a compiled step does that only while it is traced, and a resumed run starts again",
             "store changing values in a keras.Variable, or compute them from treadle.step()",
         )
