@@ -75,6 +75,7 @@ _loop = schema.record(
         "averages": schema.mapping(_count),
         "compiler": schema.optional(schema.text),
         "compilers": schema.mapping(schema.text),
+        "stores": schema.listed(_named),
         "source": schema.optional(
             schema.record(
                 {"described": _named, "began": _count, "earlier": _count, "since": _count},
@@ -113,6 +114,7 @@ class LoopState:
         compiler: The compiler of the train step for new batch forms; None if there is no choice.
         compilers: The compilers of the train step, by the text of the batch form.
         source: The source of the current epoch; see `EpochSource`.
+        stores: The contents of tables and the like that the train step changes, in order.
     """
 
     call: int
@@ -132,6 +134,7 @@ class LoopState:
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
     source: Mapping[str, Any] | None = None
+    stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def encode(self) -> dict[str, Any]:
         """Return the state in the types that checkpoints store."""
