@@ -123,9 +123,9 @@ FAILURES = {
         r"together, which several processes cannot divide: draw uniform or normal numbers, or "
         r"train with one process"
     ),
-    "own-random-state": (
-        r"the step draws with a function of tf\.random that keeps its own state, of which each "
-        r"process has another: draw with keras\.random, whose seeds are part of the task"
+    "poisson-draw": (
+        r"the step draws with a function of tf\.random that several processes cannot divide: draw "
+        r"with keras\.random, or train with one process"
     ),
     "concrete-function": (
         r"(?s:.*)the step sums over processes inside of a concrete function, which TensorFlow "
@@ -171,7 +171,7 @@ ON_JAX = (
 )
 TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
-OF_TENSORFLOW = ("own-random-state", "concrete-function", "own-function")
+OF_TENSORFLOW = ("poisson-draw", "concrete-function", "own-function")
 ON_TENSORFLOW = ("reference", "sharded", "sum-of-losses", "shuffled-rows", *OF_TENSORFLOW)
 """On TensorFlow, others are `long`: each compiles a program for one process, to compare with."""
 

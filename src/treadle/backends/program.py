@@ -7,7 +7,7 @@ from typing import Any
 from keras import ops
 
 from .scope import Scope
-from .step_context import Limit, StepContext
+from .step_context import Effects, Limit, StepContext
 from .types import Variable
 
 
@@ -24,6 +24,7 @@ class Program:
         native: Whether the step is written with the framework itself and computes its own
             gradients.
         number: The number of programs that the step has for batches of other shapes.
+        effects: What the step does besides computing and changing variables.
         ranges: Where the step stores indices and labels that are out of range; part of `variables`.
     """
 
@@ -34,6 +35,7 @@ class Program:
     name: str
     native: bool = False
     number: int = 0
+    effects: Effects = field(default_factory=Effects)
     ranges: Mapping[Limit, Variable] = field(default_factory=lambda: {})
 
 

@@ -129,7 +129,8 @@ class DirectScope(Scope):
         variable, value = update
         self._held(variable)
         self.assigned[id(variable)] = variable
-        variable._direct_assign(value)
+        if variable._value is not None:  # else it is created in this scope
+            variable._direct_assign(value)
 
     def _held(self, variable: Variable) -> None:
         new = id(variable) not in self.foreign and variable._value is not None

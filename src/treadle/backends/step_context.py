@@ -9,6 +9,67 @@ from typing import Any, Protocol
 from .types import Tensor, Variable
 
 
+class Store(Protocol):
+    """State that a step keeps in something else than a variable, and that can be saved."""
+
+    handle: Any
+
+    def read(self) -> dict[str, Any]:
+        """Return its contents in types that checkpoints store."""
+        ...
+
+    def write(self, saved: Mapping[str, Any]) -> None:
+        """Replace its contents by what `read` returned."""
+        ...
+
+
+@dataclass
+class Effects:
+    """What a step does besides computing and changing variables.
+
+    Attributes:
+        name: The step's name, for messages.
+        acts: Whether it acts on something else: prints, writes files, calls Python.
+        stores: State in something else than variables, in the order in which the step changes it.
+        inexact: Why a resumed run may differ, as clauses that begin with the name of the step.
+        repeated: Why it acts more often than it trains, as a sentence that is not yet shown.
+        news: Warnings about a resume that are not yet shown.
+        paused: Whether nothing is recorded now.
+        saved: The contents of all stores in the checkpoint of a resumed run.
+    """
+
+    name: str = "the step"
+    acts: bool = False
+    stores: list[Store] = field(default_factory=lambda: [])
+    inexact: list[str] = field(default_factory=lambda: [])
+    repeated: str = ""
+    news: list[str] = field(default_factory=lambda: [])
+    paused: bool = False
+    saved: Sequence[Mapping[str, Any]] = ()
+
+    def refuse(self, reason: str) -> None:
+        """Record why a resumed run may differ."""
+        if reason not in self.inexact:
+            self.inexact.append(reason)
+            self.news.append(f"a resume of this run may not be exact: {reason}")
+
+    def keep(self, store: Store) -> None:
+        """Record state that checkpoints must hold."""
+        if any(store.handle is other.handle for other in self.stores):
+            return
+        if len(self.stores) < len(self.saved):
+            self.paused = True
+            store.write(self.saved[len(self.stores)])
+            self.paused = False
+        self.stores.append(store)
+
+    def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Restore the contents of all stores, also of those that the step uses first later."""
+        self.saved = saved
+        for store, contents in zip(self.stores, saved, strict=False):
+            store.write(contents)
+
+
 @dataclass
 class Build:
     """The findings of an abstract run of a step.
@@ -23,6 +84,7 @@ class Build:
         settled: Ids of variables that the step already uses for batches of other shapes: they must
             not be replaced.
         limits: The ranges of the indices and labels that the step uses.
+        effects: What the step does besides computing and changing variables.
     """
 
     applied: list[tuple[Any, list[Variable], int]] = field(default_factory=lambda: [])
@@ -32,6 +94,7 @@ class Build:
     branches: bool = False
     settled: frozenset[int] = frozenset()
     limits: "Sequence[Limit]" = ()
+    effects: Effects = field(default_factory=Effects)
 
 
 @dataclass(frozen=True, slots=True)

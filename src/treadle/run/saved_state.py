@@ -77,6 +77,7 @@ _loop = schema.record(
         "averages": schema.mapping(_count),
         "compiler": schema.optional(schema.text),
         "compilers": schema.mapping(schema.text),
+        "stores": schema.listed(_named),
         "source": schema.optional(
             schema.record(
                 {
@@ -120,6 +121,7 @@ class LoopState:
         compiler: The compiler of the train step for new batch forms; None if there is no choice.
         compilers: The compilers of the train step, by the text of the batch form.
         source: The source of the current epoch; see `EpochSource`.
+        stores: The contents of tables and the like that the train step changes, in order.
     """
 
     call: int
@@ -139,6 +141,7 @@ class LoopState:
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
     source: Mapping[str, Any] | None = None
+    stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def encode(self) -> dict[str, Any]:
         """Return the state in the types that checkpoints store."""

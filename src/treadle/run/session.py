@@ -279,6 +279,7 @@ class Session:
             compiler=self.training.compiler,
             compilers=self.training.compilers,
             source=self.epoch_source.state(),
+            stores=self.training.stores(),
         )
         return Checkpoint(
             progress=self.progress,
@@ -457,6 +458,7 @@ class Session:
             self._begin_with_first_batch(source, self.progress, position)
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
+        self._warn_of_effects()
 
     def open_source(self, source: Source, trains: bool = False) -> Position | None:
         """Open a source at the current progress; return its position in a checkpoint, or None.
@@ -570,6 +572,8 @@ class Session:
             self.averages.begin(self.state)
         if found is not None and saved is not None:
             self.training.restore_means(saved.means)
+            if self.training.prepared is not None:
+                self.training.prepared.effects.restore(saved.stores)
             if not later:
                 self.averages.restore(saved.averages)
             self._saved_circumstances = found.about
@@ -616,6 +620,20 @@ class Session:
         if self._saved_circumstances is not None:
             self.services.reporter.warn(lost_guarantee(self._saved_circumstances, self.plan))
             self._saved_circumstances = None
+        prepared = self.training.prepared
+        if prepared is not None and prepared.effects.news:  # of a branch that is traced only now
+            self._warn_of_effects()
+
+    def _warn_of_effects(self) -> None:
+        """Warn of what the step does besides computing and changing variables."""
+        prepared, reporter = self.training.prepared, self.services.reporter
+        if prepared is None:
+            return
+        effects = prepared.effects
+        reporter.warn(effects.repeated)
+        for text in effects.news if self.services.directory is not None else ():
+            reporter.warn(text)
+        effects.repeated, effects.news = "", []
 
     def count(self, logs: Any) -> None:
         """Add the steps of a window to the progress and the history."""

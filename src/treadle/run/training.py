@@ -80,6 +80,10 @@ class Training:
         """The compilers of the step's programs, by the text of the form."""
         return self.prepared.compilers if self.prepared else self._compilers
 
+    def stores(self) -> list[dict[str, Any]]:
+        """Return the contents of what the step changes besides variables, for a checkpoint."""
+        return [x.read() for x in self.prepared.effects.stores] if self.prepared else []
+
     @property
     def forms(self) -> list[Any]:
         """Descriptions of the first batch form and of forms that created variables, in order."""

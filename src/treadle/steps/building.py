@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.ranges import raise_used, watched
-from ..backends.step_context import Build, Ranges, StepContext
+from ..backends.step_context import Build, Effects, Ranges, StepContext
 from ..backends.types import Variable
 from ..core.attributes import attributes_of
 from ..errors import ConfigurationError, StateError, StepError
@@ -34,6 +34,7 @@ def build(
     name: str,
     check: bool = True,
     settled: frozenset[int] = frozenset(),
+    effects: Effects | None = None,
 ) -> tuple[State, Build]:
     """Run a step abstractly until it creates no new variables; its updates are discarded.
 
@@ -49,6 +50,7 @@ def build(
             random numbers that are not drawn by `keras.random`, and indices and labels that are out
             of range.
         settled: Ids of the variables that the step already uses for batches of another form.
+        effects: Where to record what the step does besides computing and changing variables.
 
     Returns:
         The state, and what the last run recorded.
@@ -64,7 +66,7 @@ def build(
             _reject_distribution(state, built=False)
         drawn, held = _random_states(task), state.held_arrays()
         unbuilt = {id(layer) for layer in state.layers if not layer.built}
-        found = Build(settled=settled)
+        found = Build(settled=settled, effects=effects or Effects(name))
         try:
             _run_abstractly(function, batch, state, found, name, check)
         except Exception:

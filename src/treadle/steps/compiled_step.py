@@ -8,6 +8,7 @@ from weakref import ref
 from ..backends.base import Outputs, active, repeats_exactly
 from ..backends.plans import Plan
 from ..backends.ranges import raise_stored
+from ..backends.step_context import Effects
 from ..backends.window import Following, Rows, Window, form_of
 from ..checkpoint.batch_forms import text_of
 from ..core.options import COMPILERS, Options, device_count
@@ -44,6 +45,7 @@ class CompiledStep:
         returns: Names of the values that the step returns.
         forms: Descriptions of the first form and of the forms that created variables, in order.
         initial: The initial values of the variables that later forms created, by path.
+        effects: What the step does besides computing and changing variables.
 
     Args:
         task: The task, whose attributes hold the state.
@@ -66,7 +68,8 @@ class CompiledStep:
         compilers: Mapping[str, str] | None = None,
     ) -> None:
         self._task, self._step, self._options, self._name = task, step, options, name
-        self._builder = ProgramBuilder(self._function, options, name)
+        self.effects = Effects(name)
+        self._builder = ProgramBuilder(self._function, options, name, self.effects)
         self._builder.recorded = dict(compilers or {})
         self._programs: dict[Hashable, FormProgram] = {}
         self._compiled: set[Hashable] = set()
@@ -118,6 +121,7 @@ class CompiledStep:
             preflight=self._options.preflight,
             earlier=self.state if self._programs else None,
             late=self._late,
+            effects=self.effects,
         )
         if self._programs:
             check_same_names(self.returns, spec.returns, self._name)

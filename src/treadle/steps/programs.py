@@ -10,7 +10,7 @@ from ..backends.base import Executor, active
 from ..backends.plans import Plan, RefusedError
 from ..backends.program import Program
 from ..backends.ranges import storage
-from ..backends.step_context import Limit, Ranges, StepContext
+from ..backends.step_context import Effects, Limit, Ranges, StepContext
 from ..backends.types import Variable
 from ..backends.window import Window
 from ..checkpoint.batch_forms import text_of
@@ -68,14 +68,16 @@ class ProgramBuilder:
         function: The step, which returns values and weights.
         options: Execution options.
         name: The step's name, for messages.
+        effects: What the step does besides computing and changing variables.
 
     Attributes:
         recorded: The compilers that a resumed run used, by the text of the form; each is used for
             the first program of its form.
     """
 
-    def __init__(self, function: Step, options: Options, name: str) -> None:
+    def __init__(self, function: Step, options: Options, name: str, effects: Effects) -> None:
         self._function, self._options, self._name = function, options, name
+        self._effects = effects
         self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
         self._eager = options.execution == "eager"
@@ -122,7 +124,8 @@ class ProgramBuilder:
             StepError: The options require a compiler, and none accepts the step.
         """
         measured = self._measured
-        if self._options.execution == "measure" and measured is None:
+        timed = self._options.execution == "measure" and not self._effects.acts
+        if timed and measured is None:
             make = partial(self.executor, made.program)
             made.executor = fastest(make, made.executor, window, state)
             self._measured = made.executor.plan
@@ -196,7 +199,8 @@ class ProgramBuilder:
         if native:  # it may differentiate at the tensor itself, or change it in place
             kept = [v for v in kept if not v.trainable]
         options = self._options
-        return program_of(state, run, options, self._name, native, limits, assigned, kept)
+        program = program_of(state, run, options, self._name, native, limits, assigned, kept)
+        return replace(program, effects=self._effects)
 
 
 def program_of(

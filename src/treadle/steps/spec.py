@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.base import active
-from ..backends.step_context import Build, Limit
+from ..backends.step_context import Build, Effects, Limit
 from ..checkpoint.batch_forms import described
 from ..errors import ConfigurationError
 from .building import build
@@ -72,6 +72,7 @@ def build_step(
     preflight: bool = True,
     earlier: State | None = None,
     late: bool = False,
+    effects: Effects | None = None,
 ) -> StepSpec:
     """Build the variables that a step needs for a form of batch, and find what it changes.
 
@@ -83,6 +84,7 @@ def build_step(
         preflight: Whether to check the step; see `building.build`.
         earlier: The state that programs of other forms already use; its variables must stay.
         late: Whether a step of the task was built before.
+        effects: Where to record what the step does besides computing and changing variables.
 
     Raises:
         ConfigurationError: The step trains in float16 in a way that loss scaling cannot handle.
@@ -97,7 +99,7 @@ def build_step(
         return values, weights
 
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
-    state, found = build(task, dry, batch, name, preflight, settled)
+    state, found = build(task, dry, batch, name, preflight, settled, effects)
     assigned = _assigned(state, found)
     scaled = _loss_scale_paths(state, found, name)
     new = [path for path in state.variables if path not in before.variables] if late else []

@@ -24,12 +24,14 @@ from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
-from ..step_context import StepContext, deeper, running
+from ..step_context import StepContext, deeper
 from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
-from .patches import FuncGraph, traced_again, true_moments, values_read, wide_floats
+from .effects import dry_run
+from .patches import FuncGraph, true_moments, values_read, wide_floats
 from .processes.engine import connect
+from .stateful_draws import step_functions
 from .trace import tracing
 from .windows import TensorFlowExecutor, device, placed, tensors
 
@@ -140,27 +142,24 @@ class TensorFlowBackend(TensorFlowControlFlow):
         return result
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
-        """Run a real batch eagerly in a scope; native variables are restored afterwards."""
+        """Run a real batch eagerly in a scope; native variables are restored afterwards.
+
+        At an operation that acts, and whose result the step needs, it is traced instead.
+        """
         made: list[tuple[tf.Variable, Any]] = []
 
         def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            made.append((variable, tf.identity(variable)))
+            with tf.init_scope():
+                made.append((variable, tf.identity(variable)))
             return variable
 
         before = [
             (v, tf.identity(v)) for v in step.variables.values() if isinstance(v, tf.Variable)
         ]
-        scope = Scope()
         try:
-            with (
-                traced_again(),
-                tf.variable_creator_scope(creator),
-                running(step),
-                scope,
-                tf.GradientTape() as tape,
-            ):
-                function(tensors(batch))
+            with step_functions(), tf.variable_creator_scope(creator):
+                scope, tape = dry_run(function, tensors(batch), step)
         finally:
             for variable, value in [*before, *made]:
                 variable.assign(value)
@@ -375,7 +374,7 @@ def _sentence(message: str) -> str:
 
 def _eager(program: Program) -> AbstractContextManager[Any]:
     """Return a context in which a `tf.function` that a step calls is Python, as the step is."""
-    return traced_again()
+    return step_functions()
 
 
 BACKEND = TensorFlowBackend()

@@ -11,7 +11,7 @@ from ..base import Fetch, start_each
 from ..program import Program, scope_of_call
 from ..step_context import running
 from ..window import Window
-from .patches import traced_again
+from .stateful_draws import step_functions
 from .windows import tensors
 
 
@@ -58,5 +58,5 @@ class GraphCaller:
 
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         traced = tf.function(pure, autograph=False)
-        with traced_again():
+        with step_functions():
             return traced.get_concrete_function(specs, tf.TensorSpec([], tf.int32))

@@ -88,7 +88,7 @@ INTERNALS: dict[str, Internal] = {
         "a graph that is traced for shapes, assignments or captured tensors, and then dropped; and "
         "the graph of a step, in which all sums over processes take the same resource",
         f"{_TENSORFLOW}/python/framework/func_graph.py",
-        members=("as_default", "external_captures", "capture", "outer_graph"),
+        members=("as_default", "external_captures", "captures", "capture", "outer_graph"),
     ),
     "call_function": Internal(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
@@ -152,9 +152,51 @@ INTERNALS: dict[str, Internal] = {
     ),
     "get_seed": Internal(
         "tensorflow.python.framework.random_seed:get_seed",
-        "patched on several processes: operations with a state of their own are refused",
+        "patched in steps: TensorFlow's own seeds count the operations that came before",
         f"{_TENSORFLOW}/python/framework/random_seed.py",
         "(op_seed)",
+    ),
+    "global_seed": Internal(
+        "tensorflow.python.eager.context:global_seed",
+        "the seed of `tf.random.set_seed` has no public reader",
+        f"{_TENSORFLOW}/python/eager/context.py",
+        "()",
+    ),
+    **{
+        f"own.{name}": Internal(
+            f"tensorflow.python.ops.gen_random_ops:{name}",
+            "patched in steps: the kernel keeps a count that no checkpoint finds",
+            f"{_TENSORFLOW}/python/ops/random_ops.py",
+            f"({before}, seed=0, seed2=0, {after}name=None)",
+        )
+        for name, before, after in (
+            ("random_standard_normal", "shape, dtype", ""),
+            ("truncated_normal", "shape, dtype", ""),
+            ("random_uniform", "shape, dtype", ""),
+            ("random_uniform_int", "shape, minval, maxval", ""),
+            ("multinomial", "logits, num_samples", "output_dtype=tf.int64, "),
+            ("random_gamma", "shape, alpha", ""),
+            ("random_poisson_v2", "shape, rate", "dtype=tf.int64, "),
+            ("random_shuffle", "value", ""),
+        )
+    },
+    "create_op": Internal(
+        "tensorflow.python.framework.func_graph:FuncGraph._create_op_internal",
+        "patched while a step is traced: operations that act are recorded",
+        f"{_TENSORFLOW}/python/framework/func_graph.py",
+        "(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, "
+        "op_def=None, compute_device=True)",
+    ),
+    "execute": Internal(
+        "tensorflow.python.pywrap_tfe:TFE_Py_FastPathExecute",
+        "patched in dry runs: operations that act are recorded, and not run",
+        f"{_TENSORFLOW}/python/eager/pywrap_tfe_src.cc",
+    ),
+    "py_func_common": Internal(
+        "tensorflow.python.ops.script_ops:py_func_common",
+        "patched in dry runs: a function of NumPy is not called",
+        f"{_TENSORFLOW}/python/ops/script_ops.py",
+        "(func, inp, Tout, stateful=True, name=None)",
     ),
     "keras_moments": Internal(
         "keras.src.backend.tensorflow.nn:moments",

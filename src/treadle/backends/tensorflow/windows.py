@@ -18,11 +18,12 @@ from ..eager import run_step
 from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
 from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
-from .patches import is_op_determinism_enabled, like_kernels, traced_again
+from .effects import ACTING, observed
+from .patches import is_op_determinism_enabled, like_kernels
+from .stateful_draws import step_functions
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
-PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
 placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -54,8 +55,8 @@ class TensorFlowExecutor:
 
     @property
     def calls_python(self) -> bool:
-        """Whether the step has callbacks into Python, such as `tf.py_function`."""
-        return self._traced is not None and bool(self._traced.operations() & PYTHON)
+        """Whether the step acts, such as by `tf.py_function`, `tf.print` or a queue."""
+        return self._traced is not None and bool(self._traced.operations() & ACTING)
 
     @property
     def programs(self) -> int:
@@ -256,7 +257,8 @@ class _TracedStep:
         self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
-        with traced_again(), like_kernels() if for_xla else nullcontext():
+        acts = observed(program.effects)
+        with step_functions(), acts, like_kernels() if for_xla else nullcontext():
             self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]

@@ -66,20 +66,6 @@ def shuffled(original: Call, x: Any, axis: int = 0, seed: Any = None) -> Any:
     return original(x, axis, seed)
 
 
-def own_seed(original: Call, op_seed: Any) -> Any:
-    """Return the seed of an operation that keeps its own state, unless processes share a batch.
-
-    Raises:
-        StepError: They do: each would draw other numbers than one process.
-    """
-    if rows() is not None:
-        raise StepError(
-            "the step draws with a function of tf.random that keeps its own state, of which each "
-            "process has another: draw with keras.random, whose seeds are part of the task"
-        )
-    return original(op_seed)
-
-
 _TOGETHER: Final = (
     "{} draws for the {} rows of a batch together, which several processes cannot divide: draw "
     "uniform or normal numbers, or train with one process"
@@ -95,7 +81,6 @@ REPLACEMENTS: Final[Mapping[str, Call]] = {
     "binomial": of_binomial,
     "multinomial": of_logits,
     "shuffle": shuffled,
-    "get_seed": own_seed,
 }
 """What replaces a function of the register while a step runs."""
 
