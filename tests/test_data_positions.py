@@ -17,6 +17,7 @@ from treadle.checkpoint.structure import from_snapshot, snapshot
 from treadle.core.progress import Progress
 from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
 from treadle.data import reader as batch_reader
+from treadle.data.states import generators_of
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
 
@@ -144,6 +145,30 @@ def without_seed(make):
         context.context()._seed = before
 
 
+def unseeded_in_a_function():
+    def created(row):
+        return tf.data.Dataset.range(row).shuffle(3)
+
+    return without_seed(lambda: tf.data.Dataset.range(3).interleave(created))
+
+
+class Opaque(tf.data.Dataset):
+    """A data set of another library, which shows no inputs."""
+
+    def __init__(self, data):
+        self._spec = data.element_spec
+        super().__init__(data._variant_tensor)
+
+    element_spec = property(lambda self: self._spec)
+
+    def _inputs(self):
+        return []
+
+
+class OfDataService(Opaque):
+    """Stands for a data set of the tf.data service, which needs its servers."""
+
+
 class Generated(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield 1
@@ -166,6 +191,7 @@ class Loader(torch.utils.data.DataLoader):
 
 BASE = kinds.tensorflow_base()
 INNER = BASE.shuffle(3)
+PRESENT = tf.experimental.Optional.from_value(tf.constant(1, tf.int64))
 GENERATOR = tf.random.Generator.from_seed(1)
 INEXACT = {
     "a shuffle of a tf.data.Dataset has no seed: give it one": unseeded,
@@ -186,6 +212,12 @@ INEXACT = {
         lambda y: GENERATOR.normal([])
     ),
     "a function of a tf.data.Dataset uses another": lambda: BASE.flat_map(lambda y: INNER),
+    "a function of a tf.data.Dataset uses data of which": lambda: BASE.map(
+        lambda y: tf.experimental.Optional.from_value(y).get_value() + PRESENT.get_value()
+    ),
+    "the Opaque of a tf.data.Dataset uses another data set that shuffles": lambda: Opaque(INNER),
+    "the tf.data service of a tf.data.Dataset gives": lambda: OfDataService(BASE),
+    "a shuffle of a tf.data.Dataset has no seed": unseeded_in_a_function,
     "on_epoch_begin and on_epoch_end of Shuffling may change": kinds.Shuffling,
     "the Generated of a DataLoader cannot seek": lambda: DataLoader(Generated()),
     "the OwnSampler of a DataLoader cannot seek": lambda: kinds.torch_loader(sampler=OwnSampler()),
@@ -243,6 +275,27 @@ def test_other_seeds_are_refused():
     other = as_source(tf.data.Dataset.range(11).shuffle(11).batch(2))
     with pytest.raises(DataError, match=r"shuffles with other seeds than when the run began: \[\["):
         other.read(epoch, batch, position=position)
+
+
+def test_other_generators_are_refused():
+    generators = [np.random.default_rng(1)]
+    position = from_function(lambda rng: generators[0].random(2), 5).read(0)
+    position.take(2)
+    generators.append(np.random.default_rng(2))
+    again = from_function(lambda rng: generators[0].random(2), 5)
+    with pytest.raises(DataError, match=r"^the source uses 2 random generators of its own, but us"):
+        again.read(0, 2, position=position.position())
+
+
+def test_generators_that_are_not_those_of_a_source():
+    import random
+
+    def shared():
+        return random.random() + np.random.rand() + torch.rand(1), late
+
+    assert generators_of(shared, np.random.rand, [random.Random(1)] * 65, len) is None
+    late = 1
+    assert shared()[1] == late
 
 
 def test_positions_of_another_place_are_refused():

@@ -10,7 +10,7 @@ from ..errors import DataError, whole_number
 from .order import hashed
 from .reader import BatchSource, lasting
 from .reading import Reading
-from .states import keeper_of, keeper_of_all
+from .states import generators_of, keeper_of, keeper_of_all
 
 PURPOSE = 1
 """Distinguishes these hashes from those in `random_states`, which hash as many numbers."""
@@ -23,7 +23,8 @@ def from_function(
 
     The generator (Philox) is keyed by the seed, the epoch and the batch number, so any batch can be
     computed without the previous ones. `fn` must not depend on other changing state, unless it is
-    an object (or a method of one) with `state()` and `restore(state)`, which checkpoints then save.
+    an object (or a method of one) with `state()` and `restore(state)`, which checkpoints then save,
+    as they save random generators that `fn` uses.
 
     Args:
         fn: Given a `numpy.random.Generator`, returns one batch: any structure of arrays.
@@ -47,7 +48,7 @@ def from_function(
             key = hashed(PURPOSE, reading.seed, reading.epoch, index)
             yield fn(np.random.Generator(np.random.Philox(key=key)))
 
-    return BatchSource(lasting(batches, keeper_of(fn)), length, seed=seed)
+    return BatchSource(lasting(batches, keeper_of(fn) or generators_of(fn)), length, seed=seed)
 
 
 def closed_loop(

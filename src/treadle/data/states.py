@@ -1,12 +1,20 @@
 """The states of data sources: how to get and restore them, and iterators that have one."""
 
+import inspect
+import random
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+import numpy as np
+
 from ..checkpoint.structure import snapshot
+from ..core.attributes import attributes_of
 from ..errors import DataError
 
 METHODS: Final = (("state", "restore"), ("state_dict", "load_state_dict"))
@@ -71,6 +79,95 @@ def keeper_of_all(things: Any) -> Keeper:
 
     name = " and ".join(keeper.name for keeper in keepers)
     return Keeper(name, lambda: [keeper.state() for keeper in keepers], restore)
+
+
+MOST_PARTS: Final = 64
+"""Containers with more parts are data, in which no generator is searched."""
+
+MOST_OBJECTS: Final = 2000
+"""The number of objects after which the search for generators ends."""
+
+LIBRARIES: Final = ("jax", "keras", "numpy", "tensorflow", "torch", "torchdata")
+"""Packages whose functions use no generator of a user."""
+
+
+def generators_of(*things: Any) -> Keeper | None:
+    """Return one keeper for the random generators that objects and functions use; None without.
+
+    They are searched in attributes, containers, and the variables of functions. The global ones are
+    not among them: they are seeded for each batch.
+
+    Example:
+        >>> generators_of(lambda: np.random.rand()) is None
+        True
+        >>> generators_of({"noise": [np.random.default_rng(1)]}).name
+        'Generator'
+    """
+    found: list[Keeper] = []
+    seen: dict[int, Any] = {}
+    waiting = list(things)
+    while waiting and len(seen) < MOST_OBJECTS:
+        thing = waiting.pop(0)
+        if id(thing) not in seen:
+            seen[id(thing)] = thing
+            keeper = _generator(thing)
+            if keeper is None:
+                waiting += _used_by(thing)
+            else:
+                found.append(keeper)
+
+    def restore(states: Any) -> None:
+        if len(states) != len(found):
+            raise DataError(
+                f"the source uses {len(found)} random generators of its own, but used "
+                f"{len(states)} when the run began: create the same ones with the data"
+            )
+        for each, state in zip(found, states, strict=True):
+            each.restore(state)
+
+    whole = Keeper("Generator", lambda: [each.state() for each in found], restore)
+    return whole if found else None
+
+
+def _generator(thing: Any) -> Keeper | None:
+    """Return the keeper of a random generator that is no global one."""
+    if isinstance(thing, np.random.Generator):
+        bits = thing.bit_generator
+        return Keeper("Generator", lambda: bits.state, partial(setattr, bits, "state"))
+    torch: Any = sys.modules.get("torch")
+    shared: list[Any] = [
+        getattr(each, "__self__", None) for each in (np.random.rand, random.random)
+    ]
+    shared.append(getattr(torch, "default_generator", None))
+    kinds = np.random.RandomState, random.Random, getattr(torch, "Generator", ())
+    if not isinstance(thing, kinds) or any(thing is each for each in shared):
+        return None
+    known: Any = thing
+    if isinstance(thing, random.Random):
+        return Keeper("Generator", known.getstate, known.setstate)
+    return Keeper("Generator", known.get_state, known.set_state)
+
+
+def _used_by(thing: Any) -> list[Any]:
+    """Return the parts of a container, the attributes of an object, the variables of a function."""
+    if isinstance(thing, Mapping | list | tuple):
+        parts: Any = thing.values() if isinstance(thing, Mapping) else thing
+        return list(parts) if len(parts) <= MOST_PARTS else []
+    if isinstance(thing, type | ModuleType) or hasattr(thing, "__array__"):
+        return []
+    if isinstance(thing, FunctionType):
+        if thing.__module__.split(".")[0] in LIBRARIES:
+            return []
+        try:
+            used = inspect.getclosurevars(thing)
+        except ValueError:  # a variable has no value yet
+            return []
+        return [*used.nonlocals.values(), *used.globals.values(), *(thing.__defaults__ or ())]
+    if isinstance(thing, MethodType | partial):
+        inside = ("__self__", "__func__", "func", "args", "keywords")
+        return [getattr(thing, name) for name in inside if hasattr(thing, name)]
+    methods = [getattr(type(thing), name, None) for name in ("__getitem__", "__iter__", "__call__")]
+    return [*attributes_of(thing).values(), *(x for x in methods if isinstance(x, FunctionType))]
 
 
 _tallies: Final[dict[int, Counter[str]]] = {}

@@ -50,6 +50,7 @@ class Feed:
 
     def __init__(self) -> None:
         self._open: tuple[Source, int, Reader] | None = None
+        self._at_end: tuple[Source, int] | None = None  # the source and epoch of an ended reader
         # The newest reader that was read from or opened at a position, for `position`.
         self._last_reader: tuple[Source, Reader] | None = None
         self._prefetched: Window | None = None
@@ -70,6 +71,9 @@ class Feed:
     ) -> None:
         """Open a source at the current epoch and batch; does nothing if it is already open.
 
+        A position is opened once, since some sources cannot go back: neither is an epoch that was
+        found to be at its end.
+
         Args:
             source: The source.
             progress: The epoch and batch to start from.
@@ -78,7 +82,8 @@ class Feed:
             began: The number of batches of the epoch before the first one of this source.
             since: The epoch in which the loop began with this source.
         """
-        if self._open is not None and self._open[:2] == (source, progress.epoch):
+        wanted = source, progress.epoch
+        if wanted in (self._open and self._open[:2], self._at_end if position else None):
             return
         self.close()
         with noting("the source", progress):
@@ -124,7 +129,9 @@ class Feed:
             self.close()
             raise
         if window is None:
+            at_end = self._open[:2]
             self.close()
+            self._at_end = at_end
         return window
 
     def _taken(
@@ -274,7 +281,8 @@ class Feed:
         return self._prefetched.split(1)[0]
 
     def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
-        """Return the first batch of an epoch, which is not trained on, and close the reader."""
+        """Return the first batch of an epoch, which is not trained on, and close the source."""
+        self.close()
         with noting("the source", progress):
             request = ReadRequest(progress.epoch, seed=run_seed(), loop=loop)
             reader = read_from(source, request)
@@ -288,6 +296,7 @@ class Feed:
 
     def close(self) -> None:
         """Close the source, and put prefetched batches back."""
+        self._at_end = None
         if self._open is not None:
             reader, self._open = self._open[2], None
             ahead, self._prefetched, self._failure = self._prefetched, None, None

@@ -28,7 +28,7 @@ from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
 from ..data.same_source import is_same_source
-from ..data.source import Position, Source, is_closed_loop
+from ..data.source import Source, is_closed_loop
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages
@@ -410,11 +410,11 @@ class Session:
         `loop.epochs`, another source of the same epoch begins.
         """
         left = self._leave_epoch(source)
-        position = self.open_source(source, trains=True)
+        self.open_source(source, trains=True)
         self.epoch_source.use(source, self.progress.step)
         self.call.has_opened = True
         if not self.started:
-            self._begin_with(source, position)
+            self._begin_with(source)
         if left is not None:
             self._record(Record(*left, self.training.metrics()))
 
@@ -449,19 +449,19 @@ class Session:
             current.since = self.progress.epoch
         return (kind, before) if self.progress.epoch > before.epoch else None
 
-    def _begin_with(self, source: Source, position: Position | None) -> None:
-        """Begin with the next batch of the source that was opened at a position."""
+    def _begin_with(self, source: Source) -> None:
+        """Begin with the next batch of the open source."""
         first = self.feed.first(self.progress)
         if first is not None:
             self.begin(first)
         elif self.resuming.found is not None or self.progress.batch:  # at the end of an epoch
-            self._begin_with_first_batch(source, self.progress, position)
+            self._begin_without_training(source)
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
         self._warn_of_effects()
 
-    def open_source(self, source: Source, trains: bool = False) -> Position | None:
-        """Open a source at the current progress; return its position in a checkpoint, or None.
+    def open_source(self, source: Source, trains: bool = False) -> None:
+        """Open a source at the current progress, and at its position in a checkpoint.
 
         A position is of one source. Without training, as for `loop.prepare`, another source than
         that of the epoch is opened at its first batch.
@@ -477,7 +477,6 @@ class Session:
             at = at.at_epoch(at.epoch + 1)
             began, since = 0, at.epoch
         self.feed.open(source, at, self._loop, position, began, since)
-        return position
 
     def window_size(self, at: Progress, size: int) -> int:
         """Return a window size that ends before the next excluded batch."""
@@ -544,7 +543,8 @@ class Session:
     def build_and_assign(self, source: Source) -> None:
         """Build the model with the first batch of a source, and assign its restored variables."""
         with shortened():
-            window = self.feed.sample(source, Progress(), self._loop)
+            window = self.training.zeros(self.resuming.forms)
+            window = window or self.feed.sample(source, Progress(), self._loop)
             if window is not None:
                 self._restoring.build(self.training, lambda: self.prepare(window))
             self.resuming.assign_what_exists(self.state)
@@ -658,18 +658,17 @@ class Session:
         if self.resuming.is_of_this_call:
             self.epoch_source.recognize(source)
         if found is not None and not self.call.unfinished:
-            self._begin_with_first_batch(source, Progress(), found.source)
+            self.open_source(source)
+            self._begin_without_training(source)
 
-    def _begin_with_first_batch(
-        self, source: Source, progress: Progress, position: Position | None
-    ) -> None:
-        """Begin with the first batch of an epoch, without training on it; rewind the source."""
-        first = self.feed.sample(source, progress, self._loop)
-        if first is not None:
-            self.begin(first)
-        if position is not None:  # reading moved the source
-            of = self.epoch_source
-            self.feed.open(source, self.progress, self._loop, position, of.began, of.since)
+    def _begin_without_training(self, source: Source) -> None:
+        """Begin where the open epoch has no further batch."""
+        window = self.training.zeros(self.resuming.forms)
+        if window is None:
+            window = self.feed.sample(source, self.progress, self._loop)
+            self.open_source(source)  # again, since reading moved it
+        if window is not None:
+            self.begin(window)
 
     def end(self, error: BaseException | None, final: bool) -> None:
         """Save a checkpoint and end the hooks.

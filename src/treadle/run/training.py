@@ -123,6 +123,18 @@ class Training:
         assert self.prepared is not None
         return self.prepared
 
+    def zeros(self, forms: Mapping[str, Any]) -> Window | None:
+        """Return a batch of zeros to build the step with; None if its form is unknown.
+
+        Reading a batch that is not trained on moves a source, and some cannot go back.
+
+        Args:
+            forms: Descriptions of the batch forms in the checkpoint, by step.
+        """
+        known = forms.get("train_step") or self.forms
+        batch = example(known[0], None) if known else None
+        return None if batch is None else stacked(batch)
+
     def _prepare(self, batch: Any) -> None:
         prepared = self.prepared
         if prepared is None:

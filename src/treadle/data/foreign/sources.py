@@ -18,7 +18,7 @@ from ..iterables import forward_only, length_of, type_name
 from ..reader import BatchReader, BatchSource, lasting
 from ..reading import Reading
 from ..source import BaseSource, ReadRequest, Source, is_source_with_old_name
-from ..states import Keeper, Resumable, keeper_of, tallies_of
+from ..states import Keeper, Resumable, generators_of, keeper_of, tallies_of
 
 ACCEPTED: Final = (
     "treadle.data.from_arrays(…) and its like, tf.data.Dataset, PyTorch DataLoader, "
@@ -131,6 +131,7 @@ def _from_keras(data: Any) -> Source | None:
             f"resumed run calls them as often as they were called before, which is exact only if "
             f"they are deterministic, or if {kind.__name__} has state() and restore(state)"
         )
+    keeper = keeper or generators_of(dataset)
     return BatchSource(lasting(batches, keeper), length, endless=length is None, inexact=inexact)
 
 
@@ -194,7 +195,10 @@ def _from_python(data: Any) -> Source | None:
         hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     ):
         batches: Any = data
-        return BatchSource(lambda at: _indexed(batches, at.first, len(batches)), len(batches))
+        found = lasting(
+            lambda at: _indexed(batches, at.first, len(batches)), generators_of(batches)
+        )
+        return BatchSource(found, len(batches))
     if hasattr(data, "__iter__"):
         iterable: Any = data
         return BatchSource(

@@ -7,14 +7,14 @@ from ...errors import DataError
 from ..iterables import forward_only, length_of, type_name
 from ..reader import BatchSource
 from ..reading import Reading
-from ..states import Keeper, Resumable, keeper_of
+from ..states import Keeper, Resumable, generators_of, keeper_of
 
 
 def from_torch(data: Any) -> BatchSource | None:
     """Convert a `DataLoader` to a source; return None for other objects.
 
-    A resumed run restores the generators passed to the loader and sampler, creates the iterator,
-    and draws and discards the batches before its position. A loader with a state, such as
+    A resumed run restores the generators of the loader, its samplers and its data, creates the
+    iterator, and draws and discards the batches before its position. A loader with a state, such as
     torchdata's `StatefulDataLoader`, resumes directly from its state.
 
     Raises:
@@ -80,13 +80,12 @@ def from_torch(data: Any) -> BatchSource | None:
 
 def _lasting_parts(loader: Any) -> list[Keeper]:
     """Return the generators and the data set state of a loader that continue across epochs."""
-    holders = [loader, loader.sampler, loader.batch_sampler]
-    holders.append(getattr(loader.batch_sampler, "sampler", None))
-    found = {id(g): g for h in holders if (g := getattr(h, "generator", None)) is not None}
-    parts = [Keeper("Generator", g.get_state, g.set_state) for g in found.values()]
-    # Workers use copies of the data set, whose state cannot be read.
-    data = keeper_of(loader.dataset) if loader.num_workers == 0 else None
-    return parts if data is None else [*parts, data]
+    holders = [loader.generator, loader.sampler, loader.batch_sampler]
+    data = None
+    if loader.num_workers == 0:  # workers use copies, whose state cannot be read
+        data = keeper_of(loader.dataset)
+        holders += [loader.collate_fn, loader.dataset] if data is None else [loader.collate_fn]
+    return [part for part in (generators_of(*holders), data) if part is not None]
 
 
 def _inexact(loader: Any, keeper: Keeper | None) -> str | None:
