@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from treadle.backends.tensorflow.patches import like_kernels
+from treadle.backends.tensorflow.xla_draws import like_kernels
 
 SHAPES = [(7,), (64, 33), (3, 5, 1), (0,), ()]
 
@@ -58,6 +58,28 @@ def test_normal_and_scaled_numbers_are_equal_within_rounding(shape: Any) -> None
         lambda seed: tf.random.stateless_uniform(shape, seed, -2.0, 3.0),  # scaled in one rounding
     ):
         assert kernels.shape == xla.shape == shape
+        np.testing.assert_allclose(kernels, xla, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+def test_normal_numbers_of_a_shape_that_is_computed(dtype: Any) -> None:
+    """Of the shape of the batch, also where a branch captures it."""
+
+    def draw(seed: Any) -> Any:
+        shape = [tf.shape(seed)[0] + 3, 3]
+        return tf.random.stateless_normal(shape, seed, dtype=dtype)
+
+    def captured(seed: Any) -> Any:
+        size = tf.shape(seed)[0]
+        normal = tf.random.stateless_normal
+        return tf.cond(
+            seed[0] > 0,
+            lambda: normal([size, 2], seed, dtype=dtype),
+            lambda: normal([size, 2], seed + 1, dtype=dtype),
+        )
+
+    for kernels, xla in both(draw, captured):
+        assert kernels.shape == xla.shape
         np.testing.assert_allclose(kernels, xla, rtol=1e-4, atol=1e-5)
 
 

@@ -46,6 +46,7 @@ def of_tensorflow() -> dict[str, Callable[[], list[Any]]]:
     return {
         "ConcreteFunction": lambda: [function.get_concrete_function(tf.TensorSpec([]))],
         "tf.function": lambda: [function],
+        "tf.train.ExponentialMovingAverage": lambda: [tf.train.ExponentialMovingAverage(0.9)],
         "tf.data.Dataset": lambda: [data, data.map(lambda x: x)],
         "tf.data iterator": lambda: [iter(data)],
         "shuffled tf.data.Dataset": lambda: [data.shuffle(2, seed=1)],

@@ -20,6 +20,7 @@ class Program:
         variables: The state, in order.
         seeds: The variables that are states of seed generators.
         new_context: A function that creates the context of one step from its number.
+        refuse_hidden: A function that raises an error for variables that are not in the state.
         name: The step's name, for messages.
         native: Whether the step is written with the framework itself and computes its own
             gradients.
@@ -32,6 +33,7 @@ class Program:
     variables: Sequence[Variable]
     seeds: Sequence[Variable]
     new_context: Callable[[Any], StepContext]
+    refuse_hidden: Callable[[Sequence[Variable]], None]
     name: str
     native: bool = False
     number: int = 0

@@ -81,6 +81,8 @@ class Build:
         written: Variables that were assigned, by id.
         differentiated: Whether `gradients` was called, so that the step is portable, not native.
         branches: Whether compiled Python may branch by values, and assign other variables.
+        skips_branches: Whether the run does not enter branches that the batch does not take.
+        enters_branches: Whether the run must enter these too, to build what they use.
         settled: Ids of variables that the step already uses for batches of other shapes: they must
             not be replaced.
         limits: The ranges of the indices and labels that the step uses.
@@ -92,6 +94,8 @@ class Build:
     written: dict[int, Variable] = field(default_factory=lambda: {})
     differentiated: bool = False
     branches: bool = False
+    skips_branches: bool = False
+    enters_branches: bool = False
     settled: frozenset[int] = frozenset()
     limits: "Sequence[Limit]" = ()
     effects: Effects = field(default_factory=Effects)

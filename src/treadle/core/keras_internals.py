@@ -276,6 +276,11 @@ ATTRIBUTES: dict[str, Attribute] = {
         "the threshold of an accuracy",
         f"{KERAS}/metrics/reduction_metrics.py",
     ),
+    "_built": Attribute(
+        "AUC",
+        "whether a metric has made its variables, which a branch may be the first to do",
+        f"{KERAS}/metrics/confusion_metrics.py",
+    ),
     "_from_logits": Attribute(
         "AUC", "whether its outputs are logits", f"{KERAS}/metrics/confusion_metrics.py"
     ),

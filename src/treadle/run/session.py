@@ -505,6 +505,8 @@ class Session:
                 self.training.prepare(window, forms.get("train_step", ()))
             with noting("eval_step", self.progress), explaining():
                 self.evaluation.prepare(forms.get("eval_step", ()))
+        if self.services.directory is not None:
+            self.state.refuse_unsaved()
 
     def recompile_if_changed(self, window: Window) -> None:
         """Rebuild the step if a Python value changed or the batch form is new; log the reason."""

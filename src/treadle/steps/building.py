@@ -60,13 +60,16 @@ def build(
         StateError: The step uses a variable or an optimizer that is not reachable from the task's
             attributes, or creates new variables in each run.
     """
+    enters_branches = False
     for run in range(MAX_BUILD_RUNS):
         state = State.discover(task)
         if run == 0:
             _reject_distribution(state, built=False)
         drawn, held = _random_states(task), state.held_arrays()
         unbuilt = {id(layer) for layer in state.layers if not layer.built}
-        found = Build(settled=settled, effects=effects or Effects(name))
+        found = Build(
+            settled=settled, effects=effects or Effects(name), enters_branches=enters_branches
+        )
         try:
             _run_abstractly(function, batch, state, found, name, check)
         except Exception:
@@ -81,6 +84,9 @@ def build(
         _refuse_scaling(after, found)
         applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
         if build_optimizers(task, applied, name) or _differ(state, after):
+            continue
+        if found.skips_branches and not enters_branches and _has_unbuilt(after, name):
+            enters_branches = True
             continue
         _check_gradients(after, found, name)
         if found.applied:
@@ -145,6 +151,13 @@ def _differ(before: State, after: State) -> bool:
     ] or len(before.layers) != len(after.layers)
 
 
+def _has_unbuilt(state: State, name: str) -> bool:
+    """Return whether a training step has left an object of Keras without its variables."""
+    metrics = [getattr(x, "built", getattr(x, "_built", True)) for x in state.metrics.values()]
+    built = [x.built for x in (*state.layers, *state.all_optimizers.values())]
+    return name == "train_step" and not all([*metrics, *built])
+
+
 def _exclude_replaced(before: Held, after: Held, unbuilt: set[int]) -> bool:
     """Exclude arrays of layers that a run of the step has replaced from the constants.
 
@@ -182,15 +195,9 @@ def _check_optimizers(state: State, found: Build, name: str) -> None:
 
 
 def _check_variables(state: State, found: Build, name: str) -> None:
-    hidden = [v for v in {**found.read, **found.written}.values() if v not in state]
-    if hidden:
-        names = ", ".join(state.path_of(v) for v in hidden[:5])
-        more = f" and {len(hidden) - 5} more" if len(hidden) > 5 else ""
-        raise StateError(
-            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
-            "step would never see it change: keep what holds it as an attribute, or pass it to "
-            "treadle.task(…, model=model)"
-        )
+    state.refuse_hidden(
+        [v for v in {**found.read, **found.written}.values() if v not in state], name
+    )
 
 
 def _check_gradients(state: State, found: Build, name: str) -> None:

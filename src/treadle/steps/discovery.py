@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from inspect import Signature
+from itertools import islice
 from types import FunctionType, MethodType, NoneType
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..core.attributes import attributes_of
 from ..core.identity import MadeWith
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
+from ..core.ownership import is_library, namespace_of_class
 from ..errors import StateError
 from .constants import Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived
@@ -54,6 +56,16 @@ _OBJECTS = (
     keras.optimizers.Optimizer,
     keras.optimizers.schedules.LearningRateSchedule,
 )
+
+
+_STATE = (
+    keras.Variable,
+    keras.Layer,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.random.SeedGenerator,
+)
+MOST_SEARCHED = 10_000  # objects that one of a user's class may hold; this runs once per epoch
 
 
 class Discovery:
@@ -116,6 +128,7 @@ class Discovery:
         return found.constants
 
     def _walk_task(self, task: Any) -> None:
+        self._seen.add(id(task))
         if is_derived(task):
             self.derived[""] = task
         self._walk_attributes(task, "", None)
@@ -143,10 +156,49 @@ class Discovery:
     def _walk_deferred(self) -> None:
         """Add what the attributes of deferred objects reach, and of those found by that."""
         for path, thing in self._deferred:  # which grows meanwhile
-            if not isinstance(thing, _NOT_IN_STEPS):
-                self._add_plain(path, thing, vars(thing), PLAIN[:-1])  # None may become a tensor
-            self._walk_members(path, thing)
+            if isinstance(thing, _OBJECTS):  # first: some are tracked by TensorFlow too
+                if not isinstance(thing, _NOT_IN_STEPS):
+                    self._add_plain(path, thing, vars(thing), PLAIN[:-1])  # None: later a tensor
+                self._walk_members(path, thing)
+            elif (children := self._backend.native_children(thing)) is not None:
+                for name, part in children.items():
+                    self._walk(part, f"{path}/{name}")
+            elif self._holds_more(thing):
+                self._walk_attributes(thing, path, None)
         self._deferred.clear()
+
+    def _holds_more(self, thing: Any) -> bool:
+        """Return whether an object of a user's class reaches state that no other path reaches.
+
+        Objects without state stay as they are: their numbers change nothing in a step.
+        """
+        seen = {id(thing): thing}
+        for holder in (waiting := [thing]):
+            for part in islice(self._parts(holder), MOST_SEARCHED):
+                if _is_stateless(part) or id(part) in seen or self._knows_of(part):
+                    continue
+                if isinstance(part, _STATE) or self._backend.is_native_variable(part):
+                    return True
+                if len(seen) == MOST_SEARCHED:
+                    return False
+                seen[id(part)] = part  # which keeps the id alive
+                waiting.append(part)
+        return False
+
+    def _knows_of(self, thing: Any) -> bool:
+        """Return whether a variable or another object was found under any path."""
+        return id(thing) in self.paths or id(thing) in self._seen
+
+    def _parts(self, thing: Any) -> Iterable[Any]:
+        """Return what a container holds, or an object of a class that is searched."""
+        if isinstance(thing, dict):
+            return thing.values()
+        if isinstance(thing, (list, tuple)):
+            return thing
+        if (children := self._backend.native_children(thing)) is not None:
+            return children.values()
+        own = is_own(type(thing)) or dataclasses.is_dataclass(thing)
+        return attributes_of(thing).values() if own else ()
 
     def _walk_members(self, path: str, thing: Any, slots: bool = True) -> None:
         """Add what an object's attributes reach; `slots`: also variables and lists of them."""
@@ -175,7 +227,10 @@ class Discovery:
                     self.constants[path] = constant
                 for key, part in list(pairs):
                     if constant is not None or not (id(part) in self.paths or _is_stateless(part)):
-                        self._walk(part, f"{path}/{key}", constant and _part(constant, key))
+                        # The key of an average refers to the variable that it follows.
+                        of: Any = getattr(key, "deref", None)
+                        name = key if of is None else path_in(self.paths, of())
+                        self._walk(part, f"{path}/{name}", constant and _part(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing, path):
                 self._add(f"{path}/state", thing.state)
@@ -201,12 +256,12 @@ class Discovery:
                 if getattr(thing, "is_accumulator", False):
                     self.accumulators[path] = thing
                 self._walk_attributes(thing, path, constant)
-        elif isinstance(thing, HOLDERS):
-            if self._first_visit(thing, path):
-                self._deferred.append((path, thing))
-        elif (children := self._backend.native_children(thing)) and self._first_visit(thing, path):
-            for name, part in children.items():
-                self._walk(part, f"{path}/{name}")
+        elif (
+            isinstance(thing, HOLDERS)
+            or self._backend.native_children(thing) is not None
+            or is_own(type(thing))
+        ) and self._first_visit(thing, path):
+            self._deferred.append((path, thing))
         if constant is not None and not isinstance(thing, (list, tuple, dict)):
             # A plain value is a constant by value, any other object by identity.
             self.constants.setdefault(path, constant)
@@ -362,6 +417,12 @@ def _is_stateless(value: Any) -> bool:
 def _is_object(kind: type) -> bool:
     """Return whether a class is one of an object of Keras, other than a layer."""
     return issubclass(kind, _OBJECTS) and not issubclass(kind, keras.Layer)
+
+
+@cache
+def is_own(kind: type) -> bool:
+    """Return whether a class is the user's, and not one of a library."""
+    return not is_library(namespace_of_class(kind))
 
 
 def _is_inside(path: str, others: Iterable[str]) -> bool:

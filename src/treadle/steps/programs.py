@@ -256,4 +256,5 @@ def program_of(
         with carrying(), active().reads_of(kept_ids) if kept_ids else nullcontext():
             return function(batch)
 
-    return Program(run, variables, state.seeds, new_context, name, native, ranges=stored)
+    refuse = partial(state.refuse_hidden, name=name)
+    return Program(run, variables, state.seeds, new_context, refuse, name, native, ranges=stored)

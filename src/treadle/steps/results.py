@@ -51,6 +51,8 @@ def _scalar(value: Any, what: str, name: str) -> Any:
         raise StepError(
             f"{name} returned {what} of type {type(value).__name__}: only scalars can be logged"
         ) from error
+    if getattr(tensor.shape, "rank", 0) is None:  # TensorFlow checks it in each step
+        tensor = ops.reshape(tensor, ())
     if tuple(tensor.shape) != ():
         raise StepError(
             f"{name} returned {what} of shape {tuple(tensor.shape)}: only scalars can be logged; "

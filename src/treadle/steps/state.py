@@ -8,13 +8,15 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.attributes import attributes_of
 from ..core.processes import is_chief
 from ..core.split_arrays import StoredParts
 from ..errors import StateError
 from .constants import Constant, fingerprint
 from .derived import assigned
-from .discovery import Discovery, path_in
+from .discovery import MOST_SEARCHED, PLAIN, Discovery, is_own, path_in
 from .own_values import own_values
+from .results import NUMBERS
 from .snapshot import Snapshot
 
 
@@ -94,6 +96,56 @@ class State:
         variables = {p: keras.backend.standardize_dtype(v.dtype) for p, v in self.variables.items()}
         found = {**variables, **layers, **losses}
         return [p for p, dtype in found.items() if "float" in dtype and dtype != "float64"]
+
+    def refuse_unsaved(self) -> None:
+        """Reject variables that no checkpoint can hold.
+
+        Raises:
+            StateError: The values of a variable are no numbers.
+        """
+        for path, variable in self.variables.items():
+            dtype = str(getattr(variable.dtype, "name", variable.dtype))
+            if not dtype.startswith((*NUMBERS, "complex")):
+                raise StateError(
+                    f"{path} is a variable of dtype {dtype}, and a run directory can only hold "
+                    "numbers, so that the run could not resume: keep the number of a string in a "
+                    "list that is an attribute of the task, or train without a directory"
+                )
+
+    def refuse_hidden(self, variables: Sequence[Variable], name: str) -> None:
+        """Reject variables that a step uses and that are not part of the state.
+
+        Raises:
+            StateError: There are some. If an attribute holds the first one in an object of a class
+                that is not searched, the message names both.
+        """
+        if not variables:
+            return
+        names = ", ".join(map(self.path_of, variables[:5]))
+        more = f" and {len(variables) - 5} more" if len(variables) > 5 else ""
+        raise StateError(
+            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
+            "step would never see it change: keep what holds it as an attribute, or pass it to "
+            f"treadle.task(…, model=model){self._holder_of(variables[0])}"
+        )
+
+    def _holder_of(self, variable: Variable) -> str:
+        """Return a sentence about an object that is not searched and holds a variable, if any."""
+        things = [(path, constant.read()) for path, constant in self._constants.items()]
+        waiting, seen = [(path, thing, "") for path, thing in things], dict[int, Any]()
+        for path, thing, kind in waiting:
+            if thing is variable and kind:
+                return f". {path} holds it in a {kind}, whose attributes are not searched"
+            if isinstance(thing, (*PLAIN, type)) or id(thing) in seen or len(seen) > MOST_SEARCHED:
+                continue
+            seen[id(thing)] = thing
+            if isinstance(thing, (dict, list, tuple, set, frozenset)):
+                parts: Any = thing.values() if isinstance(thing, dict) else thing
+            else:
+                kind = kind or ("" if is_own(type(thing)) else type(thing).__name__)
+                parts = attributes_of(thing).values()
+            waiting += [(path, part, kind) for part in list(parts)]
+        return ""
 
     def __contains__(self, variable: Variable) -> bool:
         """Return whether a variable is part of the state."""

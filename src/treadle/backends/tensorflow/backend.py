@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
 from .effects import dry_run
-from .patches import FuncGraph, true_moments, values_read, wide_floats
+from .patches import AutoTrackable, FuncGraph, traced_again, true_moments, values_read, wide_floats
 from .processes.engine import connect
 from .stateful_draws import step_functions
 from .trace import tracing
-from .windows import TensorFlowExecutor, device, placed, tensors
+from .windows import TensorFlowExecutor, array, device, placed, tensors
 
 
 class TensorFlowBackend(TensorFlowControlFlow):
@@ -47,8 +48,10 @@ class TensorFlowBackend(TensorFlowControlFlow):
         return isinstance(thing, tf.Variable)
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Return the attributes of a `tf.Module`."""
-        if not isinstance(thing, tf.Module):
+        """Return the attributes of a `tf.Module` or another object that TensorFlow tracks."""
+        if isinstance(thing, tf.train.ExponentialMovingAverage):
+            return {"averages": thing._averages}
+        if not isinstance(thing, AutoTrackable):
             return None
         bookkeeping = "_self_"  # TensorFlow's own attributes, which list all others again
         return {k: v for k, v in vars(thing).items() if not k.startswith(bookkeeping)}
@@ -163,6 +166,10 @@ class TensorFlowBackend(TensorFlowControlFlow):
         finally:
             for variable, value in [*before, *made]:
                 variable.assign(value)
+        if step.build is not None and step.build.enters_branches:
+            scope.note(_traced(function, batch, step))
+        elif step.build is not None:
+            step.build.skips_branches = True
         updated = step.build.read if step.build is not None else {}
         keras_own = {
             id(v._value)
@@ -256,7 +263,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
             kind = _kind(tf.distribute.get_strategy())
             return RefusedDistribution(f"runs under tf.distribute.{kind}, {_ONE}", remedy)
         for variable in variables:
-            value = getattr(variable, "value", variable)
+            value = getattr(variable, "_value", variable)
             if isinstance(value, tf.distribute.DistributedValues):
                 kind = _kind(getattr(value, "distribute_strategy", None))
                 fault = f"was created under tf.distribute.{kind}, {_ONE}"
@@ -296,7 +303,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Copy a variable's value into a buffer."""
-        value = np.asarray(getattr(variable, "_value", variable).value())
+        value = array(getattr(variable, "_value", variable).value())
         if buffer is None:
             return np.array(value)
         np.copyto(buffer, value)
@@ -319,13 +326,13 @@ class TensorFlowBackend(TensorFlowControlFlow):
         """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""
         values = [getattr(v, "_value", v).value() for v in variables]
         if device() == "cpu":
-            return [bool(np.isfinite(np.asarray(x)).all()) for x in values]
+            return [bool(np.isfinite(array(x)).all()) for x in values]
         found = [tf.reduce_all(tf.math.is_finite(x)) for x in values]
         return tf.stack(found).numpy().tolist() if values else []
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
-        return np.asarray(tensor)
+        return array(tensor)
 
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a tensor; float64 becomes Keras' float type."""
@@ -342,6 +349,26 @@ _TWO_DTYPES = re.compile(
 
 def _kind(strategy: Any) -> str:
     return "Strategy" if strategy is None else type(strategy).__name__
+
+
+def _traced(function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
+    """Trace a step with all of its branches; the variables that it creates have values."""
+
+    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        with tf.init_scope():
+            return next_creator(**kwargs)
+
+    scope, unchecked = Scope(), replace(step, ranges=None)  # which reads the values of indices
+    with (
+        suppress(Exception),  # what cannot be traced is explained when the step is compiled
+        FuncGraph("branches").as_default(),
+        tf.variable_creator_scope(creator),
+        traced_again(),
+        running(unchecked),
+        scope,
+    ):
+        function(tensors(batch))
+    return scope
 
 
 def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...core import structures
@@ -12,7 +11,7 @@ from ..program import Program, scope_of_call
 from ..step_context import running
 from ..window import Window
 from .stateful_draws import step_functions
-from .windows import tensors
+from .windows import array, tensors
 
 
 class GraphCaller:
@@ -38,7 +37,7 @@ class GraphCaller:
         outputs = self._traced._call_flat(
             [*flat, tf.constant(stream, tf.int32)], self._traced.captured_inputs
         )
-        return lambda: structures.pack(self._outputs, map(np.asarray, outputs))
+        return lambda: structures.pack(self._outputs, map(array, outputs))
 
     def start_window(self, window: Window) -> Callable[[], list[Any]]:
         """Start a call for each batch."""

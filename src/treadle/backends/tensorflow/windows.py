@@ -19,8 +19,9 @@ from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
 from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
 from .effects import ACTING, observed
-from .patches import is_op_determinism_enabled, like_kernels
+from .patches import is_op_determinism_enabled
 from .stateful_draws import step_functions
+from .xla_draws import OTHER_NUMBERS, like_kernels
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
@@ -155,7 +156,11 @@ class TensorFlowExecutor:
         return self.plan.compiler, self.plan.fused, length, window.rows is not None
 
     def _step(self, window: Window) -> "_TracedStep":
-        """Return the traced step; for XLA a second trace if it draws random numbers."""
+        """Return the traced step; for XLA a second trace if it draws random numbers.
+
+        Raises:
+            RefusedError: It draws some that XLA would not draw as TensorFlow's kernels do.
+        """
         if self._traced is None:
             batch = tensors(window.batch(0))
             self._traced = _TracedStep(self._program, batch, self._known, for_xla=False)
@@ -163,7 +168,11 @@ class TensorFlowExecutor:
             return self._traced
         if self._traced_for_xla is None:
             batch = tensors(window.batch(0))
-            self._traced_for_xla = _TracedStep(self._program, batch, self._known, for_xla=True)
+            traced = _TracedStep(self._program, batch, self._known, for_xla=True)
+            other = sorted(traced.operations() & OTHER_NUMBERS)
+            if other:
+                raise RefusedError(f"XLA draws other numbers for {other[0]}")
+            self._traced_for_xla = traced
         return self._traced_for_xla
 
     def _inputs(self, window: Window, length: int | None) -> tuple[list[Any], Any]:
@@ -232,12 +241,6 @@ class TensorFlowExecutor:
         return _concrete(single, xla, arrays, chosen, numbers=1)
 
 
-_BRANCH = (
-    ". The first batch did not take the branch that creates them: build optimizers and layers "
-    "before, as in optimizer.build(variables)"
-)
-
-
 class _TracedStep:
     """A step as a traced function of a flat batch and its number; user code runs once."""
 
@@ -262,13 +265,12 @@ class _TracedStep:
             self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]
-        if hidden:
-            created = any(v.name.startswith(("cond/", "while/")) for v in hidden)
+        if any(v.name.startswith(("cond/", "while/")) for v in hidden):
             raise StateError(
-                f"{program.name} uses {', '.join(v.name for v in hidden[:5])}, which no attribute "
-                "of the task reaches: keep what holds it as an attribute, or pass it to "
-                "treadle.task(…, name=variable)" + (_BRANCH if created else "")
+                f"{program.name} creates {', '.join(v.name for v in hidden[:5])} in a branch that "
+                "the first batch did not take: create variables before the first step"
             )
+        program.refuse_hidden(hidden)
 
     def __call__(self, flat: Sequence[Any], number: Any) -> list[Any]:
         return self._function(flat, number)
@@ -296,7 +298,7 @@ class _TracedStep:
     @property
     def draws(self) -> bool:
         """Whether the step draws random numbers."""
-        return any("Random" in name for name in self.operations())
+        return any("Random" in x or x in OTHER_NUMBERS for x in self.operations())
 
     def fetched(self, columns: Sequence[Any]) -> Results:
         """Return values and explicit weights by name, in order, and the violations."""
@@ -340,6 +342,11 @@ def tensors(batch: Any) -> Any:
         return tf.convert_to_tensor(array)
 
     return structures.mapped(tensor, batch)
+
+
+def array(tensor: Any) -> Any:
+    """Return a tensor as a NumPy array; NumPy cannot convert a single bfloat16 itself."""
+    return np.asarray(tensor.numpy() if tf.is_tensor(tensor) and not tensor.shape.rank else tensor)
 
 
 @cache
