@@ -14,7 +14,6 @@ from ..core.directory import RUN, LostRecordError, read_run
 from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
-from ..core.renamed import with_current_names
 from ..core.run_file import RunFile
 from ..core.triggers import Span
 from ..errors import (
@@ -178,7 +177,7 @@ def resume(
     return train(
         Request(
             recipe=recipe,
-            settings=with_current_names(configuration, recipe.module)["settings"],
+            settings=configuration["settings"],
             **how_long,
             backend=configuration["backend"],
             precision=configuration["precision"],

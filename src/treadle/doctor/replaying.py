@@ -16,7 +16,6 @@ from ..core.hook import Hook
 from ..core.identity import changed_code, code_of, identity, in_json_types
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import Options
-from ..core.renamed import with_current_names
 from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, DirectoryError, whole_number
@@ -123,7 +122,7 @@ class _Run:
         self._recorded = past = Recorded(directory)
         self._facts = facts = past.facts
         # Runs of the command line also record their settings, which must agree too.
-        configuration = with_current_names(facts["configuration"], type(task).__module__)
+        configuration = facts["configuration"]
         known = {**identity(task), "settings": configuration.get("settings")}
         if "recipe" not in configuration:
             known = identity(task)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from ..checkpoint.dtypes import name_of
+from ..checkpoint.arrays import name_of
 from .constants import LARGE
 
 MOST_ITEMS = 10_000  # of a recorded list
