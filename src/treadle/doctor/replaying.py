@@ -13,11 +13,12 @@ from ..backends.base import active
 from ..checkpoint import Checkpoint
 from ..core.directory import differences
 from ..core.hook import Hook
-from ..core.identity import changed_code, code_of, identity, in_json_types
+from ..core.identity import identity, in_json_types
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import Options
 from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
+from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
 from ..hooks.run_record import passed_over

@@ -25,13 +25,14 @@ from ..core.directory import (
 )
 from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
-from ..core.identity import changed_code, code_of, identity, in_json_types, versions
+from ..core.identity import identity, in_json_types, versions
 from ..core.lock import HOLDER, Lock
 from ..core.logs import Record, StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
 from ..core.progress import Progress
 from ..core.run_file import FORMAT, OF_THE_END, RunFile, copy_of, encode
+from ..core.user_code import changed_code, code_of
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
