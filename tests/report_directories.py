@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.run_content import write_record
 from treadle import Image
+from treadle.hooks.images import source_of
 
 PROGRESS = {"step": 8, "epoch": 2, "batch": 0, "examples": 64, "seconds": 4.0}
-PATTERN = Image(np.eye(8)).png()
+PATTERN, RUN = Image(np.eye(8)).png(), "0a"
 
 
 def log_of(losses, epochs=(4, 8), **more):
@@ -27,6 +29,11 @@ def record(kind, step, **values):
     return {"kind": kind, "epoch": 1, "step": step, "seconds": step / 2, **values}
 
 
+def pattern(name):
+    """Return an image as the run logs it under the name of a file."""
+    return Image(np.eye(8)).png(source_of(RUN, name))
+
+
 def write_run(path, log=None, settings=None, images=(), **facts):
     """Write a run directory, and return its path."""
     path = Path(path)
@@ -37,14 +44,14 @@ def write_run(path, log=None, settings=None, images=(), **facts):
         **{"configuration": configuration, "backend": "torch", "progress": PROGRESS},
         **{"plan": "windows", "versions": {"keras": "3.15.1"}, "started": "2026-01-02T03:04:05"},
         **{"finished": "2026-01-02T03:05:00", "costs": {"compiling": 1.0, "waiting": 0.5}},
-        **facts,
+        **{"id": RUN, "files": {}, **facts},
     }
     log = log_of([4.0, 3.5, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5]) if log is None else log
-    (path / "run.json").write_text(json.dumps(run))
+    write_record(path, run)
     (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     for name in images:
         (path / "images").mkdir(exist_ok=True)
-        (path / "images" / name).write_bytes(PATTERN)
+        (path / "images" / name).write_bytes(pattern(name))
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treadle.checkpoint.final_files import list_files
+from treadle.checkpoint.run_files import list_files
 from treadle.core.folder import Folder
 from treadle.core.run_file import encode
 

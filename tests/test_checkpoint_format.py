@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.faults import Quick, Refuses, checkpoint, read, same, write
-from tests.format_1 import write_format_1
 from tests.part_writers import save_in_parts
 from treadle.checkpoint import FORMAT, Checkpoint
 from treadle.checkpoint.format import Name, digest_line
@@ -32,7 +31,7 @@ class Color(enum.IntEnum):
 
 
 def golden():
-    """What the files under `data` hold; they were written by the first versions of the formats."""
+    """What the files under `data` hold."""
     state = {
         "model/layers/0/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
         "model/layers/0/bias": np.array([0.5, NAN, -0.0], ml_dtypes.bfloat16),
@@ -70,10 +69,9 @@ def test_a_checkpoint_without_variables_is_stored(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000000"]
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_every_format_is_read_for_ever(version):
-    folder = DATA / f"checkpoint-format-{version}" / "step-000000000012"
-    assert same(read(folder, Quick()), golden())
+@pytest.mark.parametrize("kind", ["whole", "in-parts"])
+def test_stored_checkpoints_are_read(kind):
+    assert same(read(DATA / f"checkpoint-{kind}" / "step-000000000012", Quick()), golden())
 
 
 def contents(folder):
@@ -89,15 +87,12 @@ def write_in_parts(path, saved, monkeypatch):
     save_in_parts(path, saved, cuts, monkeypatch).check()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_the_formats_have_not_changed(tmp_path, version, monkeypatch):
-    if version == 1:  # the writer that other tests use is the one that Treadle had
-        write_format_1(tmp_path, golden())
-    elif version == 2:
-        write(tmp_path, golden(), Quick())
-    else:
-        write_in_parts(tmp_path, golden(), monkeypatch)
-    assert contents(tmp_path) == contents(DATA / f"checkpoint-format-{version}")
+def test_the_format_has_not_changed(tmp_path, monkeypatch):
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole", golden(), Quick())
+    write_in_parts(tmp_path / "in-parts", golden(), monkeypatch)
+    for kind in ("whole", "in-parts"):
+        assert contents(tmp_path / kind) == contents(DATA / f"checkpoint-{kind}"), kind
 
 
 BITS = np.random.default_rng(3).integers(0, 256, 64, dtype=np.uint8).tobytes()
@@ -161,7 +156,7 @@ def test_other_tools_read_and_check_the_files(tmp_path):
     [fixed] = (tmp_path / "fixed").iterdir()
     assert fixed.name == hashlib.sha256(fixed.read_bytes()).hexdigest() + ".safetensors"
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == FORMAT - 1 == 2  # that without parts
+    assert manifest["format"] == FORMAT == 1
     assert manifest["state"]["model/layers/0/bias"]["dtype"] == "bfloat16"
     assert manifest["state"]["backbone/kernel"]["file"] == "fixed"
 
@@ -382,12 +377,12 @@ def test_variables_hold_numbers(tmp_path):
 def test_another_format_says_so(tmp_path):
     folder = write(tmp_path, checkpoint(3), Quick())
     path = folder / "manifest.json"
-    data = path.read_bytes().replace(b'"format": 2', b'"format": 4')
+    data = path.read_bytes().replace(b'"format": 1', b'"format": 2')
     path.write_bytes(data)
     (folder / "manifest.sha256").write_bytes(digest_line(data))
     with pytest.raises(CheckpointError) as caught:
         read(folder, Quick())
     assert str(caught.value) == (
-        f"{path} is of format 4, and this version of Treadle reads formats 1 to 3: use the version "
+        f"{path} is of format 2, and this version of Treadle reads format 1: use the version "
         "that wrote it"
     )

@@ -342,10 +342,10 @@ def test_a_folder_that_was_renamed_is_not_another_step(tmp_path):
 def test_checkpoints_of_a_newer_version_are_not_skipped(tmp_path):
     saved(tmp_path, 0, 6)
     newer = tmp_path / "step-000000000006" / "manifest.json"
-    newer.write_bytes(data := newer.read_bytes().replace(b'"format": 2', b'"format": 4'))
+    newer.write_bytes(data := newer.read_bytes().replace(b'"format": 1', b'"format": 2'))
     newer.with_name("manifest.sha256").write_bytes(digest_line(data))
     found = Checkpoints(tmp_path)
-    with pytest.raises(CheckpointError, match=f"^{newer} is of format 4, and this version of "):
+    with pytest.raises(CheckpointError, match=f"^{newer} is of format 2, and this version of "):
         found.latest()
     assert found.before(5).progress.step == 0
 

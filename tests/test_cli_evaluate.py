@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401
+from tests.run_content import write_record
 
 
 def test_evaluate_gives_the_run_s_last_values():
@@ -35,7 +36,7 @@ def test_evaluate_says_what_is_missing():
     Path("mine.py").unlink()
     find_again = treadle("evaluate", "runs/Tiny-1", code=2).stderr
     assert "the task of runs/Tiny-1 cannot be made again: there is no file" in find_again
-    Path("runs/Tiny-1/run.json").write_text('{"configuration": {"task": "Tiny"}}')
+    write_record(Path("runs/Tiny-1"), {"id": "0a", "configuration": {"task": "Tiny"}})
     shown = treadle("evaluate", "runs/Tiny-1", code=2).stderr
     assert "run.json is of another run than checkpoint step-000000000004: expected the id" in shown
     shutil.rmtree("runs/Tiny-1/checkpoints")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli_runs import treadle
+from tests.run_content import write_record
 from treadle.core.lock import Lock
 
 PROGRESS = {"step": 4, "epoch": 2, "batch": 0, "examples": 16, "seconds": 1.5}
@@ -30,7 +31,7 @@ def write_run(name, log=LOG, settings=None, **facts):
     configuration = {"settings": settings or {}, "seed": 0, "recipe": "digits"}
     configuration |= {"backend": "jax", "precision": "float32", "execution": "auto"}
     run = {"configuration": configuration, "backend": "jax", "progress": PROGRESS, **facts}
-    (folder / "run.json").write_text(json.dumps(run))
+    write_record(folder, {"id": "0a", "files": {}, **run})
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     return folder
 

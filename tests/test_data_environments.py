@@ -73,20 +73,6 @@ def test_a_step_returns_observations_actions_rewards_and_next_observations():
     assert environments.observations.tolist() == moves.next_observations.tolist()
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("following", "next_observations"),
-        ("terminated", "terminations"),
-        ("truncated", "truncations"),
-    ],
-)
-def test_old_names_of_moves_still_work_with_a_warning(old, new):
-    moves = Environments(Walk, 1, seed=0).step(1)
-    with pytest.warns(DeprecationWarning, match=rf"^Moves\.{old} was renamed to Moves\.{new}: use"):
-        assert getattr(moves, old) is getattr(moves, new)
-
-
 def test_an_episode_that_ends_is_followed_by_another_one():
     environments = Environments(Walk, 2, seed=0)
     seen = [environments.step([1, 0]) for _ in range(6)]

@@ -334,22 +334,6 @@ def test_other_values_in_the_checkpoint_are_not_used(copy):
     )
 
 
-def test_a_record_of_an_earlier_version_is_explained(copy):
-    shutil.rmtree("run/checkpoints")
-    kept = ("configuration", "finished", "progress", "calls", "backend")
-    record = {name: value for name, value in read_run(Path("run")).items() if name in kept}
-    Path("run", RUN).write_text(json.dumps(record))
-    for name in ("variables", "model"):
-        found, said = outcome(name, "run")
-        assert found is None
-    found, said = outcome("variables", "run")
-    assert said == (
-        "run/run.json does not list state.safetensors with its SHA-256, since an earlier version "
-        "of Treadle wrote it: the file cannot be verified. Train again with fresh=True (--fresh), "
-        "or read the newest checkpoint, treadle.load_run('run').variables(step)"
-    )
-
-
 def test_files_that_are_absent_by_design_are_recorded_as_absent(tmp_path):
     class Bare(library.hooks.FinalModel):
         def end(self, loop, error):

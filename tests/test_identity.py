@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.core import functions
 from treadle.core import identity as module
-from treadle.core.identity import changed_code, code_of, described, identity, source_facts
+from treadle.core import user_code
+from treadle.core.identity import described, identity, source_facts
+from treadle.core.user_code import changed_code, code_of
 
 T = TypeVar("T")
 
@@ -304,7 +305,7 @@ def test_installed_code_is_not_the_user_s() -> None:
     assert code_of(supervised) == {}
 
 
-@pytest.mark.parametrize("part", [module, functions])
+@pytest.mark.parametrize("part", [module, user_code])
 def test_examples_in_docstrings(part: Any) -> None:
     failed, tried = doctest.testmod(part)
     assert tried and not failed

@@ -326,14 +326,15 @@ def test_the_log_of_a_finished_run_is_whole(tmp_path):
 def test_marks_are_those_of_the_states_of_hooks():
     digest = "0" * 64
     states = {
-        0: {"JSONLines": {"size": 0}},
-        1: {"JSONLines": {"size": "3"}},
+        0: {"JSONLines": {"size": 0, "sha256": digest}},
+        1: {"JSONLines": {"size": "3", "sha256": digest}},
         2: {"JSONLines": 3},
         3: {"JSONLines": {"size": 30, "sha256": digest}},
-        4: {"JSONLines": {"size": -1}},
+        4: {"JSONLines": {"size": -1, "sha256": digest}},
+        6: {"JSONLines": {"size": 30}},
         5: {},
     }
-    assert Mark.all_of(states) == [Mark(0, 0), Mark(3, 30, digest)]
+    assert Mark.all_of(states) == [Mark(0, 0, digest), Mark(3, 30, digest)]
 
 
 # The history

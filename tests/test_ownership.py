@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from treadle.core.identity import code_of, described
-from treadle.core.ownership import Project, import_root, is_library
+from treadle.core.identity import described
+from treadle.core.user_code import Project, code_of, import_root, is_library
 
 TASK = """
 import treadle

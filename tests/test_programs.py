@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import programs
 from benchmarks.programs_musts import PLAIN, PROGRAMS, Run
+from tests.run_content import write_record
 from treadle.core.images import Image
 from treadle.recipes import find
 
@@ -219,16 +220,16 @@ def test_failures_and_timeouts_are_reported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("planned", "told"),
     [
-        ('{"epochs": 12}', ", after epoch 3 of 12: about 12.0 minutes in all"),
-        ('{"steps": 60}', ", after step 30 of 60: about 6.0 minutes in all"),
-        ("{}", ""),
+        ({"epochs": 12}, ", after epoch 3 of 12: about 12.0 minutes in all"),
+        ({"steps": 60}, ", after step 30 of 60: about 6.0 minutes in all"),
+        ({}, ""),
     ],
 )
 def test_an_interrupted_run_reports_its_progress(tmp_path, monkeypatch, planned, told):
     def cut_off(command, **options):
         directory = Path(command[command.index("--directory") + 1])
         run_of(directory, [{"loss": 1.0, "seconds": 60.0 * i} for i in (1, 2, 3)])
-        (directory / "run.json").write_text(f'{{"configuration": {planned}}}')
+        write_record(directory, {"id": "0a", "configuration": planned})
         raise subprocess.TimeoutExpired(command, 60)
 
     monkeypatch.setattr(programs.subprocess, "run", cut_off)

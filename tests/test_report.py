@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.report_directories import PATTERN, data_in, log_of, record, write_health, write_run
+from tests.report_directories import data_in, log_of, pattern, record, write_health, write_run
 from treadle.errors import DirectoryError
 from treadle.report import page
 from treadle.report.curves import MOST_POINTS, reduced
@@ -168,8 +168,11 @@ def test_images_are_embedded_and_those_in_between_left_out():
     assert [image["step"] for image in run["images"]] == [1, 2, 3, 5, 6, 7, 8]
     assert run["images_left_out"] == 2
     prefix, _, content = run["images"][0]["source"].partition(",")
-    assert (prefix, base64.b64decode(content)) == ("data:image/png;base64", PATTERN)
-    run = read("run", image_bytes=len(PATTERN) * 4)  # shared by two names
+    assert (prefix, base64.b64decode(content)) == (
+        "data:image/png;base64",
+        pattern("samples-1.png"),
+    )
+    run = read("run", image_bytes=len(pattern("samples-1.png")) * 4)  # shared by two names
     assert [image["step"] for image in run["images"]] == [1, 8]
 
 

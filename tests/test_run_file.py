@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.run_content import write_record
 from treadle.core import run_file, schema
 from treadle.core.directory import read_run
 from treadle.errors import DirectoryError
@@ -91,6 +92,12 @@ def test_missing_values_are_named(tmp_path):
     assert fault("", tmp_path) == "configuration.settings is missing"
     file.write_text(json.dumps({"configuration": {}, "finished": "2026-01-01"}))
     assert fault("", tmp_path) == "progress is missing, although the run is finished"
+    file.write_text(json.dumps(RUN))
+    assert fault("", tmp_path) == "files is missing, although the run is finished"
+    file.write_text(json.dumps({"configuration": {}}))
+    assert fault("", tmp_path) == "id is missing"
+    file.write_text(json.dumps({"configuration": {}, "id": "0a"}))
+    assert fault("", tmp_path) == "sha256 is missing"
 
 
 @pytest.mark.parametrize(
@@ -111,8 +118,8 @@ def test_text_that_is_not_a_record_is_explained(tmp_path, content, message):
 
 
 def test_a_run_of_a_script_may_have_settings_of_any_names_and_types(tmp_path):
-    run = {"configuration": {"epochs": "ten", "seed": None, "settings": 3, "rate": float("nan")}}
-    (tmp_path / "run.json").write_text(json.dumps(run))
+    configuration = {"epochs": "ten", "seed": None, "settings": 3, "rate": float("nan")}
+    write_record(tmp_path, {"id": "0a", "configuration": configuration})
     assert read_run(tmp_path)["configuration"]["epochs"] == "ten"
 
 
@@ -145,7 +152,8 @@ def test_only_a_regular_file_is_read(tmp_path):
 
 
 def test_progress_is_that_of_the_record():
-    assert run_file.progress_of(run_file.decode(json.dumps(RUN).encode())).step == 3
+    run = run_file.decode(run_file.encode({**RUN, "id": "0a", "files": {}}))
+    assert run_file.progress_of(run).step == 3
     assert run_file.progress_of({"configuration": {}}).step == 0
 
 

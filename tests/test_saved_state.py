@@ -50,7 +50,7 @@ def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
     [
         ({"call": "0"}, "loop.call is '0'; expected a whole number from -1 to "),
         ({"begun": {"step": 3}}, "loop.begun.epoch is missing. Move"),
-        ({"looked": []}, "loop.looked is a list; expected an object"),
+        ({"trigger_check": []}, "loop.trigger_check is a list; expected an object"),
         ({"averages": {"optimizer": -1}}, "loop.averages.optimizer is -1; expected a whole number"),
         ({"compilers": {"form": 3}}, "loop.compilers.form is 3; expected a text"),
         ({"means": {"epoch": {}}}, f"loop.means.look is missing{ADVICE}"),
@@ -120,7 +120,7 @@ class Foreign(treadle.Hook):
 
 
 def test_a_damaged_state_of_a_hook_is_named():
-    found = saved(hooks={"Checkpoint": {"meant": True}, "Foreign": {"a": 1}})
+    found = saved(hooks={"Checkpoint": {"measured": None, "meant": True}, "Foreign": {"a": 1}})
     with pytest.raises(CheckpointError) as caught:
         HookDispatcher([treadle.hooks.Checkpoint()]).restore(found)
     assert str(caught.value) == (

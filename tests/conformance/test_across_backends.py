@@ -49,10 +49,10 @@ def test_agrees_with_other_backends(name: str) -> None:
     trace = runs.from_same_start(name, STEPS)
     mine = keras.config.backend()
     folder().mkdir(parents=True, exist_ok=True)
-    partial = folder() / f"partial-{os.getpid()}.npz"
+    partial = folder() / f"partial-{os.getpid()}.safetensors"
     save_trace(trace, partial)
-    partial.rename(folder() / f"{name}-{mine}.npz")
-    others = [folder() / f"{name}-{backend}.npz" for backend in BACKENDS if backend != mine]
+    partial.rename(folder() / f"{name}-{mine}.safetensors")
+    others = [folder() / f"{name}-{backend}.safetensors" for backend in BACKENDS if backend != mine]
     found = [load_trace(file) for file in others if file.exists()]
     if not found:
         pytest.skip(f"no other backend has run yet: there is no other trace in {folder()}")

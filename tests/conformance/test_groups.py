@@ -15,7 +15,7 @@ import pytest
 
 from tests.forked import python
 from treadle.checkpoint import Checkpoints
-from treadle.checkpoint.learned import learned
+from treadle.checkpoint.run_files import learned
 from treadle.core.directory import CHECKPOINTS, read_run
 from treadle.core.processes import free_port
 

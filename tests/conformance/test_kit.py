@@ -13,6 +13,7 @@ from gradient_tasks import Substituted
 from keras import ops
 
 import treadle
+from treadle.checkpoint.arrays import write_arrays
 from treadle.errors import ConfigurationError, StateError, StepError
 from treadle.testing import (
     Trace,
@@ -138,7 +139,7 @@ def test_rounding_agrees_and_whole_numbers_must_be_equal() -> None:
 
 
 def test_traces_survive_their_file(tmp_path: Path) -> None:
-    file = tmp_path / "trace.npz"
+    file = tmp_path / "trace.safetensors"
     half = np.array([1.0, 2.5], ml_dtypes.bfloat16)
     kept = trace(model__half=half, flag=True, counter=np.uint32(7), empty=np.zeros((0, 3)))
     kept.weights["loss"] = np.array([3.0, 4.0])
@@ -152,10 +153,15 @@ def test_traces_survive_their_file(tmp_path: Path) -> None:
             assert before[name].dtype == after[name].dtype
             assert before[name].shape == after[name].shape
             np.testing.assert_array_equal(before[name], after[name])
-    with np.load(file, allow_pickle=False) as raw:
-        assert "about" in raw.files
-        for name in raw.files:
-            assert raw[name].dtype.kind in "biuf"
+    write_arrays(file, {"a": half})
+    with pytest.raises(StateError) as caught:
+        load_trace(file)
+    assert str(caught.value) == (
+        f"{file} holds arrays, but no trace (KeyError: 'about'). Name a file that "
+        "treadle.testing.save_trace wrote"
+    )
+    with pytest.raises(StateError, match=r"trace\.npz is not the name of a file of arrays"):
+        save_trace(kept, tmp_path / "trace.npz")
 
 
 def test_changed_names_what_changed_in_any_bit() -> None:

@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(runs: Any, tmp_path: P
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda record: record["about"].pop("run"),  # as in an earlier version
+        lambda record: record["about"].pop("run"),
         lambda record: record["about"].update(run=3),
         lambda record: record["about"]["run"].update(calls=[3]),
         lambda record: record["about"]["run"].update(calls={"!array": 0}),

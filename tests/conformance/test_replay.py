@@ -85,7 +85,7 @@ def test_the_task_is_left_as_it_was_after_the_step(noisy_run: Path) -> None:
 def test_the_report_shows_the_values_that_the_step_computed(tmp_path: Path) -> None:
     train(plain, tmp_path / "run")
     found = visit(plain, source(), tmp_path / "run", 7)
-    file = tmp_path / "step.npz"
+    file = tmp_path / "step.safetensors"
     found.save(file)
     kept = read_arrays(file)
     x, y = arrays()

@@ -82,11 +82,11 @@ def test_the_command_that_ends_the_message_names_the_row(mine: Callable[..., Any
 
 def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
     mine("run", "mine.py", "--directory", "run", "--set", "bad=-1", "--quiet")
-    found = mine("replay", "run", "--step", 9, "--json", "--save", "step.npz")
+    found = mine("replay", "run", "--step", 9, "--json", "--save", "step.safetensors")
     told = json.loads(found.stdout)
     assert told["agreement"]["exact"] and told["epoch"] == 2
     assert told["values"]["loss"] == logged(Path("run"))[9]["loss"]
-    kept = read_arrays("step.npz")
+    kept = read_arrays("step.safetensors")
     assert kept["gradients/model/layers/0/kernel"].shape == (3, 4)
     least = min(line["loss"] for line in logged(Path("run")).values())
     shown = mine("replay", "run", "--bisect", f"loss <= {least}").output
@@ -97,6 +97,10 @@ def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
         (["--bisect", "loss >"], "cannot read the condition 'loss >'"),
         (["--step", 99], "there is no step 99 in run: its steps are 1 to 15"),
         (["--step", 1, "--save", "none/x.npz"], "--save none/x.npz: there is no folder none"),
+        (
+            ["--step", 1, "--save", "x.npz"],
+            "--save x.npz: arrays are saved as .safetensors. Use --save x.safetensors",
+        ),
     ):
         assert message in mine("replay", "run", *arguments, code=2).output
 

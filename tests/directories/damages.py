@@ -15,8 +15,8 @@ HUGE = 1 << 36  # bytes, none of which is written
 
 # Names that a run writes for a moment, and names that commands may look for.
 PASSING = (
-    *("run.json.partial", "epochs.csv.partial", "state.safetensors.partial", "state.npz"),
-    *("state.npz.partial", "model.partial.keras", "model.keras.partial", ".writable", ".lock"),
+    *("run.json.partial", "epochs.csv.partial", "state.safetensors.partial", ".writable"),
+    *("model.partial.keras", "model.keras.partial", ".lock"),
     *("images/picture-24.png", "images/picture-24.png.partial", "checkpoints/.partial-x"),
     *("checkpoints/step-000000000099", "checkpoints/step-000000000024", "curves.png"),
 )

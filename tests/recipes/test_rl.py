@@ -247,12 +247,6 @@ def test_the_replay_buffer_holds_the_newest_transitions_and_is_restored():
         assert other.added == buffer.added
         for name, column in buffer.columns.items():
             np.testing.assert_array_equal(column, other.columns[name])
-    old, other = buffer.state(), ReplayBuffer(8)
-    old["following"] = old.pop("next_observations")  # the names in older checkpoints
-    old["terminated"] = old.pop("terminations")
-    other.restore(old)
-    for name, column in buffer.columns.items():
-        np.testing.assert_array_equal(column, other.columns[name])
     state = np.random.get_state()
     drawn = buffer.sample(200)["observations"]
     np.random.set_state(state)

@@ -12,7 +12,7 @@ import numpy as np
 from ..core import structures
 from ..core.schema import MOST, shown
 from ..errors import DataError
-from .dtypes import dtype_named, name_of
+from .arrays import dtype_named, name_of
 
 READING_ERRORS = (LookupError, TypeError, AttributeError, ValueError, DataError)
 """What a step usually raises when it reads a batch of another structure than it expects."""

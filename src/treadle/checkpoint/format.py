@@ -7,8 +7,8 @@
     fixed/<its SHA-256>.safetensors       variables that no step changes, shared by all checkpoints
 
 In these files, a variable is called `state/<its path>`, and the arrays of hooks and sources are
-called `nested/0`, `nested/1` and so on. Format 1, which is only read, is in `format_1.py`.
-Checkpoints in which several processes wrote parts of arrays have format 3; see `parts.py`.
+called `nested/0`, `nested/1` and so on. If several processes write parts of arrays, their files are
+next to `arrays.safetensors`; see `parts.py`.
 
 If a step is saved again, its folder is step-000000000012-1, then -2. The highest number is valid,
 and the previous folder is removed only when the new one is on disk. A checkpoint that equals the
@@ -28,15 +28,11 @@ from ..core.processes import process_group
 from ..core.progress import Progress
 from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
-from .digest import Digest, digest_of, digest_of_file
-from .dtypes import Array, name_of
+from .arrays import SUFFIX, Array, Digest, digest_of, digest_of_file, name_of, pieces
 from .parts import about_of, check_parts, described_parts, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
-from .tensor_file import SUFFIX, pieces
 
-# The newest version of the format. Every later version of Treadle can read it. Checkpoints without
-# parts of arrays are still written in format 2, which earlier versions of Treadle can read too.
-FORMAT, WITHOUT_PARTS = 3, 2
+FORMAT = 1
 
 MANIFEST, DIGEST, FIXED = "manifest.json", "manifest.sha256", "fixed"
 SECTIONS = ("loop", "source", "hooks", "about")
@@ -163,7 +159,7 @@ class Draft:
         self.reported = False
         self.split = split_arrays(checkpoint)
         self._record: dict[str, Any] = {
-            "format": FORMAT if self.split else WITHOUT_PARTS,
+            "format": FORMAT,
             "progress": encode(asdict(checkpoint.progress), "progress", nested),
         }
         for section in SECTIONS:

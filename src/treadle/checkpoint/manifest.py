@@ -5,9 +5,8 @@ are compared with those of its files.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import inf, prod
 from typing import Any, cast
@@ -16,13 +15,11 @@ from ..core.folder import Folder
 from ..core.progress import Progress
 from ..core.split_arrays import Grid
 from ..errors import CheckpointError
-from .dtypes import DType, dtype_named
+from .arrays import SUFFIX, DType, dtype_named
 from .format import DIGEST, FORMAT, MANIFEST, SECTIONS, digest_line, entry_of, nested_entry
 from .parts import PARTS, is_part, part_entry, part_file
 from .structure import MOST_BYTES, decode, parse_json
-from .tensor_file import SUFFIX
 
-LONGEST_ENTRY = 200
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -39,14 +36,12 @@ class StoredArray:
         entry: The name of the array in its file.
         shape: The shape.
         dtype: The dtype.
-        crc32: The checksum in format 1, and of parts; 0 for others, whose files have a hash alone.
     """
 
     file: str
     entry: str
     shape: tuple[int, ...]
     dtype: DType
-    crc32: int
 
     @property
     def nbytes(self) -> int:
@@ -62,11 +57,13 @@ class StoredSplit:
         grid: How it is cut into parts.
         dtype: The dtype.
         parts: The parts by number.
+        crc32: The checksum of each part.
     """
 
     grid: Grid
     dtype: DType
     parts: Sequence[StoredArray]
+    crc32: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,6 @@ class Manifest:
     """The parsed manifest of a checkpoint.
 
     Attributes:
-        format: The version of the format.
         progress: The progress of the run.
         sections: The encoded sections `loop`, `source`, `hooks` and `about`, without their arrays.
         files: The files by name: `arrays`, `fixed` if there is one, and those of parts.
@@ -91,7 +87,6 @@ class Manifest:
         nested: The arrays of the sections.
     """
 
-    format: int
     progress: Progress
     sections: dict[str, Any]
     files: dict[str, StoredFile]
@@ -139,40 +134,36 @@ def read_manifest(folder: Folder, name: str) -> Manifest:
     try:
         record = _dict(parse_json(data), "it")
         version = record.get("format")
-        if type(version) is not int or not 1 <= version <= FORMAT:
+        if type(version) is not int or version != FORMAT:
             raise UnknownFormatError(
                 f"{path} is of format {ascii(version)[:40]}, and this version of Treadle reads "
-                f"formats 1 to {FORMAT}: use the version that wrote it"
+                f"format {FORMAT}: use the version that wrote it"
             )
-        return _manifest(record, version)
+        return _manifest(record)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint's: {error}") from error
 
 
-def _manifest(record: dict[str, Any], version: int) -> Manifest:
+def _manifest(record: dict[str, Any]) -> Manifest:
     sections = {name: record.get(name) for name in SECTIONS}
     check_sections(sections)
-    suffix = ".npz" if version == 1 else SUFFIX
     stored: dict[str, StoredFile] = {}
     for name, file in _dict(record.get("files"), "files").items():
         sha256 = _sha256(_dict(file, name).get("sha256"), f"the SHA-256 of {name}")
         size = _count(file.get("size"), f"the size of {name}")
-        stored[name] = StoredFile(f"{sha256 if name == 'fixed' else name}{suffix}", sha256, size)
-    others = {name for name in stored if not (version >= 3 and is_part(name))}
+        stored[name] = StoredFile(f"{sha256 if name == 'fixed' else name}{SUFFIX}", sha256, size)
+    others = {name for name in stored if not is_part(name)}
     if "arrays" not in others or not others <= {"arrays", "fixed"}:
         raise ValueError(f"its files are {shown(', '.join(stored))}")
     state = _dict(record.get("state"), "state")
     nested = _list(record.get("nested"), "nested")
-    manifest = Manifest(
-        version,
+    return Manifest(
         _progress(_dict(record.get("progress"), "progress")),
         sections,
         stored,
-        {path: _variable(path, array, stored, version) for path, array in state.items()},
-        [_array(array, stored, version, nested_entry(i)) for i, array in enumerate(nested)],
+        {path: _variable(path, array, stored) for path, array in state.items()},
+        [_array(array, stored, nested_entry(i)) for i, array in enumerate(nested)],
     )
-    check_unique(array.entry for array in manifest.arrays)
-    return manifest
 
 
 def check_sections(sections: Mapping[str, Any]) -> None:
@@ -182,12 +173,10 @@ def check_sections(sections: Mapping[str, Any]) -> None:
             _dict(part, name)
 
 
-def _variable(
-    path: str, value: Any, stored: Mapping[str, StoredFile], version: int
-) -> StoredArray | StoredSplit:
+def _variable(path: str, value: Any, stored: Mapping[str, StoredFile]) -> StoredArray | StoredSplit:
     record = _dict(value, "an array")
-    if version < 3 or record.get("file") != PARTS:
-        return _array(value, stored, version, entry_of(path))
+    if record.get("file") != PARTS:
+        return _array(value, stored, entry_of(path))
     sizes = _list(record.get("shape"), "a shape")
     shape = tuple(_count(n, f"the shape of {shown(path)}") for n in sizes)
     starts = tuple(tuple(_list(axis, "starts")) for axis in _list(record.get("starts"), "starts"))
@@ -198,6 +187,7 @@ def _variable(
     if len(parts) != grid.parts:
         raise ValueError(f"{shown(path)} has {len(parts)} parts, but is cut into {grid.parts}")
     found: list[StoredArray] = []
+    sums: list[int] = []
     for number, (part, place) in enumerate(zip(parts, grid.regions(), strict=True)):
         entry, numbers = part_entry(path, number), _list(part, "a part")
         if len(numbers) != 2:
@@ -207,13 +197,13 @@ def _variable(
             "shape": [s.stop - s.start for s in place],
             "dtype": record.get("dtype"),
         }
-        crc32 = _count(numbers[1], "a CRC-32")
-        found.append(replace(_array(described, stored, version, entry), crc32=crc32))
+        sums.append(_count(numbers[1], "a CRC-32"))
+        found.append(_array(described, stored, entry))
     dtype = found[0].dtype
     # Parts without elements fit into any file; no array can have such a shape.
     if prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 63:
         raise ValueError(f"{shown(path)} has the shape {shown(shape)}")
-    return StoredSplit(grid, dtype, found)
+    return StoredSplit(grid, dtype, found, sums)
 
 
 def _are_starts(starts: tuple[Any, ...], size: int) -> bool:
@@ -223,12 +213,8 @@ def _are_starts(starts: tuple[Any, ...], size: int) -> bool:
     return numbers[:1] == [0] and rising and (len(numbers) == 1 or numbers[-1] < size)
 
 
-def _array(value: Any, stored: Mapping[str, StoredFile], version: int, entry: str) -> StoredArray:
+def _array(value: Any, stored: Mapping[str, StoredFile], entry: str) -> StoredArray:
     record = _dict(value, "an array")
-    crc32 = 0
-    if version == 1:
-        entry = _entry_1(record.get("entry"))
-        crc32 = _count(record.get("crc32"), "a CRC-32")
     file = record.get("file")
     if not isinstance(file, str) or file not in stored:
         raise ValueError(f"the file of {entry} is {shown(file)}")
@@ -236,26 +222,13 @@ def _array(value: Any, stored: Mapping[str, StoredFile], version: int, entry: st
     dtype = record.get("dtype")
     if not isinstance(dtype, str):
         raise ValueError(f"the dtype of {entry} is {shown(dtype)}")
-    array = StoredArray(file, entry, shape, dtype_named(dtype), crc32)
+    array = StoredArray(file, entry, shape, dtype_named(dtype))
     if len(shape) > 64 or array.nbytes > stored[file].size:
         raise ValueError(
             f"{entry} of shape {shown(shape)} and dtype {array.dtype} does not fit into its file "
             f"of {stored[file].size:,} bytes"
         )
     return array
-
-
-def _entry_1(name: Any) -> str:
-    """Check a name in an archive of format 1: a path that stays below its folder."""
-    if (
-        not isinstance(name, str)
-        or len(name) > LONGEST_ENTRY
-        or not (name.isascii() and name.isprintable())
-        or "\\" in name
-        or any(part in ("", ".", "..") for part in name.split("/"))
-    ):
-        raise ValueError(f"an entry is called {shown(name)}, which is not a valid name")
-    return name
 
 
 def _progress(record: dict[str, Any]) -> Progress:
@@ -266,13 +239,6 @@ def _progress(record: dict[str, Any]) -> Progress:
         if type(value) not in kinds or value < 0:
             raise ValueError(f"its progress has an invalid {shown(name)}: {shown(value)}")
     return Progress(**record)
-
-
-def check_unique(entries: Iterable[str]) -> None:
-    """Raise a `ValueError` if a name occurs twice."""
-    for entry, times in Counter(entries).items():
-        if times > 1:
-            raise ValueError(f"it names the entry {shown(entry)} twice")
 
 
 def _dict(value: Any, what: str) -> dict[str, Any]:

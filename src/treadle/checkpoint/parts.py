@@ -1,4 +1,4 @@
-"""The parts of arrays that several processes hold together, in a checkpoint of format 3.
+"""The parts of arrays that several processes hold together, in a checkpoint.
 
     step-000000000012/part-00001.safetensors  the parts that process 1 writes
 
@@ -18,9 +18,7 @@ from ..core.folder import Folder
 from ..core.processes import process_group
 from ..core.split_arrays import Array, OwnParts
 from ..errors import CheckpointError
-from .digest import Digest
-from .dtypes import name_of
-from .tensor_file import SUFFIX, pieces
+from .arrays import SUFFIX, Digest, name_of, pieces
 
 PARTS = "parts"  # in place of the file of an array
 MOST_PARTS = 90_000

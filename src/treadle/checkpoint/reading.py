@@ -16,9 +16,8 @@ import numpy as np
 from ..core.folder import Folder
 from ..core.split_arrays import StoredParts
 from ..errors import CheckpointError
-from .dtypes import Array
+from .arrays import Array, header, in_file_order, read_numbers
 from .format import FIXED, MANIFEST, Checkpoint
-from .format_1 import read_archive
 from .manifest import (
     Manifest,
     StoredArray,
@@ -29,7 +28,6 @@ from .manifest import (
 )
 from .parts import is_part, mine
 from .structure import decode
-from .tensor_file import header, in_file_order, read_numbers
 
 
 def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
@@ -57,7 +55,6 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
     manifest = read_manifest(folder, name)
     every = manifest.arrays
     found: dict[str, Array] = {}
-    read_file = read_archive if manifest.format == 1 else _read_tensors
     files_of_parts = {part for part in manifest.files if is_part(part)}
     left = files_of_parts - mine(files_of_parts) if together else set[str]()
     for part, stored in manifest.files.items():
@@ -73,7 +70,7 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
                     f"{stored.size:,}"
                 )
             if part not in left:
-                read = read_file(path, file, stored, arrays)
+                read = _read_tensors(path, file, stored, arrays)
                 found |= {} if together and part in files_of_parts else read
     nested = [found[array.entry] for array in manifest.nested]
     try:
@@ -151,7 +148,7 @@ class _PartReader:
                 found = read_numbers(file, part.shape, part.dtype, update)
             except EOFError:
                 found = None
-            if found is None or crc32 != part.crc32:
+            if found is None or crc32 != stored.crc32[number]:
                 raise CheckpointError(
                     f"{place.path / self._files[part.file]} has changed after it was verified: the "
                     f"CRC-32 of {part.entry} is not the one in the manifest. Start again, and the "
@@ -173,10 +170,19 @@ def _header(ordered: Sequence[StoredArray]) -> bytes:
 def _read_tensors(
     path: Path, file: BinaryIO, stored: StoredFile, arrays: Sequence[StoredArray]
 ) -> dict[str, Array]:
-    """Read the arrays of one file, by entry; the arguments are those of `read_archive`.
+    """Read the arrays of one file, by entry.
 
     The library is not used: it would open the file again by its name, after the checks. Reading
     here also takes one pass, in which the file is hashed.
+
+    Args:
+        path: The path of the file, for error messages.
+        file: The file, which has the size in the manifest.
+        stored: The file as the manifest declares it.
+        arrays: Its arrays as the manifest declares them.
+
+    Raises:
+        CheckpointError: If the file is damaged, or does not hold what the manifest says.
     """
     ordered = in_file_order(arrays, lambda array: array.dtype)
     start = _header(ordered)

@@ -29,7 +29,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import CheckpointError, DataError
-from .dtypes import Array, name_of
+from .arrays import Array, name_of
 
 # Limits on input, so that a malicious file cannot exhaust memory: Python values take up to 30 times
 # the size of their JSON. Longer lists must be stored as arrays.

@@ -175,7 +175,7 @@ def _terminating() -> Generator[None]:
 
 def _values(directory: Path) -> dict[str, Any]:
     """Return the values of all steps, by name, and the variables, by path."""
-    from ..checkpoint.learned import learned
+    from ..checkpoint.run_files import learned
     from ..hooks.log_file import read  # late: they import NumPy
 
     log = read(directory / LOG)

@@ -273,11 +273,16 @@ def replay(
 
     Examples:
       treadle replay runs/mine --step 120
-      treadle replay runs/mine --bisect 'loss > 5' --save step.npz
+      treadle replay runs/mine --bisect 'loss > 5' --save step.safetensors
     """
     with reporting_errors():
         if save is not None and not save.absolute().parent.is_dir():
             raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
+        if save is not None and save.suffix != ".safetensors":
+            raise ConfigurationError(
+                f"--save {save}: arrays are saved as .safetensors. Use --save "
+                f"{save.with_suffix('.safetensors')}"
+            )
         with output.kept_free(json):
             given = Given(data_dir, task, trust)
             found = inspecting.replay(directory, step, bisect, given, quiet=json)

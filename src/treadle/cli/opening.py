@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.backend_choice import choose_backend
 from ..core.directory import why_unfinished
 from ..core.options import Options
-from ..core.renamed import with_current_names
 from ..core.run_file import RunFile
 from ..errors import BackendError, DirectoryError
 from ..recipes import make
@@ -89,7 +88,7 @@ def made_again(
         devices,
     )
     with environment.showing("making the task", quiet), overriding(**ran, devices=devices):
-        return make(recipe, with_current_names(configuration, recipe.module)["settings"])
+        return make(recipe, configuration["settings"])
 
 
 def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
@@ -99,7 +98,7 @@ def state_of(directory: Path, doing: str) -> Mapping[str, Any]:
         directory: The run directory.
         doing: What is done with the state, for the note about an unfinished run.
     """
-    from ..checkpoint.learned import learned  # late: it imports NumPy
+    from ..checkpoint.run_files import learned  # late: it imports NumPy
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -303,7 +303,7 @@ Trust = Annotated[
 Save = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.npz",
+        metavar="FILE.safetensors",
         help="Write batch, activations, gradients and updates to this file.",
         show_default=False,
         rich_help_panel=WHERE,

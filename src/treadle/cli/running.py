@@ -11,12 +11,11 @@ from typing import Any
 import treadle
 
 from ..core.directory import RUN, LostRecordError, read_run
-from ..core.identity import changed_code, code_of
 from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
-from ..core.renamed import with_current_names
 from ..core.run_file import RunFile
 from ..core.triggers import Span
+from ..core.user_code import changed_code, code_of
 from ..errors import (
     ConfigurationError,
     DirectoryError,
@@ -183,7 +182,7 @@ def resume(
     return train(
         Request(
             recipe=recipe,
-            settings=with_current_names(configuration, recipe.module)["settings"],
+            settings=configuration["settings"],
             **how_long,
             backend=configuration["backend"],
             precision=configuration["precision"],

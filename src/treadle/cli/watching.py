@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.activity import is_in_use
 from ..core.directory import LOG
+from ..core.lock import is_in_use
 from ..core.run_file import flattened
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError

@@ -1,16 +1,13 @@
-"""Identity of a run: constructor arguments of the task, facts about the data, hashes of user code.
+"""Identity of a run: constructor arguments of the task, and facts about the data.
 
 This module needs no framework: Keras objects are described by their `get_config`.
 """
 
-import ast
-import hashlib
 import inspect
 import json
 import math
 import platform
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,14 +18,12 @@ from typing import Any, Final
 
 from .attributes import attributes_of
 from .determinism import is_deterministic
-from .functions import closure_of, code_in, function_of
 from .options import backend_name, precision_name, run_seed, without_tensorflow
-from .ownership import Project, namespace_of, namespace_of_class
+from .user_code import PLAIN, function_of, namespace_of
 
 SHARDED: Final = "sharded over {} processes (inexact on another number of processes)"
 """What a plan says about a source of which each process reads its own share."""
 
-PLAIN = (bool, int, float, str, type(None))
 SOURCE_FACTS = (
     "length",
     "batch_examples",
@@ -39,7 +34,6 @@ SOURCE_FACTS = (
     "seed",
 )
 PACKAGES = ("treadle", "keras", "tensorflow", "jax", "torch", "numpy")
-NAMED = 5  # functions and classes listed in a message
 LONGEST = 100  # longer lists are described by their length only
 
 
@@ -230,118 +224,6 @@ def described(value: Any, nested: bool = True) -> Any:
         if name != "name" and part is not None and (inner or isinstance(part, PLAIN)):
             found[name] = _without_names(described(part))
     return found
-
-
-def code_of(task: Any) -> dict[str, str]:
-    """Return short hashes of the user's code that a task consists of.
-
-    Included are the methods of its class and base classes, the functions among its constructor
-    arguments, and the functions, classes and plain values that these refer to by name, if they are
-    in the task's own project (see `ownership`). Comments and whitespace are ignored. Code without
-    an available source, for example from an interactive shell, is left out.
-
-    Returns:
-        Hashes by qualified name: `{"Digits.train_step": "1b4f0e9851971998"}`.
-    """
-    functions = getattr(task, "_made_with", MadeWith({})).functions
-    code = _Code(Project([type(task), *map(function_of, functions)]))
-    code.take_class(type(task))
-    for function in functions:
-        code.take(function)
-    return {name: "+".join(sorted(hashes)) for name, hashes in sorted(code.found.items())}
-
-
-def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str = "this run") -> str:
-    """Return a sentence on the changes between two results of `code_of`, or an empty string.
-
-    Args:
-        before: The earlier result.
-        now: The later result.
-        since: The time of the earlier result, for the sentence.
-
-    Example:
-        >>> changed_code({"M.train_step": "1b4f"}, {"M.train_step": "77c2"})[:51]
-        'the code of M.train_step changed since this run, so'
-    """
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if not before or not now or not names:
-        return ""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return (
-        f"the code of {', '.join(names[:NAMED])}{more} changed since {since}, so its results are "
-        "those of other code: fresh=True (--fresh) trains from scratch"
-    )
-
-
-class _Code:
-    """Collects hashes of a project's code, following the names that it refers to."""
-
-    def __init__(self, project: Project) -> None:
-        self._project = project
-        self.found: dict[str, set[str]] = {}  # a set, since two modules may use the same name
-        self._seen: set[int] = set()
-
-    def take_class(self, kind: type) -> None:
-        """Add the methods and plain attributes of a class and of its base classes."""
-        for base in kind.__mro__:
-            if not self._project.owns(namespace_of_class(base)) or not self._first(base):
-                continue
-            for name, member in list(vars(base).items()):
-                if issubclass(type(member), PLAIN) and not name.startswith("__"):
-                    self._take_value(f"{base.__qualname__}.{name}", member)
-                else:
-                    self.take(member)
-
-    def take(self, thing: Any) -> None:
-        """Add a function, unwrapped if needed, and everything that it refers to by name."""
-        function = function_of(thing)
-        if function is None or not self._first(function):
-            return
-        if not self._project.owns(function.__globals__):
-            return
-        try:
-            source = inspect.getsource(function)
-        except (OSError, TypeError):
-            return
-        self._found(function.__qualname__, _without_comments(source))
-        names = {name for code in code_in(function.__code__) for name in code.co_names}
-        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        for name, value in {**used, **closure_of(function)}.items():
-            if issubclass(type(value), ModuleType):
-                parts = namespace_of(value)
-                if self._project.owns(parts):
-                    for part in names & set(parts):
-                        self._take_used(f"{name}.{part}", parts[part])
-            else:
-                self._take_used(name, value)
-
-    def _take_used(self, name: str, value: Any) -> None:
-        kind = type(value)  # isinstance would access `__class__` of a lazy object
-        if issubclass(kind, type):
-            self.take_class(value)
-        elif issubclass(kind, PLAIN):
-            self._take_value(name, value)
-        else:
-            self.take(value)
-
-    def _take_value(self, name: str, value: Any) -> None:
-        if not name.startswith("__"):  # such as __file__
-            self._found(name, repr(value))
-
-    def _found(self, name: str, text: str) -> None:
-        self.found.setdefault(name, set()).add(hashlib.sha256(text.encode()).hexdigest()[:16])
-
-    def _first(self, thing: Any) -> bool:
-        new = id(thing) not in self._seen
-        self._seen.add(id(thing))
-        return new
-
-
-def _without_comments(source: str) -> str:
-    try:
-        return ast.unparse(ast.parse(textwrap.dedent(source)))
-    except SyntaxError:  # the source of a lambda is only a part of a statement
-        return source
 
 
 def _without_names(value: Any) -> Any:

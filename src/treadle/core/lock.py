@@ -1,4 +1,4 @@
-"""A lock on a run directory, so that no two processes train into the same directory."""
+"""The lock on a run directory: no two processes train into it, and others see that one does."""
 
 import errno
 import json
@@ -91,15 +91,58 @@ class Lock:
             self.release()
 
 
-def _owner(folder: Folder) -> str:
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process trains in a run directory, without changing it.
+
+    The lock itself is only tried if the file that names its holder exists, and does not name a
+    process of this machine that ended: a run that starts at the same time would be rejected.
+    """
+    with Folder.open(directory) as folder:
+        if folder.kind(HOLDER) is None or _has_ended(folder):
+            return False
+        if fcntl is None or folder.descriptor is None:
+            return True
+        try:
+            fcntl.flock(folder.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.flock(folder.descriptor, fcntl.LOCK_UN)
+        return False
+
+
+def _has_ended(folder: Folder) -> bool:
+    """Return whether the process that locked a directory ran on this machine, and has ended."""
+    holder = _holder(folder)
+    if holder is None or holder[1] != socket.gethostname():
+        return False
     try:
-        owner: Any = json.loads(folder.read(HOLDER, limit=_LONGEST))
-        pid, host = int(owner["pid"]), clean(owner["host"], limit=80)
-    except (DirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        os.kill(holder[0], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _owner(folder: Folder) -> str:
+    holder = _holder(folder)
+    if holder is None:
         return "another process"
+    pid, host = holder
     if pid == os.getpid() and host == socket.gethostname():
         return "another loop of this process"
-    return f"process {pid} on {host}"
+    return f"process {pid} on {clean(host, limit=80)}"
+
+
+def _holder(folder: Folder) -> tuple[int, str] | None:
+    """Return the process that locked a directory, and its machine; None if that is unknown."""
+    try:
+        found: Any = json.loads(folder.read(HOLDER, limit=_LONGEST))
+        pid, host = found["pid"], found["host"]
+    except (DirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    is_valid = type(pid) is int and 0 < pid < 1 << 31 and isinstance(host, str)
+    return (pid, host) if is_valid else None
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()

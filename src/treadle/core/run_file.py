@@ -50,7 +50,7 @@ class Resume(TypedDict):
 
 
 class RunFile(TypedDict, total=False):
-    """The content of `run.json`. Everything but `configuration` may be missing.
+    """The content of `run.json`. Everything but `configuration`, `id` and `sha256` may be missing.
 
     Attributes:
         format: The version of the format.
@@ -82,7 +82,7 @@ class RunFile(TypedDict, total=False):
     """
 
     format: int
-    id: str
+    id: Required[str]
     configuration: Required[dict[str, Any]]
     code: dict[str, str]
     calls: list[dict[str, Any]]
@@ -229,13 +229,15 @@ def decode(data: bytes) -> RunFile:
         ValueError: If it is not JSON, or a value has another type or is out of bounds.
 
     Example:
-        >>> decode(b'{"configuration": {"backend": "jax"}}')["configuration"]
+        >>> decode(encode({"id": "0a", "configuration": {"backend": "jax"}}))["configuration"]
         {'backend': 'jax'}
     """
     found = schema.parse(data, MOST_VALUES)
     check(found)
-    # Only records of earlier versions have neither.
-    if ("id" in found or "sha256" in found) and found.get("sha256") != _sha256(found):
+    for name in ("id", "sha256"):
+        if name not in found:
+            raise ValueError(f"{name} is missing")
+    if found["sha256"] != _sha256(found):
         raise ValueError("its SHA-256 is not the one in it")
     return found
 
@@ -244,7 +246,7 @@ def encode(run: Mapping[str, Any]) -> bytes:
     """Return the text of `run.json`, with the SHA-256 of its content.
 
     Example:
-        >>> decode(encode({"configuration": {"seed": 3}}))["configuration"]
+        >>> decode(encode({"id": "0a", "configuration": {"seed": 3}}))["configuration"]
         {'seed': 3}
     """
     content = json.loads(json.dumps(run, default=str))  # as it is read again
@@ -268,8 +270,9 @@ def check(found: Any) -> None:
     run = cast(RunFile, found)
     if "recipe" in run["configuration"]:
         _of_command(run["configuration"], "configuration")
-    if run.get("finished") and "progress" not in run:
-        raise ValueError("progress is missing, although the run is finished")
+    for name in ("progress", "files"):
+        if run.get("finished") and name not in run:
+            raise ValueError(f"{name} is missing, although the run is finished")
 
 
 def copy_of(run: RunFile) -> dict[str, Any]:

@@ -36,16 +36,7 @@ _MODULE_OF = {
 }
 
 
-_RENAMED = {"closed": "closed_loop"}
-"""Old public names, which still work with a warning."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        from ..core.deprecation import warn_renamed
-
-        warn_renamed(f"treadle.data.{name}", f"treadle.data.{_RENAMED[name]}")
-        name = _RENAMED[name]
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"treadle.data.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'treadle.data' has no attribute {name!r}")

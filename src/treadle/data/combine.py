@@ -14,7 +14,6 @@ from .source import (
     Reader,
     ReadRequest,
     Source,
-    is_closed_loop,
     position_of,
     read_from,
     shards_of,
@@ -129,7 +128,7 @@ class GroupSource(BaseSource):
     @property
     def closed_loop(self) -> bool:
         """Whether the source's batches depend on the state of the run."""
-        return is_closed_loop(self.source)
+        return self.source.closed_loop
 
     def open(self, request: ReadRequest) -> "GroupReader":
         """Open a reader of groups. The position is that of the underlying source.
@@ -252,7 +251,7 @@ class ZippedSource(BaseSource):
     @property
     def closed_loop(self) -> bool:
         """Whether the batches of any source depend on the state of the run."""
-        return any(is_closed_loop(part) for _, part in self.parts)
+        return any(part.closed_loop for _, part in self.parts)
 
     @property
     def _shortest(self) -> int | None:

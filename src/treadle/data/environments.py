@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..core.deprecation import warn_renamed
 from ..core.options import run_seed
 from ..errors import ConfigurationError, DataError, whole_number
 from .order import hashed
@@ -25,16 +24,6 @@ PURPOSE: Final = 3
 
 RECENT: Final = 100
 """The number of recent episodes whose returns are kept; benchmarks usually average over as many."""
-
-
-def _renamed(old: str, new: str) -> property:
-    """Return a property for the former name of an attribute of `Moves`."""
-
-    def value(moves: "Moves") -> Array:
-        warn_renamed(f"Moves.{old}", f"Moves.{new}")
-        return getattr(moves, new)
-
-    return property(value, doc=f"The former name of `{new}`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +53,6 @@ class Moves:
     next_observations: Array
     terminations: Array
     truncations: Array
-
-    following = _renamed("following", "next_observations")
-    terminated = _renamed("terminated", "terminations")
-    truncated = _renamed("truncated", "truncations")
 
     @property
     def ended(self) -> Array:

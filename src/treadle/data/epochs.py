@@ -13,7 +13,6 @@ from .source import (
     Reader,
     ReadRequest,
     Source,
-    is_closed_loop,
     position_of,
     read_from,
     shards_of,
@@ -93,7 +92,7 @@ class LimitedSource(BaseSource):
     @property
     def closed_loop(self) -> bool:
         """Whether the source's batches depend on the state of the run."""
-        return is_closed_loop(self.source)
+        return self.source.closed_loop
 
     def open(self, request: ReadRequest) -> "Head | Stream":
         """Open a reader of the first batches of an epoch, or of the next batches of a stream.

@@ -33,7 +33,6 @@ from .source import (
     Reader,
     ReadRequest,
     Source,
-    is_closed_loop,
     position_of,
     read_from,
 )
@@ -116,7 +115,7 @@ class ShardedSource(BaseSource):
     def __init__(self, share: Source) -> None:
         self.share, self.shards = share, process_group().size
         mine = [share.length, share.endless, share.batch_examples, share.inexact]
-        found = process_group().exchange([*mine, is_closed_loop(share)], "making a sharded source")
+        found = process_group().exchange([*mine, share.closed_loop], "making a sharded source")
         lengths, endless, examples, reasons, closed = map(list, zip(*found, strict=True))
         self.endless = any(endless)
         self.length: int | None = None if None in lengths or self.endless else max(lengths)

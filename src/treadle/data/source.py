@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
-from ..core.deprecation import warn_renamed
 from ..core.hook import LoopView
 
 Position = Mapping[str, Any]
@@ -154,12 +153,6 @@ class BaseSource(ABC):
         """Read an epoch, starting at batch `start`; see `ReadRequest` for the arguments."""
         return self.open(ReadRequest(epoch, start, seed, loop, ordered, position, since))
 
-    @property
-    def closed(self) -> bool:
-        """The former name of `closed_loop`."""
-        warn_renamed(f"{type(self).__name__}.closed", "closed_loop")
-        return is_closed_loop(self)
-
 
 def read_from(source: Source, request: ReadRequest) -> Reader:
     """Open a reader of any source: the only place where a request becomes arguments of `read`.
@@ -180,24 +173,12 @@ def read_from(source: Source, request: ReadRequest) -> Reader:
     )
 
 
-def is_closed_loop(source: Any) -> bool:
-    """Return `source.closed_loop`, or `source.closed` if a user's source has only the old name."""
-    found = getattr(source, "closed_loop", None)
-    return bool(source.closed if found is None else found)
-
-
 def shards_of(source: Any) -> int | None:
     """Return into how many shares a source is divided, of which each process reads one, or None.
 
     A user's source may have an attribute `shards` too, such as the names of its files.
     """
     return getattr(source, "shards", None) if isinstance(source, BaseSource) else None
-
-
-def is_source_with_old_name(data: Any) -> bool:
-    """Return whether an object is a source that defines `closed` instead of `closed_loop`."""
-    names = ("length", "endless", "batch_examples", "inexact", "closed", "read")
-    return not isinstance(data, Source) and all(hasattr(data, name) for name in names)
 
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:

@@ -161,10 +161,11 @@ class Replay:
         }
 
     def save(self, path: str | Path) -> None:
-        """Save the arrays as `.npz`, for `numpy.load` or `treadle.checkpoint.arrays.read_arrays`.
+        """Save the arrays as `.safetensors`, which `treadle.checkpoint.arrays.read_arrays` reads.
 
         Raises:
-            OSError: The file cannot be written.
+            StateError: The name of the file does not end in `.safetensors`.
+            DirectoryError: The file cannot be written.
         """
         write_arrays(path, self.arrays)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints
-from ..checkpoint.recovery import recorded_run
+from ..checkpoint.run_files import recorded_run
 from ..core.directory import CHECKPOINTS, LOG
 from ..core.identity import planned_shards
 from ..core.run_file import progress_of

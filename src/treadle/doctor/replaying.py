@@ -13,12 +13,12 @@ from ..backends.base import active
 from ..checkpoint import Checkpoint
 from ..core.directory import differences
 from ..core.hook import Hook
-from ..core.identity import changed_code, code_of, identity, in_json_types
+from ..core.identity import identity, in_json_types
 from ..core.logs import LOSS_SCALE, UNDONE
 from ..core.options import Options
-from ..core.renamed import with_current_names
 from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
+from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
 from ..hooks.run_record import passed_over
@@ -123,7 +123,7 @@ class _Run:
         self._recorded = past = Recorded(directory)
         self._facts = facts = past.facts
         # Runs of the command line also record their settings, which must agree too.
-        configuration = with_current_names(facts["configuration"], type(task).__module__)
+        configuration = facts["configuration"]
         known = {**identity(task), "settings": configuration.get("settings")}
         if "recipe" not in configuration:
             known = identity(task)

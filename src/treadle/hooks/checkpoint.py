@@ -208,7 +208,7 @@ class Checkpoint(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
-        measured = state.get("measured")  # missing in an older format
+        measured = state["measured"]
         if measured:
             step, value = measured
             schema.whole()(step, "measured[0]")

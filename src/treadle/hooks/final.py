@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.arrays import dtype_called, in_file_order, write_arrays
 from ..checkpoint.arrays import read_arrays as read_arrays
-from ..checkpoint.arrays import write_arrays
-from ..checkpoint.dtypes import dtype_called
-from ..checkpoint.tensor_file import in_file_order
 from ..core.attributes import attributes_of
 from ..core.directory import STATE
 from ..core.folder import Folder

@@ -181,7 +181,7 @@ class CSV(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keep the saved number of rows when the run resumes, and compare them."""
         self._kept = _count(state, "rows")
-        self._expected = [index(x) for x in state.get("checksums", ())]  # missing in older formats
+        self._expected = [index(x) for x in state["checksums"]]
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write the row of an epoch."""
@@ -252,14 +252,15 @@ class CSV(Hook):
         folder.write(name, [_csv([header, *self._rows], self._columns)])
 
 
-def _count(state: Mapping[str, Any], name: str) -> int | None:
-    """Return a number in the state of a hook; None if it is missing, as in older formats.
+def _count(state: Mapping[str, Any], name: str) -> int:
+    """Return a number in the state of a hook.
 
     Raises:
+        LookupError: If it is missing.
         ValueError: If it is not a whole number of at least 0.
     """
-    schema.optional(schema.whole())(state.get(name), name)
-    return state.get(name)
+    schema.whole()(state[name], name)
+    return state[name]
 
 
 def _checksum(row: Mapping[str, str]) -> int:

@@ -26,28 +26,28 @@ class Mark:
     Attributes:
         step: The step of the checkpoint.
         size: The number of bytes.
-        sha256: Their SHA-256; None in checkpoints of earlier versions.
+        sha256: Their SHA-256.
     """
 
     step: int
     size: int
-    sha256: str | None = None
+    sha256: str
 
     @classmethod
     def all_of(cls, hooks: Mapping[int, Mapping[str, Any]]) -> "list[Mark]":
         """Return the marks in the states of hooks at some steps.
 
         Example:
-            >>> Mark.all_of({0: {}, 12: {"JSONLines": {"size": 300}}})
-            [Mark(step=12, size=300, sha256=None)]
+            >>> Mark.all_of({0: {}, 12: {"JSONLines": {"size": 300, "sha256": "0a…"}}})
+            [Mark(step=12, size=300, sha256='0a…')]
         """
         found: list[Mark] = []
         for step, states in hooks.items():
             state = states.get("JSONLines")
             if isinstance(state, Mapping):
                 size, digest = (cast(Mapping[str, Any], state).get(n) for n in ("size", "sha256"))
-                if type(size) is int and size >= 0:
-                    found.append(cls(step, size, digest if isinstance(digest, str) else None))
+                if type(size) is int and size >= 0 and isinstance(digest, str):
+                    found.append(cls(step, size, digest))
         return found
 
 
@@ -223,7 +223,7 @@ class _Reader:
 
     def _compare(self, rest: bytes) -> None:
         mark = self._marks.pop(0)
-        if rest or mark.sha256 not in (None, self._hash.hexdigest()):
+        if rest or mark.sha256 != self._hash.hexdigest():
             where = f"one of the lines {self._vouched + 1:,} to {max(self._lines, 1):,}"
             raise self._damaged(f"{where} was changed after the checkpoint of step {mark.step}")
         self._vouched = self._lines

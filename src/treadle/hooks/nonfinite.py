@@ -116,9 +116,8 @@ class NonFinite(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
-        skipped = state.get("skipped", 0)  # missing in the first format
-        schema.whole()(skipped, "skipped")
-        self._before = set(state["warned"]), set(state["meant"]), skipped
+        schema.whole()(state["skipped"], "skipped")
+        self._before = set(state["warned"]), set(state["meant"]), state["skipped"]
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Check the recorded values and the variables."""

@@ -9,9 +9,8 @@ from secrets import token_hex
 from typing import Any, cast
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.final_files import final_state, list_files
-from ..checkpoint.recovery import newest_hash, recorded_run
-from ..checkpoint.removal import remove_checkpoints
+from ..checkpoint.retention import remove_checkpoints
+from ..checkpoint.run_files import final_state, list_files, newest_hash, recorded_run
 from ..core.attributes import attributes_of
 from ..core.directory import (
     CHECKPOINTS,
@@ -26,14 +25,14 @@ from ..core.directory import (
 )
 from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
-from ..core.identity import changed_code, code_of, identity, in_json_types, versions
+from ..core.identity import identity, in_json_types, versions
 from ..core.lock import HOLDER, Lock
 from ..core.logs import Record, StepLogs
 from ..core.options import backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
 from ..core.progress import Progress
-from ..core.renamed import with_current_names
-from ..core.run_file import OF_THE_END, RunFile, copy_of, encode
+from ..core.run_file import FORMAT, OF_THE_END, RunFile, copy_of, encode
+from ..core.user_code import changed_code, code_of
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
@@ -98,15 +97,12 @@ class RunRecord(Hook):
         if self.facts:
             self._compare(
                 f"{path} holds a run of another configuration",
-                _identifying(
-                    with_current_names(self.facts["configuration"], type(task).__module__)
-                ),
+                _identifying(self.facts["configuration"]),
                 _identifying(wanted),
             )
         self.changed = changed_code(self.facts.get("code", {}), code)
-        if not self.from_before:  # a run of an earlier version has no id
-            self.facts["id"] = new_id
-        self.facts = {"format": 1, "code": code, **self.facts, "configuration": wanted}
+        start = {"format": FORMAT, "id": new_id, "code": code}
+        self.facts = {**start, **self.facts, "configuration": wanted}
 
     @property
     def finished(self) -> bool:
@@ -120,11 +116,11 @@ class RunRecord(Hook):
 
     @property
     def id(self) -> str:
-        """The identifier of the run; empty for a run of an earlier version."""
-        return self.facts.get("id", "")
+        """The identifier of the run."""
+        return self.facts["id"]
 
     def final_state(self) -> tuple[Mapping[str, Any], str]:
-        """Return the final value of every variable; see `checkpoint.final_files.final_state`."""
+        """Return the final value of every variable; see `checkpoint.run_files.final_state`."""
         return final_state(self.path, cast(RunFile, self.facts))
 
     def passed_over(self) -> dict[tuple[int, int, int], str]:
@@ -187,7 +183,7 @@ class RunRecord(Hook):
         if step == 0:  # these belong to the first step
             facts = {k: v for k, v in facts.items() if k not in ("plan", "started")}
         copy = copy_of(cast(RunFile, facts))
-        return ({"id": self.id} if self.id else {}) | ({"run": copy} if copy else {})
+        return {"id": self.id} | ({"run": copy} if copy else {})
 
     def start(self, loop: LoopView) -> None:
         """Lock the directory for this process and mark the run as unfinished.
@@ -356,7 +352,7 @@ class RunRecord(Hook):
             return {}, "", token_hex(8)
         if note and not self._has_results(folder) and folder.kind(RUN) is None:
             # Ended before its first step: settings may be corrected. The id is that of step 0.
-            return {}, "", found.get("id") or token_hex(8)
+            return {}, "", found["id"]
         if fresh:
             self._remove(folder)
             return {}, "", token_hex(8)

@@ -78,7 +78,6 @@ class DQN(treadle.Task):
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Update the Q-network towards the double Q-learning target."""
-        batch = with_current_names(batch)  # a resumed run builds the step for its recorded batches
         next_observations = batch["next_observations"]
         next_actions = ops.one_hot(ops.argmax(self.online(next_observations), axis=-1), 2)
         next_values = ops.sum(next_actions * self.target(next_observations), axis=-1)
@@ -164,13 +163,6 @@ class ReplayBuffer:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state returned by `state`."""
-        state = with_current_names(state)
         self.added = state["added"]
         for name, column in self.columns.items():
             column[: len(self)] = state[name]
-
-
-def with_current_names(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a batch or buffer, of which earlier versions named two differently."""
-    names = {"following": "next_observations", "terminated": "terminations"}
-    return {names.get(name, name): column for name, column in columns.items()}

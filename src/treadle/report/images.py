@@ -39,7 +39,7 @@ def read_image(images: Folder, file: str, run: str) -> bytes:
     Args:
         images: The folder.
         file: The name of the file.
-        run: The identifier of the run; "" if it has none.
+        run: The identifier of the run.
 
     Raises:
         DirectoryError: If the file is missing, too large or damaged, or of another run.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.final_files import fault_of
+from ..checkpoint.run_files import fault_of
 from ..core import schema
 from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG
 from ..core.folder import FILE, Folder
@@ -64,7 +64,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
     run, _ = recorded_run(directory)
     with Folder.open(directory) as folder:
         log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
-        images, left_out, faults = _images(folder, log, image_bytes, run.get("id", ""))
+        images, left_out, faults = _images(folder, log, image_bytes, run["id"])
         findings, health = _findings(folder), read_health(folder)
         listed = run.get("files", {}).get(HEALTH)
         if listed and (fault := fault_of(folder, HEALTH, listed)):

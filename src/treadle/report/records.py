@@ -10,11 +10,11 @@ from ..core.run_file import RunFile
 def recorded_run(directory: Path) -> tuple[RunFile, str]:
     """Return the record of a run, and a sentence if it is not that of `run.json`.
 
-    See `treadle.checkpoint.recovery.recorded_run`.
+    See `treadle.checkpoint.run_files.recorded_run`.
     """
     with suppress(LostRecordError):
         read_run(directory)
-    from ..checkpoint.recovery import recorded_run  # late: it imports NumPy
+    from ..checkpoint.run_files import recorded_run  # late: it imports NumPy
 
     return recorded_run(directory)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoints
-from ..checkpoint.final_files import fault_of, listed
-from ..checkpoint.learned import learned, learned_at
+from ..checkpoint.run_files import fault_of, learned, learned_at
 from ..core import views
 from ..core.directory import CHECKPOINTS, LOG, MODEL, why_unfinished
 from ..core.folder import Folder
@@ -193,7 +192,7 @@ class SavedRun:
                 f"{directory} holds no model {chosen!r}.{did_you_mean(chosen, self.models)}"
             )
         file = f"{chosen}{MODEL}"
-        expected = listed(self.directory, self._record, file)
+        expected = self._record.get("files", {}).get(file)
         assert expected is not None  # else it is none of `models`
         with Folder.open(self.directory) as folder:
             fault = fault_of(folder, file, expected)
@@ -261,7 +260,7 @@ def load_run(directory: str | Path) -> SavedRun:
         best=state.best,
         history=history_of(log) if log else History(),
         images=tuple(
-            SavedImage(name, at, directory / IMAGES / file, record.get("id", ""))
+            SavedImage(name, at, directory / IMAGES / file, record["id"])
             for name, at, file in logged
         ),
         checkpoints=tuple(Checkpoints(directory / CHECKPOINTS).steps()),

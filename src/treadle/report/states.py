@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.activity import is_in_use
 from ..core.directory import CHECKPOINTS, LOG, RUN
 from ..core.folder import Folder
+from ..core.lock import is_in_use
 from ..core.run_file import RunFile, flattened, progress_of
 from ..errors import TreadleError
 from .records import has_checkpoint, recorded_run

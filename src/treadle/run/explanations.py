@@ -6,8 +6,8 @@ from typing import Any, Final
 from ..backends import hints
 from ..backends.base import active
 from ..backends.window import Window
+from ..checkpoint.arrays import dtype_named
 from ..checkpoint.batch_forms import described, structure
-from ..checkpoint.dtypes import dtype_named
 from ..core.history import History
 from ..core.structures import with_paths
 from ..data.leaves import named

@@ -15,7 +15,6 @@ from ..data.source import (
     Reader,
     ReadRequest,
     Source,
-    is_closed_loop,
     position_of,
     read_from,
     shards_of,
@@ -171,7 +170,7 @@ class Feed:
             running: Returns whether the other window still runs. If batches take time to read,
                 reading stops as soon as it returns False.
         """
-        if self._open is None or is_closed_loop(self._open[0]) or self._failure is not None:
+        if self._open is None or self._open[0].closed_loop or self._failure is not None:
             return
         if self._prefetched is not None:
             try:
@@ -260,7 +259,7 @@ class Feed:
 
         Batches of closed loops are not read while a step runs.
         """
-        if self._open is not None and is_closed_loop(self._open[0]):
+        if self._open is not None and self._open[0].closed_loop:
             return False
         return self._batches_until_fast > 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from ..checkpoint import Checkpoint
@@ -10,14 +10,6 @@ from ..checkpoint.batch_forms import MissingClassError, zeros
 from ..core import schema
 from ..core.progress import Progress
 from ..core.run_file import PROGRESS
-
-# Keys in checkpoints that differ from the names of the fields. They do not change, so that
-# existing checkpoints can be read.
-KEYS = {
-    "trigger_check": "looked",
-    "last_recorded_step": "recorded",
-    "function_calls": "calls",
-}
 
 
 def _sum(value: Any, name: str) -> None:
@@ -54,54 +46,47 @@ def _form(value: Any, name: str) -> None:
 
 _named, _count = schema.mapping(schema.anything), schema.whole()
 _sums = schema.mapping(_sum)
-_loop = schema.record(
-    {
-        "call": schema.whole(-1),
-        "begun": PROGRESS,
-        "reason": schema.optional(schema.text),
-        "random": _named,
-        "looked": PROGRESS,
-        "recorded": _count,
-        "calls": _count,
-        "validation": schema.optional(_validation),
-        "means": schema.record(
-            {"epoch": _sums, "look": _sums, "metrics": schema.listed(schema.text)},
-            required=("epoch", "look"),
-        ),
-        "constants": _named,
-        "recompile": schema.mapping(_change),
-        "forms": schema.mapping(schema.listed(schema.optional(_form))),
-        "weights": schema.optional(
-            schema.record({"checksums": _named, "steps": _count}, required=("checksums", "steps"))
-        ),
-        "averages": schema.mapping(_count),
-        "compiler": schema.optional(schema.text),
-        "compilers": schema.mapping(schema.text),
-        "stores": schema.listed(_named),
-        "source": schema.optional(
-            schema.record(
-                {
-                    "described": _named,
-                    "began": _count,
-                    "earlier": schema.listed(schema.optional(_count)),
-                    "since": _count,
-                },
-                required=("described", "began", "earlier", "since"),
-            )
-        ),
-    },
-    required=(
-        *("call", "begun", "reason", "random", "looked"),
-        *("recorded", "calls", "validation", "means"),
+_fields: Mapping[str, schema.Check] = {
+    "call": schema.whole(-1),
+    "begun": PROGRESS,
+    "reason": schema.optional(schema.text),
+    "random": _named,
+    "trigger_check": PROGRESS,
+    "last_recorded_step": _count,
+    "function_calls": _count,
+    "validation": schema.optional(_validation),
+    "means": schema.record(
+        {"epoch": _sums, "look": _sums, "metrics": schema.listed(schema.text)},
+        required=("epoch", "look"),
     ),
-)
+    "constants": _named,
+    "recompile": schema.mapping(_change),
+    "forms": schema.mapping(schema.listed(schema.optional(_form))),
+    "weights": schema.optional(
+        schema.record({"checksums": _named, "steps": _count}, required=("checksums", "steps"))
+    ),
+    "averages": schema.mapping(_count),
+    "compiler": schema.optional(schema.text),
+    "compilers": schema.mapping(schema.text),
+    "stores": schema.listed(_named),
+    "source": schema.optional(
+        schema.record(
+            {
+                "described": _named,
+                "began": _count,
+                "earlier": schema.listed(schema.optional(_count)),
+                "since": _count,
+            },
+            required=("described", "began", "earlier", "since"),
+        )
+    ),
+}
+_loop = schema.record(_fields, required=tuple(_fields))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopState:
     """What a loop needs to resume, besides variables, the data position and the state of hooks.
-
-    Fields with a default are missing in older checkpoints.
 
     Attributes:
         call: The number of the call that trains, from 0; -1 if only `loop.step` was called.
@@ -145,7 +130,7 @@ class LoopState:
 
     def encode(self) -> dict[str, Any]:
         """Return the state in the types that checkpoints store."""
-        found = {KEYS.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        found = {name: getattr(self, name) for name in _fields}
         return {
             key: asdict(value) if isinstance(value, Progress) else value
             for key, value in found.items()
@@ -160,7 +145,7 @@ class LoopState:
             >>> state = LoopState(call=0, begun=start, reason=None, random={}, validation=None,
             ...     means={"epoch": {}, "look": {}}, trigger_check=Progress(step=4),
             ...     last_recorded_step=0, function_calls=0)
-            >>> state.encode()["looked"]["step"]
+            >>> state.encode()["trigger_check"]["step"]
             4
             >>> LoopState.decode(Checkpoint(start, {}, loop=state.encode())) == state
             True
@@ -173,8 +158,7 @@ class LoopState:
             _loop(saved, "loop")
         except ValueError as error:
             raise found.damaged(str(error)) from error
-        keys = {f.name: KEYS.get(f.name, f.name) for f in fields(cls)}
-        values = {name: saved[key] for name, key in keys.items() if key in saved}
+        values = {name: saved[name] for name in _fields}
         for name in ("begun", "trigger_check"):
             values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
         return cls(**values)

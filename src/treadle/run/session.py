@@ -14,7 +14,7 @@ from ..backends.base import active
 from ..backends.hints import device_lost
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
-from ..checkpoint.final_files import averaged
+from ..checkpoint.run_files import averaged
 from ..core.error_notes import noting
 from ..core.history import History
 from ..core.hook import LoopView
@@ -28,7 +28,7 @@ from ..core.rollback import RolledBack
 from ..core.signals import handled_signals, missing_handlers
 from ..core.tracebacks import shortened
 from ..data.same_source import is_same_source
-from ..data.source import Source, is_closed_loop
+from ..data.source import Source
 from ..errors import ProcessError, StateError, TreadleWarning
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages
@@ -467,7 +467,7 @@ class Session:
         that of the epoch is opened at its first batch.
         """
         # The batches of a closed loop need the restored weights.
-        if is_closed_loop(source) and self.resuming.has_pending:
+        if source.closed_loop and self.resuming.has_pending:
             self.resuming.assign_what_exists(self.state)
         at, began, found = self.progress, self.epoch_source.began, self.resuming.found
         is_other = self.epoch_source.is_other(source)

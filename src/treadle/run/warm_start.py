@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.learned import learned
-from ..checkpoint.recovery import recorded_run
+from ..checkpoint.run_files import learned, recorded_run
 from ..errors import ConfigurationError, StateError, TreadleWarning, did_you_mean
 from ..steps.state import State
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.functions import code_in, function_of
-from ..core.ownership import Project, namespace_of, namespace_of_class
+from ..core.user_code import Project, code_in, function_of, namespace_of, namespace_of_class
 from .constants import Constant
 
 PLAIN = (bool, int, float, str, NoneType, enum.Enum, np.generic)

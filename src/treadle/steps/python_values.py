@@ -21,7 +21,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from ..checkpoint.dtypes import name_of
+from ..checkpoint.arrays import name_of
 from ..errors import StateError
 from .constants import LARGE, Items, tuple_like
 from .state import State

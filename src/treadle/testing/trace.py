@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint.arrays import read_arrays, write_arrays
+from ..errors import StateError
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
-ABOUT = "about"  # the file's member that describes the others
+# In the file of a trace, an array is called `<part>/<its name>`; another one describes the rest.
+PARTS, ABOUT = ("values", "weights", "start", "state"), "about"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +164,20 @@ def _bytes_of(array: Array) -> Array:
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Save a trace to an `.npz` file, for comparison in a process on another backend.
+    """Save a trace to a `.safetensors` file, for comparison in a process on another backend.
 
     Args:
         trace: The return value of `run_steps`.
-        path: The file, whose name ends in `.npz`.
+        path: The file, whose name ends in `.safetensors`.
+
+    Raises:
+        StateError: The file has another name.
+        DirectoryError: The file cannot be written.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> file = Path(tempfile.mkdtemp()) / "trace.npz"
+        >>> file = Path(tempfile.mkdtemp()) / "trace.safetensors"
         >>> loss = np.array([1.0, 0.5], "float32")
         >>> save_trace(Trace({"loss": loss}, {}, {}, {}, "jax", ""), file)
         >>> load_trace(file).values["loss"].tolist()
@@ -177,16 +185,11 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     """
     arrays: dict[str, Array] = {}
     about: dict[str, Any] = {"backend": trace.backend, "plan": trace.plan}
-    for part in ("values", "weights", "start", "state"):
-        about[part] = {}
-        for name, array in getattr(trace, part).items():
-            member = str(len(arrays))
-            about[part][name] = [member, str(array.dtype)]
-            # NumPy's format has no bfloat16 and similar types: they are stored as integers.
-            known = array.dtype.kind in "biufc"
-            arrays[member] = array if known else array.view(f"u{array.dtype.itemsize}")
-    arrays[ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType] # of NumPy's keyword for pickles
+    for part in PARTS:
+        found: Mapping[str, Array] = getattr(trace, part)
+        about[part] = list(found)  # the order, which the file does not keep
+        arrays |= {f"{part}/{name}": array for name, array in found.items()}
+    write_arrays(path, {ABOUT: np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays})
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -199,35 +202,27 @@ def load_trace(path: str | Path) -> Trace:
         The trace.
 
     Raises:
-        OSError, ValueError: The file is missing or does not hold a trace.
+        FileNotFoundError: There is no such file.
+        StateError: The file does not hold a trace.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> file = Path(tempfile.mkdtemp()) / "trace.npz"
+        >>> file = Path(tempfile.mkdtemp()) / "trace.safetensors"
         >>> save_trace(Trace({}, {}, {}, {"w": np.ones(2)}, "torch", "eager"), file)
         >>> load_trace(file).state["w"].tolist(), load_trace(file).backend
         ([1.0, 1.0], 'torch')
     """
-    import ml_dtypes  # comes with Keras; NumPy then knows bfloat16 by its name
-
-    with np.load(path, allow_pickle=False) as file:
-        about: dict[str, Any] = json.loads(file[ABOUT].tobytes())
-
-        def part(name: str) -> dict[str, Array]:
-            return {
-                key: file[member].view(getattr(ml_dtypes, dtype, dtype))
-                for key, (member, dtype) in about[name].items()
-            }
-
-        return Trace(
-            part("values"),
-            part("weights"),
-            part("start"),
-            part("state"),
-            about["backend"],
-            about["plan"],
-        )
+    arrays = read_arrays(path)
+    try:
+        about: dict[str, Any] = json.loads(arrays[ABOUT].tobytes())
+        parts = {part: {n: arrays[f"{part}/{n}"] for n in about[part]} for part in PARTS}
+        return Trace(**parts, backend=about["backend"], plan=about["plan"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{path} holds arrays, but no trace ({type(error).__name__}: {error}). Name a file "
+            "that treadle.testing.save_trace wrote"
+        ) from error
 
 
 def _differences(a: Array, b: Array, tolerance: Tolerance | None, whole: bool) -> Mask | None:

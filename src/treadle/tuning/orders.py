@@ -53,7 +53,7 @@ class Outcome:
             the same way; None otherwise.
         seconds: Duration of the trial.
         seed: Seed of the run, or None if the run did not start.
-        code: Hashes of the user's code, as returned by `identity.code_of`; empty if the task could
+        code: Hashes of the user's code, as returned by `user_code.code_of`; empty if the task could
             not be made.
     """
 

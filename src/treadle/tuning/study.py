@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import errors
 from ..core.directory import CHECKPOINTS, differences
-from ..core.identity import changed_code
+from ..core.user_code import changed_code
 from ..errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
 from .configuration import Configuration
 from .orders import OUTPUT, Order, Outcome

@@ -14,9 +14,9 @@ from typing import Any
 from ..core.directory import read_run
 from ..core.history import History
 from ..core.hook import Hook, LoopView
-from ..core.identity import code_of
 from ..core.logs import Record
 from ..core.options import run_seed
+from ..core.user_code import code_of
 from ..errors import (
     BackendError,
     CheckpointError,

@@ -11,13 +11,12 @@ from itertools import chain
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from ...core.deprecation import warn_renamed
 from ...errors import DataError
 from .. import random_states
 from ..iterables import forward_only, length_of, type_name
 from ..reader import BatchReader, BatchSource, lasting
 from ..reading import Reading
-from ..source import BaseSource, ReadRequest, Source, is_source_with_old_name
+from ..source import BaseSource, ReadRequest, Source
 from ..states import Keeper, Resumable, generators_of, keeper_of, tallies_of
 
 ACCEPTED: Final = (
@@ -49,9 +48,6 @@ def as_source(data: Any) -> Source:
         2
     """
     if isinstance(data, Source):
-        return data
-    if is_source_with_old_name(data):
-        warn_renamed(f"the attribute closed of {type_name(data)}", "closed_loop")
         return data
     known = _sources.get(id(data))
     if known is not None and (known.inexact is not None or not getattr(known, "seeks", False)):

@@ -9,7 +9,6 @@ import numpy as np
 from ...backends.window import form_of
 from ...data.arrays import ArraySource
 from ...data.foreign.sources import IteratorSource
-from ...data.source import is_closed_loop
 from ...errors import DataError
 from ..numbers import Array
 from .checks_losses import same
@@ -68,7 +67,7 @@ def _forms(trials: Trials) -> Iterator[Finding]:
 
 def _passes(trials: Trials, source: Any) -> Iterator[Finding]:
     """Read the first batches again: they must be the same, since the order depends on the epoch."""
-    if isinstance(source, (ArraySource, IteratorSource)) or is_closed_loop(source):
+    if isinstance(source, (ArraySource, IteratorSource)) or source.closed_loop:
         return
     seconds, first = trials.seconds_of_reading, trials.ahead[:STEPS]
     if seconds > SLOW:

@@ -14,7 +14,6 @@ from ...core import structures
 from ...core.randomness import random_states, set_random_states
 from ...data.arrays import ArraySource
 from ...data.leaves import named
-from ...data.source import is_closed_loop
 from ...loop import Loop
 from ...steps.compiled_step import CompiledStep
 from ...steps.state import State
@@ -139,7 +138,7 @@ class Trials:
         self.failed: dict[str, str] = {}
         self.raised: Exception | None = None
         loop.prepare(train)
-        few = is_closed_loop(train) or isinstance(train, ArraySource)
+        few = train.closed_loop or isinstance(train, ArraySource)
         started = time.monotonic()
         windows = _first_windows(train, loop, STEPS, STEPS if few else AHEAD)
         self.seconds_of_reading = time.monotonic() - started

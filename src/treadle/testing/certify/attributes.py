@@ -14,9 +14,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ...core.functions import closure_of, code_in
-from ...core.ownership import is_library, namespace_of_class
 from ...core.triggers import Scheduled
+from ...core.user_code import closure_of, code_in, is_library, namespace_of_class
 
 DEEPEST: Final = 7
 MOST: Final = 500
