@@ -13,19 +13,22 @@ Without a GPU, `--small` shows that everything runs; its results have a file and
 page of their own.
 """
 
-import argparse
+import importlib
 import json
-import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from . import parser_of
+import numpy as np
 
-BACKENDS = ("jax", "torch", "tensorflow")
+from . import DOCS, environment_of, parser_of, write_section
+
 WORKLOADS = {
     "mlp": "784-512-512-10, batch 128, float32",
     "resnet18": "ResNet-18 for 32 × 32 images, batch 256, bfloat16",
@@ -51,9 +54,12 @@ OTHERS = {
     "tensorflow": (),
 }
 LONGEST = 240  # seconds for one contestant, most of which PyTorch's compiler takes
-RESULTS, SMALL = Path("build/accelerator.json"), Path("build/accelerator-small.json")
-PAGE = Path(__file__).parent.parent / "docs" / "accelerators.md"
-BEGIN, END = "<!-- scripts/bench accelerator{} --write -->\n", "<!-- end -->\n"
+RESULTS = Path("build/accelerator.json")
+RESULTS_SMALL = Path("build/accelerator-small.json")
+PAGE = DOCS / "accelerators.md"
+
+Epoch = Callable[[], float]
+"""Trains for one epoch, and returns the loss of its last step."""
 
 Results = dict[str, dict[str, Any]]
 """What was measured, by backend, workload and contestant, joined by `/`."""
@@ -61,22 +67,18 @@ Results = dict[str, dict[str, Any]]
 
 def main(arguments: list[str]) -> None:
     """Measure what is missing, and print the tables."""
-    parser = parser_of("accelerator", __doc__)
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
+    parser = parser_of("accelerator", __doc__, 5, PAGE.name)
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one")
     parser.add_argument("--contestant", action="append", help="only this one")
-    parser.add_argument("--rounds", type=int, default=5, help="epochs that are timed (5)")
     parser.add_argument("--seconds", type=float, default=570, help="time of this call (570)")
     parser.add_argument(
-        "--results", type=Path, help=f"file of the results ({RESULTS}, with --small {SMALL})"
+        "--results",
+        type=Path,
+        help=f"file of the results ({RESULTS}, with --small {RESULTS_SMALL})",
     )
     parser.add_argument("--small", action="store_true", help="tiny networks, for a CPU")
-    parser.add_argument(
-        "--write", action="store_true", help=f"write the tables in docs/{PAGE.name}"
-    )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    chosen.results = chosen.results or (SMALL if chosen.small else RESULTS)
+    chosen.results = chosen.results or (RESULTS_SMALL if chosen.small else RESULTS)
     if chosen.child:
         found = measured(chosen.workload[0], chosen.contestant[0], chosen.rounds, chosen.small)
         print(json.dumps(found))
@@ -99,13 +101,14 @@ def main(arguments: list[str]) -> None:
     if missing:
         print(f"\nnot measured yet: {', '.join(missing)}\nrun the same command again")
     if chosen.write:
-        write(kept, chosen.small)
+        command = f"bench accelerator{' --small' if chosen.small else ''} --write"
+        write_section(PAGE, command, tables(kept, chosen.small))
 
 
 def _keys(chosen: Any) -> list[str]:
     return [
         f"{backend}/{workload}/{name}"
-        for backend in chosen.backend or BACKENDS
+        for backend in chosen.backend or OTHERS
         for workload in chosen.workload or WORKLOADS
         for name in (*COMMON, *OTHERS[backend])
         if not chosen.contestant or name in chosen.contestant
@@ -115,8 +118,10 @@ def _keys(chosen: Any) -> list[str]:
 def _in_process(key: str, rounds: int, small: bool, seconds: float) -> dict[str, Any] | None:
     """Measure a contestant; None if it took as long as the call had left, and not its own limit."""
     backend, workload, name = key.split("/")
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    environment = environment_of(backend) | {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
     command = [sys.executable, "-m", "benchmarks", "accelerator", "--child"]
     command += ["--workload", workload, "--contestant", name, "--rounds", str(rounds)]
     command += ["--small"] if small else []
@@ -138,8 +143,6 @@ def measured(workload: str, name: str, rounds: int, small: bool) -> dict[str, An
 
     precision = "mixed_bfloat16" if workload in ("resnet18", "transformer") else "float32"
     treadle.setup(seed=0, precision=precision, deterministic=name.endswith("deterministic"))
-
-    from .accelerated import Job, contestants, device, peak_bytes
 
     job = Job.of(workload, small)
     started = time.perf_counter()
@@ -165,7 +168,7 @@ def measured(workload: str, name: str, rounds: int, small: bool) -> dict[str, An
 def tables(kept: Results, small: bool) -> list[str]:
     """Return a table for each backend and workload, with times relative to windows of Treadle."""
     lines: list[str] = []
-    for backend in BACKENDS:
+    for backend in OTHERS:
         for workload, about in (TINY if small else WORKLOADS).items():
             prefix = f"{backend}/{workload}/"
             found = {key.removeprefix(prefix): x for key, x in kept.items() if prefix in key}
@@ -193,9 +196,212 @@ def _cells(found: dict[str, Any], base: list[float] | None = None) -> str:
     return f"{median:,.0f} ({low:,.0f} to {high:,.0f}) | {ratio} | {peak} | {found['first']:.0f}"
 
 
-def write(kept: Results, small: bool) -> None:
-    """Write the tables in the page; those of tiny networks have a section of their own."""
-    begin = BEGIN.format(" --small" if small else "")
-    before, _, rest = PAGE.read_text().partition(begin)
-    body = "\n".join(tables(kept, small))
-    PAGE.write_text(f"{before}{begin}\n{body}\n{END}{rest.partition(END)[2]}")
+# The workloads, with Keras' layers, and who runs them on every backend
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a workload.
+
+    Attributes:
+        batch: Examples in a batch.
+        steps: Steps in an epoch.
+        width: Units of a hidden layer, or channels of the first one.
+        depth: Blocks of a transformer.
+        tokens: The length of a sequence.
+        words: The number of different tokens.
+    """
+
+    batch: int
+    steps: int
+    width: int
+    depth: int = 0
+    tokens: int = 0
+    words: int = 0
+
+
+SIZES = {
+    "mlp": Size(128, 400, 512),
+    "resnet18": Size(256, 60, 64),
+    "transformer": Size(32, 30, 512, 6, 256, 8192),
+}
+SMALL = {
+    "mlp": Size(32, 100, 64),
+    "resnet18": Size(4, 20, 4),
+    "transformer": Size(4, 40, 32, 2, 16, 100),
+}
+HALF = ("resnet18", "transformer")  # these compute in bfloat16
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload of one size, with its data."""
+
+    name: str
+    size: Size
+    arrays: tuple[Any, Any]
+
+    @classmethod
+    def of(cls, name: str, small: bool) -> "Job":
+        """Return a workload with random data."""
+        size, rng = (SMALL if small else SIZES)[name], np.random.default_rng(0)
+        rows = size.batch * size.steps
+        if name == "transformer":
+            tokens = rng.integers(0, size.words, (rows, size.tokens)).astype("int32")
+            return cls(name, size, (tokens, np.roll(tokens, -1, axis=1)))
+        shape = (784,) if name == "mlp" else (32, 32, 3)
+        inputs = rng.random((rows, *shape), dtype="float32")
+        return cls(name, size, (inputs, rng.integers(0, CLASSES, rows).astype("int32")))
+
+    def order(self) -> Any:
+        """Return the shuffled rows of each batch of an epoch."""
+        rows = np.random.default_rng(0).permutation(len(self.arrays[0]))
+        return rows.reshape(self.size.steps, self.size.batch)
+
+
+def _mlp(size: Size) -> Any:
+    import keras
+    from keras import layers
+
+    hidden = [layers.Dense(size.width, activation="relu") for _ in range(2)]
+    return keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(CLASSES)])
+
+
+def _resnet18(size: Size) -> Any:
+    import keras
+    from keras import layers
+
+    def convolution(x: Any, width: int, stride: int, kernel: int = 3) -> Any:
+        return layers.Conv2D(width, kernel, stride, padding="same", use_bias=False)(x)
+
+    def activated(x: Any) -> Any:
+        return layers.ReLU()(layers.BatchNormalization()(x))
+
+    inputs = keras.Input((32, 32, 3))
+    x = convolution(inputs, size.width, 1)
+    for stage in range(4):
+        width = size.width * 2**stage
+        for stride in (2 if stage else 1, 1):
+            y = activated(x)
+            skipped = convolution(y, width, stride, 1) if x.shape[-1] != width else x
+            y = convolution(activated(convolution(y, width, stride)), width, 1)
+            x = layers.Add()([y, skipped])
+    x = layers.GlobalAveragePooling2D()(activated(x))
+    return keras.Model(inputs, layers.Dense(CLASSES, dtype="float32")(x))
+
+
+def _transformer(size: Size) -> Any:
+    import keras
+    from keras import layers
+
+    from .workloads import Positions
+
+    inputs = keras.Input((size.tokens,), dtype="int32")
+    x = Positions()(layers.Embedding(size.words, size.width)(inputs))
+    heads = max(1, size.width // 64)
+    for _ in range(size.depth):
+        y = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(heads, size.width // heads)(y, y, use_causal_mask=True)
+        y = layers.LayerNormalization()(x)
+        x = x + layers.Dense(size.width)(layers.Dense(4 * size.width, activation="gelu")(y))
+    head = layers.Dense(size.words, dtype="float32")
+    return keras.Model(inputs, head(layers.LayerNormalization()(x)))
+
+
+MODELS = {"mlp": _mlp, "resnet18": _resnet18, "transformer": _transformer}
+
+
+def made(job: Job) -> tuple[Any, Any, Any]:
+    """Return a new model, its loss and its optimizer."""
+    import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return MODELS[job.name](job.size), loss, keras.optimizers.Adam(1e-3)
+
+
+def treadle_loop(job: Job, every: str = "auto", compiler: Any = "auto") -> Epoch:
+    """Return an epoch of a loop without a run directory."""
+    import treadle
+
+    loop = treadle.Loop(
+        treadle.Supervised(*made(job)), options=treadle.Options(compiler=compiler), console=False
+    )
+    train = treadle.data.from_arrays(*job.arrays, batch_size=job.size.batch)
+    loop.__enter__()  # one run, whose epochs are the rounds
+
+    def epoch() -> float:
+        loss = 0.0
+        for logs in loop.steps(train, every=every):
+            loss = logs["loss"]
+        if compiler != "auto" and f", {compiler}" not in loop.plan:
+            raise RuntimeError(f"the plan is {loop.plan}")
+        return loss
+
+    return epoch
+
+
+def fit(job: Job) -> Epoch:
+    """Return an epoch of Keras' `fit`."""
+    model, loss, optimizer = made(job)
+    model.compile(optimizer, loss)
+
+    def epoch() -> float:
+        history = model.fit(*job.arrays, batch_size=job.size.batch, verbose=0)
+        return history.history["loss"][-1]
+
+    return epoch
+
+
+def contestants() -> dict[str, Callable[[Job], Epoch]]:
+    """Return who takes part on the active backend, by name."""
+    import keras
+
+    backend = keras.config.backend()
+    found: dict[str, Callable[[Job], Epoch]] = {
+        "treadle, windows": treadle_loop,
+        "treadle, windows, deterministic": treadle_loop,
+        "treadle, each loss read": lambda job: treadle_loop(job, "1 step"),
+        "fit": fit,
+    }
+    for compiler in ("inductor", "cuda-graph") if backend == "torch" else ():
+        found[f"treadle, {compiler}"] = partial(treadle_loop, compiler=compiler)
+    return found | importlib.import_module(f"benchmarks.by_hand_{backend}").ACCELERATED
+
+
+def peak_bytes() -> int | None:
+    """Return the most bytes that were in use on the device; None on a CPU."""
+    import keras
+
+    backend = keras.config.backend()
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    if backend == "jax":
+        import jax
+
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    import tensorflow as tf
+
+    found = tf.config.list_logical_devices("GPU")
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"] if found else None
+
+
+def device() -> str:
+    """Return the name of the device, or that of the CPU."""
+    import keras
+
+    backend = keras.config.backend()
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if backend == "jax":
+        import jax
+
+        return jax.devices()[0].device_kind
+    import tensorflow as tf
+
+    found = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(found[0])["device_name"] if found else "cpu"

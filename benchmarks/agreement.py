@@ -23,7 +23,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import keras
 import numpy as np
+from keras import layers, ops
+
+import treadle
+from treadle import data, recipes
+from treadle.recipes import find, resolve
 
 # Settings that make recipes small; a short batch at the end of an epoch where the data allow it.
 SMALL: dict[str, tuple[str, ...]] = {
@@ -85,10 +91,97 @@ TOPOLOGIES = {
 Results = dict[str, Any]
 
 
+# Tasks that are no recipes
+
+FEATURES, CLASSES, WORDS, LENGTH = 6, 4, 11, 5
+
+
+def labelled(count: int) -> Any:
+    """Examples with labels, in batches of 8: the last one of an epoch is short."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, FEATURES)).astype("float32")
+    return data.from_arrays(x, rng.integers(0, CLASSES, count).astype("int32"), batch_size=8)
+
+
+def texts(count: int) -> Any:
+    """Texts of 0 to 5 words, with their lengths."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, WORDS, (count, LENGTH + 1)).astype("int32")
+    lengths = rng.integers(0, LENGTH + 1, count).astype("int32")
+    return data.from_arrays(words, lengths, batch_size=8)
+
+
+class Reference(treadle.Supervised):
+    """What is computed over a whole batch, or drawn: statistics, masks, norms, averages."""
+
+    def __init__(self) -> None:
+        model = keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                layers.Dense(8, activation="relu", kernel_regularizer="l2"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.2, seed=3),
+                layers.Dropout(0.1),
+                layers.Dense(CLASSES),
+            ]
+        )
+        super().__init__(
+            model,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            keras.optimizers.Adam(1e-2, global_clipnorm=0.5, use_ema=True),
+            metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        )
+
+
+class Accumulating(Reference):
+    """Updates with the mean of the gradients of three batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accumulator = treadle.Accumulator(steps=3)
+
+    def train_step(self, batch: Any) -> Any:
+        """Add the gradients of a batch."""
+        x, y = batch
+        weights = self.model.trainable_variables
+        loss, grads = treadle.gradients(lambda: self.loss(y, self.model(x, training=True)), weights)
+        self.accumulator.add(grads, lambda mean: self.optimizer.apply(mean, weights))
+        return {"loss": loss}
+
+
+class Tokens(treadle.Task):
+    """A language model whose loss is a mean over the words of all texts of a batch."""
+
+    def __init__(self) -> None:
+        self.model = keras.Sequential(
+            [
+                keras.Input((LENGTH,), dtype="int32"),
+                layers.Embedding(WORDS, 8),
+                layers.GRU(8, return_sequences=True),
+                layers.Dense(WORDS),
+            ]
+        )
+        self.optimizer = keras.optimizers.Adam(1e-2)
+
+    def train_step(self, batch: Any) -> Any:
+        """Predict each next word."""
+        words, lengths = batch
+
+        def objective() -> Any:
+            logits = ops.log_softmax(self.model(words[:, :-1], training=True))
+            losses = -ops.sum(ops.one_hot(words[:, 1:], WORDS) * logits, axis=-1)
+            mask = ops.cast(ops.arange(LENGTH)[None] < lengths[:, None], "float32")
+            count = ops.sum(mask)
+            return treadle.weighted(ops.sum(losses * mask) / ops.maximum(count, 1.0), count)
+
+        return {"loss": treadle.minimize(objective, self.model, self.optimizer)}
+
+
+# What a process does
+
+
 def of_task(make: Callable[[], Any], train: Any, validation: Any) -> Results:
     """The values of every step, the logs of every epoch, and all variables at the end."""
-    import treadle
-
     with treadle.Loop(make(), console=False, options=treadle.Options(window=4)) as loop:
         history = loop.fit(train, validation, epochs=EPOCHS)
         require_equal_copies(loop.state.variables)
@@ -105,8 +198,6 @@ def of_task(make: Callable[[], Any], train: Any, validation: Any) -> Results:
 
 def require_equal_copies(variables: Any) -> None:
     """Check that the devices of this process hold the same bits of each variable."""
-    import keras
-
     if keras.config.backend() != "jax":
         return
     for path, variable in variables.items():
@@ -133,9 +224,6 @@ def _is_number(values: Any) -> bool:
 
 def of_recipe(name: str) -> Results:
     """Train a recipe on the first batches of each epoch."""
-    from treadle import data, recipes
-    from treadle.recipes import resolve
-
     recipe = resolve(name)
     made = recipes.make(recipe, recipe.settings(SMALL.get(name, ())))
     found = made.datasets()
@@ -147,22 +235,16 @@ def of_recipe(name: str) -> Results:
 
 def programs() -> dict[str, Callable[[], Results]]:
     """All programs by name."""
-    from treadle.recipes import find
-
-    from . import agreement_tasks as tasks
-
     own = {
-        "reference": lambda: of_task(tasks.Reference, tasks.rows(51), tasks.rows(333)),
-        "accumulator": lambda: of_task(tasks.Accumulating, tasks.rows(51), tasks.rows(333)),
-        "token-weighted": lambda: of_task(tasks.Tokens, tasks.texts(51), None),
+        "reference": lambda: of_task(Reference, labelled(51), labelled(333)),
+        "accumulator": lambda: of_task(Accumulating, labelled(51), labelled(333)),
+        "token-weighted": lambda: of_task(Tokens, texts(51), None),
     }
     return {**own, **{name: lambda name=name: of_recipe(name) for name in find()}}
 
 
 def recipes_of(backend: str) -> list[str]:
     """The recipes that train on two workers of a backend, each on one backend."""
-    from treadle.recipes import find
-
     return [
         name
         for name, recipe in find().items()
@@ -172,11 +254,7 @@ def recipes_of(backend: str) -> list[str]:
 
 def member(folder: Path, names: list[str]) -> None:
     """Train programs in this process, or together with others; process 0 writes the results."""
-    import treadle
-
     treadle.setup(seed=0, devices=int(os.environ.get("DEVICES", "0")) or None)
-    import keras
-
     from treadle.core.processes import process_group
 
     distribution, group = keras.distribution.distribution(), process_group()
@@ -206,11 +284,14 @@ def member(folder: Path, names: list[str]) -> None:
             np.savez(folder / f"{name}.npz", **arrays, names=list(found))
 
 
+# Starting processes, and comparing their results
+
+
 def start(how: Topology, backend: str, names: Iterable[str], folder: Path) -> None:
     """Train programs one way, and wait."""
     folder.mkdir(parents=True)
     launch = ["-m", "treadle", "launch", "--workers", str(how.processes), "--"]
-    script = [str(Path(__file__).with_name("agreement_member.py")), str(folder), *names]
+    script = [__file__, str(folder), *names]
     environment = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
     if how.devices > 1:
         count = f"--xla_force_host_platform_device_count={how.devices}"
@@ -361,3 +442,7 @@ def main(arguments: list[str]) -> None:
         f"processes; {refused} are refused ({time.monotonic() - started:.0f} s)"
     )
     sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":  # a process that `start` has started
+    member(Path(sys.argv[1]), sys.argv[2:])

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from .contestants import Contestant, Entry, Epoch, TreadleLoop, Values, checked, fit, sliced
-from .models import NOISE, d_loss, g_loss
-from .workloads import Job
+from .workloads import NOISE, Job, d_loss, g_loss
 
 State = Any
 Step = Callable[..., State]

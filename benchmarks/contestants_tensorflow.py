@@ -21,9 +21,7 @@ from .contestants import (
     fit,
     sliced,
 )
-from .data import augmented
-from .models import NOISE, d_loss, g_loss
-from .workloads import Job
+from .workloads import NOISE, Job, augmented, d_loss, g_loss
 
 Step = Callable[..., None]
 

@@ -1,5 +1,8 @@
 """Who is timed on PyTorch: loops over Keras' layers and over `torch.nn`, and other frameworks."""
 
+import logging
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -8,10 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from .contestants import Contestant, Entry, TreadleLoop, Values, checked, fit, sliced
-from .models import NOISE, d_loss, g_loss
+from .contestants import Contestant, Entry, Round, TreadleLoop, Values, checked, fit, sliced
 from .torch_models import by_hand, like_keras
-from .workloads import Job
+from .workloads import NOISE, Job, d_loss, g_loss
 
 Step = Callable[..., None]
 Batches = Iterable[Sequence[torch.Tensor]]
@@ -236,11 +238,56 @@ def ignite(job: Job) -> Contestant:
     return Contestant(epoch, job.steps)
 
 
-def lightning(job: Job) -> Contestant:
-    """The same model and step, driven by Lightning."""
-    from .contestants_lightning import Lightning
+def _lightning_module(job: Job) -> Any:
+    """Return hand-written models as Lightning wants them; counting itself costs least."""
+    import lightning  # slow to import
 
-    return Lightning(job)
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.models, self._optimizers = by_hand(job.name)
+            self.all = torch.nn.ModuleList(self.models)
+            self.counted, self.ends = Counted(), [0.0]
+            self.automatic_optimization = job.workload.kind != "gan"
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
+            if self.automatic_optimization:
+                return supervised_loss(self.models[0], self.counted, *batch)
+            step = adversarial(self.models, self.optimizers(), self.counted, self.manual_backward)
+            return step(*batch)
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return self._optimizers
+
+        def on_train_epoch_end(self) -> None:
+            self.ends.append(time.perf_counter())
+
+    return Module()
+
+
+class Lightning(Contestant):
+    """`Trainer.fit` of the same model and step, with all that can be left out left out."""
+
+    def __init__(self, job: Job, batches: Any = None) -> None:
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        self.steps = job.steps
+        self._module, self._batches = _lightning_module(job), batches or loader(job)
+        self._fresh = True
+
+    def round(self, epochs: int = 1) -> Round:
+        """Train one epoch more than asked for: the first one holds what the call sets up."""
+        more = 0 if self._fresh else 1
+        self._fresh = False
+        import lightning
+
+        module = self._module
+        trainer = lightning.Trainer(barebones=True, accelerator="cpu", max_epochs=epochs + more)
+        module.ends = [time.perf_counter()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the workers that a DataLoader could have
+            trainer.fit(module, self._batches)
+        values = module.counted.fetch((epochs + more) * self.steps)
+        return Round(module.ends[-1] - module.ends[more], epochs * self.steps, values)
 
 
 def keras_layers(job: Job, given: Any = None) -> Contestant:
@@ -302,7 +349,7 @@ LOOPS = [
     Entry("torch.nn, torch.compile", "hand", partial(torch_nn, compiled=True)),
     Entry("torch.nn, DataLoader", "hand", partial(torch_nn, loaded=True)),
     Entry("Keras layers, tensor slices", "hand", keras_layers),
-    Entry("Lightning", "framework", lightning),
+    Entry("Lightning", "framework", Lightning),
     Entry("Accelerate", "framework", accelerate),
     Entry("Ignite", "framework", ignite),
 ]

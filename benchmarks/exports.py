@@ -6,39 +6,40 @@ in its own runtime and compared with `predict`, on two batch sizes. Nothing here
     scripts/bench exports --write
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import in_process, parser_of
+from . import BACKENDS, DOCS, in_process, keep, kept, parser_of, write_section
 
-BACKENDS = ("tensorflow", "jax", "torch")
 STEPS = 20
-RESULTS = Path(__file__).with_name("exports.json")
-PAGE = Path(__file__).parent.parent / "docs" / "exports.md"
 
 
 def main(arguments: list[str]) -> None:
     """Export what was chosen, and print a table."""
-    parser = parser_of("exports", __doc__)
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
+    parser = parser_of("exports", __doc__, page="exports.md")
     chosen = parser.parse_args(arguments)
     if chosen.child:
         print(json.dumps(_exported()))
         return
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = kept("exports")
     for backend in chosen.backend or BACKENDS:
-        kept[backend] = in_process("exports", backend)
-    lines = _table(kept)
-    print("\n".join(lines))
+        results[backend] = in_process("exports", backend)
+    print("\n".join(_table(results)))
     if chosen.write:
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-        PAGE.write_text("\n".join([*_head(kept), *lines, "", *_failures(kept)]) + "\n")
+        keep("exports", results)
+        write_section(DOCS / "exports.md", "bench exports --write", page(results))
+
+
+def page(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the section of `docs/exports.md`: versions, table and messages."""
+    runtimes = {name: v for found in results.values() for name, v in found["runtimes"].items()}
+    named = sorted({runtime for runtime in runtimes.values() if not runtime.startswith("Keras")})
+    keras = next(iter(results.values()))["keras"]
+    head = f"Keras {keras}, {', '.join(named)}."
+    return [head, "", *_table(results), "", *_failures(results)]
 
 
 def _programs() -> dict[str, Callable[[], Any]]:
@@ -129,17 +130,21 @@ def _exported() -> dict[str, Any]:
     return {"keras": keras.__version__, "runtimes": runtimes, "exports": found}
 
 
-def _table(kept: dict[str, Any]) -> list[str]:
+def _table(results: dict[str, Any]) -> list[str]:
     from treadle.exporting.formats import FORMATS
 
-    programs = list(dict.fromkeys(key.rpartition(" ")[0] for key in _any(kept)["exports"]))
+    programs = list(
+        dict.fromkeys(
+            key.rpartition(" ")[0] for found in results.values() for key in found["exports"]
+        )
+    )
     lines = [
         f"| format | backend | {' | '.join(programs)} |",
         f"| --- | --- |{' --- |' * len(programs)}",
     ]
     for name in FORMATS:
-        for backend in (backend for backend in BACKENDS if backend in kept):
-            cells = [_cell(kept[backend]["exports"][f"{p} {name}"]) for p in programs]
+        for backend in (backend for backend in BACKENDS if backend in results):
+            cells = [_cell(results[backend]["exports"][f"{p} {name}"]) for p in programs]
             lines.append(f"| {name} | {backend} | {' | '.join(cells)} |")
     return lines
 
@@ -150,34 +155,10 @@ def _cell(result: dict[str, Any]) -> str:
     return next(iter(result))
 
 
-def _any(kept: dict[str, Any]) -> dict[str, Any]:
-    return next(iter(kept.values()))
-
-
-def _head(kept: dict[str, Any]) -> list[str]:
-    runtimes = {name: v for found in kept.values() for name, v in found["runtimes"].items()}
-    named = sorted({runtime for runtime in runtimes.values() if not runtime.startswith("Keras")})
-    return [
-        "# Export: formats and backends",
-        "",
-        "This page shows which formats each backend exports, with the largest difference between",
-        "the outputs of the file, in its own runtime, and those of `predict`. Written by",
-        "`scripts/bench exports --write`.",
-        "",
-        f"Keras {_any(kept)['keras']}, {', '.join(named)}.",
-        "",
-        f"Each program trained for {STEPS} steps. Differences are relative to the magnitude of an",
-        "output above 1, on two batch sizes. Refused: before anything is computed. Failed: nothing",
-        "is written.",
-        "[Export](export.md) shows how to export.",
-        "",
-    ]
-
-
-def _failures(kept: dict[str, Any]) -> list[str]:
+def _failures(results: dict[str, Any]) -> list[str]:
     """List the messages, each once."""
     messages: dict[str, None] = {}
-    for backend, found in kept.items():
+    for backend, found in results.items():
         for key, result in found["exports"].items():
             program, _, name = key.rpartition(" ")
             if "refused" in result:

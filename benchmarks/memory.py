@@ -8,86 +8,64 @@ checkpoints. Compared with `fit` and with a loop by hand. Each contestant has a 
 """
 
 import argparse
+import importlib
 import json
+import os
 import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from . import in_process, parser_of
+from . import BACKENDS, DOCS, environment_of, in_process, keep, kept, parser_of, write_section
 
-BACKENDS = ("tensorflow", "jax", "torch")
 VARIANTS = ("train", "evaluate", "checkpoint")
 TREADLE, FIT, BY_HAND = "treadle", "`fit`", "loop by hand"
 CONTESTANTS = (TREADLE, FIT, BY_HAND)
 WIDTH, HIDDEN, INPUTS, BATCH, STEPS = 4096, 5, 64, 32, 4
-RESULTS = Path(__file__).with_name("memory.json")
-PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
 Peaks = dict[str, dict[str, float]]
+Parts = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], Callable[[Path], None]]
+"""A step, an evaluation, and a save."""
 
 
 def main(arguments: list[str]) -> None:
     """Measure what was chosen, and print a table."""
-    parser = parser_of("memory", __doc__)
+    parser = parser_of("memory", __doc__, page="memory.md")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="only this variant")
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
     parser.add_argument("--contestant", choices=CONTESTANTS, action="append", help="only this one")
     parser.add_argument("--width", type=int, default=WIDTH, help=f"of the layers ({WIDTH})")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     chosen = parser.parse_args(arguments)
     if chosen.child:
         _run(chosen.contestant[-1], chosen.variant[-1], chosen.width)
         return
-    kept: Peaks = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: Peaks = kept("memory")
     print("\n".join(_head()))
     for backend in chosen.backend or BACKENDS:
         for variant in chosen.variant or VARIANTS:
-            peaks = kept.setdefault(f"{variant} {backend}", {})
+            peaks = results.setdefault(f"{variant} {backend}", {})
             for name in chosen.contestant or CONTESTANTS:
                 options = ["--variant", variant, "--contestant", name]
                 options += ["--width", str(chosen.width)]
                 peaks[name] = in_process("memory", backend, *options)
                 print(f"{variant} {backend} {name}: {peaks[name]:.0f} MiB", flush=True)
-    for key, peaks in kept.items():
+    for key, peaks in results.items():
         print("\n".join(_rows(*key.split(), peaks)))
     if chosen.write:
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-        PAGE.write_text(page(kept))
+        keep("memory", results)
+        write_section(DOCS / "memory.md", "bench memory --write", page(results))
 
 
-def page(kept: Peaks) -> str:
-    """Return the page with the table."""
-    return "\n".join(
-        [
-            "# Memory",
-            "",
-            "This page compares the peak memory of processes that train a network whose state is "
-            "1 GB: 84 million weights and the two\nslots of Adam for each. `train`: a few steps. "
-            "`evaluate`: also an evaluation, with loss and metrics. `checkpoint`: also\nthree "
-            "checkpoints of the complete state. The loop by hand is a jitted step that donates its "
-            "state (JAX), a `@tf.function`\n(TensorFlow), or `torch.nn` (PyTorch); it writes its "
-            "checkpoints with `np.savez` or `torch.save` while nothing else\nruns. `fit` uses "
-            "`ModelCheckpoint`. Each contestant has a process of its own, and the peak is `VmHWM` "
-            "of Linux, with all\nlibraries. Written by `scripts/bench memory --write`.",
-            "",
-            "Treadle writes checkpoints while the next steps run, so it needs a copy of the state "
-            "(on JAX, the old state itself). On\nPyTorch, steps with such large variables run as "
-            "Python on a CPU, and an evaluation that runs as Python may change any\nvariable: all "
-            "are copied, and restored afterwards.",
-            "",
-            *_head(),
-            *(
-                row
-                for backend in BACKENDS
-                for variant in VARIANTS
-                if (peaks := kept.get(f"{variant} {backend}"))
-                for row in _rows(variant, backend, peaks)
-            ),
-            "",
-        ]
-    )
+def page(results: Peaks) -> list[str]:
+    """Return the table of `docs/memory.md`."""
+    lines = _head()
+    for key in (f"{variant} {backend}" for backend in BACKENDS for variant in VARIANTS):
+        lines += _rows(*key.split(), results[key]) if key in results else []
+    return lines
 
 
 def _head() -> list[str]:
@@ -109,9 +87,7 @@ def _run(name: str, variant: str, width: int) -> None:
     """Run a contestant, and print the peak of this process in MiB."""
     with TemporaryDirectory() as directory:
         {TREADLE: _treadle, FIT: _fit, BY_HAND: _by_hand}[name](variant, width, Path(directory))
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert peak is not None
-    print(int(peak.group(1)) / 1024)
+    print(memory_of_process("VmHWM"))
 
 
 def task(width: int) -> Any:
@@ -180,10 +156,8 @@ def _fit(variant: str, width: int, directory: Path) -> None:
 def _by_hand(variant: str, width: int, directory: Path) -> None:
     import keras
 
-    from . import memory_by_hand
-
-    make: Callable[..., Any] = getattr(memory_by_hand, keras.config.backend())
-    train, evaluate, save = make(width)
+    by_hand = importlib.import_module(f"benchmarks.by_hand_{keras.config.backend()}")
+    train, evaluate, save = by_hand.memory_parts(width)
     for _ in range(3):
         for x, y in batches():
             train(x, y)
@@ -192,3 +166,191 @@ def _by_hand(variant: str, width: int, directory: Path) -> None:
                 evaluate(x, y)
         if variant == "checkpoint":
             save(directory / "state")
+
+
+def remat(arguments: list[str]) -> None:
+    """What memory does gradient checkpointing save? Six blocks of `char-lm`, with and without it.
+
+    Each row is a process of its own, whose allocator gives large blocks back at once. Linux only.
+    """
+    parser = parser_of("remat", remat.__doc__)
+    parser.add_argument("--execution", choices=("auto", "eager"), help=argparse.SUPPRESS)
+    parser.add_argument("--remat", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.child:
+        print(json.dumps(_checkpointing(chosen.execution, chosen.remat)))
+        return
+    print("| backend | plan | checkpointing | peak of the first two steps, MiB | of later ones |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
+    for backend in chosen.backend or BACKENDS:
+        for execution in ("auto", "eager") if backend == "torch" else ("auto",):
+            for option in ((), ("--remat",)):
+                first, later = in_process(
+                    *("remat", backend, "--execution", execution, *option),
+                    MALLOC_MMAP_THRESHOLD_="100000",
+                    MALLOC_TRIM_THRESHOLD_="100000",
+                )
+                plan = "eager" if execution == "eager" else "compiled"
+                row = f"| {backend} | {plan} | {'yes' if option else ''} | {first:,.0f} |"
+                print(f"{row} {later:,.0f} |", flush=True)
+
+
+def _checkpointing(execution: Any, remat: bool) -> tuple[float, float]:
+    """Train a few steps; return the peak of the first ones and of later ones, in MiB."""
+    import treadle
+    from treadle.recipes.char_lm import CharacterModel
+
+    task = CharacterModel(depth=6, batch_size=128, accumulation_steps=1, remat=remat)
+    options = treadle.Options(execution=execution)
+    with treadle.Loop(task, console=False, options=options) as loop:
+        train = task.datasets().train
+        loop.fit(train, steps=2)
+        first = memory_of_process("VmHWM")
+        reset_peak()
+        loop.fit(train, steps=5)
+        return first, memory_of_process("VmHWM")
+
+
+def memory_of_process(name: str) -> float:
+    """Return the MiB of this process that Linux calls so: `VmRSS`, or `VmHWM` at their peak."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def reset_peak() -> None:
+    """Set the peak of this process to what it uses now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+Opener = Callable[[Path, int, Callable[[], None]], None]
+FEW, MORE = 1000, 10  # the steps of the short run, and those that a resumed run still trains
+
+
+def logs(arguments: list[str]) -> None:
+    """What does the log of a long run cost when its directory is opened?
+
+    A run is trained for many steps and killed, and opened in fresh processes as commands do it.
+    What opening the directory of a run of 1,000 steps takes is subtracted: what is left is due to
+    the log.
+
+        scripts/bench logs [--steps 1000000] [--rounds 5] [--backend torch]
+    """
+    parser = parser_of("logs", logs.__doc__, 5)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the long run (1,000,000)")
+    parser.add_argument("--how", choices=("train", *OPENERS), help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.child:
+        print(json.dumps(_opening(OPENERS[chosen.how], chosen.directory, chosen.steps)))
+        return
+    backend = (chosen.backend or ["torch"])[-1]
+    with TemporaryDirectory() as folder:
+        places = {steps: Path(folder) / str(steps) for steps in (FEW, chosen.steps)}
+        for steps, place in places.items():
+            _trained_and_killed(place, steps, backend)
+        size = (places[chosen.steps] / "log.jsonl").stat().st_size
+        print(f"{chosen.steps:,} steps, {size / 1e6:.0f} MB; median of {chosen.rounds} (extremes)")
+        print("| opened by | processor seconds | MiB |\n| --- | --- | --- |")
+        for how in OPENERS:
+            seconds: list[float] = []
+            memory: list[float] = []
+            for _ in range(chosen.rounds):
+                short, long = (_opened(how, place, n, backend) for n, place in places.items())
+                seconds.append(long[0] - short[0])
+                memory.append(long[1] - short[1])
+            print(f"| {how} | {_spread(seconds, 2)} | {_spread(memory, 0)} |", flush=True)
+
+
+def _opened(how: str, place: Path, steps: int, backend: str) -> list[float]:
+    """Open a copy of a directory in a process; return its processor seconds and MiB."""
+    copy = shutil.copytree(place, place.with_name("copy"))
+    options = ["--how", how, "--directory", str(copy), "--steps", str(steps)]
+    found = in_process("logs", backend, *options)
+    shutil.rmtree(copy)
+    return found
+
+
+def _spread(found: list[float], digits: int) -> str:
+    middle, low, high = (
+        f"{x:.{digits}f}" for x in (statistics.median(found), min(found), max(found))
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def _trained_and_killed(place: Path, steps: int, backend: str) -> None:
+    code = (
+        "from pathlib import Path; from benchmarks.memory import train; "
+        f"train(Path({str(place)!r}), {steps}, dies=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment_of(backend))
+    if done.returncode != 9:
+        sys.exit(f"the run was to be killed after step {steps}, and ended with {done.returncode}")
+
+
+def _opening(opener: Opener, place: Path, steps: int) -> list[float]:
+    """Return the processor seconds and the MiB by which the memory grew at its peak."""
+    for module in ("keras", "treadle.cli", "treadle.doctor", "treadle.loop"):
+        importlib.import_module(module)
+    found: list[float] = []
+    reset_peak()
+    before, started = memory_of_process("VmRSS"), time.process_time()
+
+    def opened() -> None:
+        found.extend((time.process_time() - started, memory_of_process("VmHWM") - before))
+
+    opener(place, steps, opened)
+    return found
+
+
+def train(
+    place: Path, steps: int, dies: bool = False, begun: Callable[[], None] = lambda: None
+) -> None:
+    """Train a line for a few steps more than `steps`, or die there.
+
+    Args:
+        place: The run directory.
+        steps: How many steps, up to the checkpoint.
+        dies: End the process in the next step.
+        begun: Called in the next step.
+    """
+    import keras
+    import numpy as np
+
+    import treadle
+
+    def die(loop: Any) -> None:
+        while not list((place / "checkpoints").glob(f"step-*{steps}")):
+            time.sleep(0.01)  # another thread writes it
+        os._exit(9)
+
+    treadle.setup(seed=0)
+    x = np.random.default_rng(0).normal(size=(8000, 1)).astype("float32")
+    train = treadle.data.from_arrays(x, 2 * x, batch_size=8)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    task = treadle.Supervised(model, "mse", keras.optimizers.SGD(1e-6))
+    hooks: list[Any] = [treadle.hooks.Checkpoint(every=f"{steps} steps")]
+    hooks += [treadle.at(f"{steps + 1} steps", die if dies else lambda loop: begun())]
+    with treadle.Loop(task, place, hooks=hooks, console=False) as loop:
+        loop.fit(train, steps=steps + MORE)
+
+
+def _resume(place: Path, steps: int, opened: Callable[[], None]) -> None:
+    train(place, steps, begun=opened)
+
+
+def _replay(place: Path, steps: int, opened: Callable[[], None]) -> None:
+    from treadle.doctor.recorded import Recorded
+
+    assert Recorded(place).log.last_step >= steps
+    opened()
+
+
+def _runs(place: Path, steps: int, opened: Callable[[], None]) -> None:
+    from treadle.hooks.log_tail import records
+
+    records(place / "log.jsonl")
+    opened()
+
+
+OPENERS: dict[str, Opener] = {"resume": _resume, "replay": _replay, "runs": _runs}

@@ -20,39 +20,13 @@ from typing import Any
 
 from treadle.core.installation import describe
 
-from . import parser_of
+from . import DOCS, ROOT, keep, kept, parser_of, write_section
 
-ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "packages.json"
-PAGE = ROOT / "docs" / "packages.md"
 VERSIONS = ("3.11", "3.12", "3.13")
 NO_BACKEND = "none"
 EXTRAS = ("tensorflow", "jax", "torch", NO_BACKEND)
 LEARNED = 0.8  # validation accuracy of digits after its epochs; 0.1 is by chance
 SETTINGS = ("KERAS", "TREADLE", "PYTHON", "XLA", "TF_", "VIRTUAL_ENV")
-
-TEXT = """\
-# Packages
-
-Which versions of Python and which extras the wheel was installed with, how long that took, and how
-long the first results took. Written by `scripts/package --write`: it builds the wheel and the
-sdist, checks them with `twine check --strict`, checks which files they hold, and installs the wheel
-in an empty environment for each row.
-
-{where}
-
-| Python | extra | `pip install`, s | size, MiB | first run, s | second run, s | val_accuracy |
-| --- | --- | --- | --- | --- | --- | --- |
-{rows}
-
-- Seconds are upper bounds: other programs used the machine, and times of equal installations
-  differed by a factor of up to three.
-- `pip` takes packages from its cache if it holds them. Otherwise downloads take time in addition.
-- A run is `treadle run digits` in an empty folder, without configuration. The first one imports all
-  modules for the first time, and compiles the program.
-- PyTorch from PyPI contains CUDA on Linux. A row of less than 2,000 MiB has its CPU build.
-- Without an extra for a backend, `treadle env` works, and `treadle run` names the extras.
-"""
 
 
 class Failed(Exception):
@@ -61,12 +35,11 @@ class Failed(Exception):
 
 def main(arguments: list[str]) -> None:
     """Build, check and try the packages."""
-    parser = parser_of("packages", __doc__)
+    parser = parser_of("packages", __doc__, page="packages.md", backends=False)
     parser.prog = "scripts/package"
     parser.add_argument("--build-only", action="store_true", help="do not install the wheel")
     parser.add_argument("--python", choices=VERSIONS, action="append", help="only this version")
     parser.add_argument("--extra", choices=EXTRAS, action="append", help="only this extra")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     chosen = parser.parse_args(arguments)
     try:
         wheel, sdist = build()
@@ -260,26 +233,27 @@ def line_of(row: Mapping[str, Any]) -> str:
 
 def write(rows: Iterable[Mapping[str, Any]]) -> None:
     """Add rows to those measured before, and write the page."""
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    merged = {f"{row['python']} {row['extra']}": dict(row) for row in kept.get("rows", [])}
-    merged |= {f"{row['python']} {row['extra']}": dict(row) for row in rows}
+    results = kept("packages")
+    results |= {f"{row['python']} {row['extra']}": dict(row) for row in rows}
     order = [f"{version} {extra}" for version in VERSIONS for extra in EXTRAS]
     facts = describe()
     about = {**facts["machine"], "system": facts["platform"].partition("-")[0]}
-    result = {"machine": about, "rows": [merged[key] for key in order if key in merged]}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    PAGE.write_text(page_of(result))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    keep("packages", {"machine": about} | {key: results[key] for key in order if key in results})
+    write_section(DOCS / "packages.md", "package --write", page(kept("packages")))
 
 
-def page_of(result: Mapping[str, Any]) -> str:
-    """Return the page with the table."""
-    about = result["machine"]
-    where = (
+def page(results: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the section of `docs/packages.md`."""
+    about = results["machine"]
+    return [
         f"{about['processor']}, {about['cores']} cores, {about['memory_gib']:.0f} GiB, "
-        f"{about['system']}; the versions in `constraints.txt`."
-    )
-    return TEXT.format(where=where, rows="\n".join(line_of(row) for row in result["rows"]))
+        f"{about['system']}; the versions in `constraints.txt`.",
+        "",
+        "| Python | extra | `pip install`, s | size, MiB | first run, s | second run, s "
+        "| val_accuracy |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(line_of(row) for key, row in results.items() if key != "machine"),
+    ]
 
 
 def _run(command: list[str]) -> None:

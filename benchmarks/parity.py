@@ -1,16 +1,17 @@
-"""Do recipes learn what the loop that everybody writes by hand learns?
+"""Do recipes learn what they should: as by hand, on every backend alike, and better by a search?"""
 
-Each recipe runs next to a plain `@tf.function` loop over the same data: the same architecture,
-start, optimizer, batch size and number of epochs, each with its own shuffling. Then both run over
-the same batches in the same order, which must give the same losses. The figures go to
-docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run next to `fit` instead.
-"""
-
+import argparse
+import json
 import os
 import platform
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -18,25 +19,29 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import treadle
+from treadle import data
+from treadle.recipes.activity_regularization import Regularized
 from treadle.recipes.cifar10_cnn import Cifar10CNN
+from treadle.recipes.digits import Digits
 from treadle.recipes.mnist_functional import MnistFunctional
 from treadle.recipes.mnist_mlp import MnistMLP
 from treadle.recipes.mnist_mlp_native import MnistMLPNative
+from treadle.testing import same_start
 
-from . import parser_of
+from . import BACKENDS, DOCS, in_process, parser_of, write_section
 
 Epoch = dict[str, float]
 SAME_STEPS = 300
 SAME = "The same batches in the same order, by hand and by Treadle"
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 
 
 def by_hand(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
     """Train a task's model as tutorials do: a tape, `apply`, metrics updated and reset."""
+    import tensorflow as tf
+
     model, optimizer, loss_function = task.model, task.optimizer, task.loss
     metric = keras.metrics.CategoricalAccuracy
     if isinstance(loss_function, keras.losses.SparseCategoricalCrossentropy):
@@ -76,7 +81,9 @@ def by_hand(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
 
 
 def same_batches(name: str) -> str:
-    """Say how far apart the losses of both are over the same batches in the same order."""
+    """Return how far apart the losses of both are over the same batches in the same order."""
+    import tensorflow as tf
+
     make = PROGRAMS[name][1]["treadle"][0]
     keras.utils.set_random_seed(0)
     task = make()
@@ -122,7 +129,9 @@ def by_fit(task: Any, sources: treadle.Datasets, epochs: int) -> list[Epoch]:
     return [{name: values[i] for name, values in history.items()} for i in range(epochs)]
 
 
-def _tf_data(source: Any) -> tf.data.Dataset:
+def _tf_data(source: Any) -> Any:
+    import tensorflow as tf
+
     x, y = source.arrays
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     if source.shuffle:
@@ -151,11 +160,16 @@ PROGRAMS: dict[str, tuple[int, dict[str, tuple[Callable[[], Any], Callable[..., 
 
 
 def main(arguments: list[str]) -> None:
-    """Run the programs and write the page."""
-    parser = parser_of("parity", __doc__)
+    """Do recipes learn what the loop that everybody writes by hand learns?
+
+    Each recipe runs next to a plain `@tf.function` loop over the same data: the same architecture,
+    start, optimizer, batch size and number of epochs, each with its own shuffling. Then both run
+    over the same batches in the same order, which must give the same losses. The figures go to
+    docs/results.md. On another backend (`KERAS_BACKEND=jax`) they run next to `fit` instead.
+    """
+    parser = parser_of("parity", main.__doc__, page="results.md", backends=False)
     parser.add_argument("--only", choices=PROGRAMS, action="append", help="run this program alone")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
-    parser.add_argument("--write", action="store_true", help="write docs/results.md")
     chosen = parser.parse_args(arguments)
     names = chosen.only or list(PROGRAMS)
     if not chosen.write:
@@ -164,28 +178,23 @@ def main(arguments: list[str]) -> None:
                 print(same_batches(name))
             print(_section(name, chosen.seeds))
         return
-    parts = PAGE.read_text().split("\n## ") if PAGE.exists() else []
-    sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in parts[1:]}
+    page = DOCS / "results.md"
+    head, *parts = page.read_text().split("\n## ")
+    sections = {part.split("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
     if TENSORFLOW:
         sections[SAME] = _same_section()
     sections |= {_title(name): _section(name, chosen.seeds) for name in names}
     ordered = sorted(sections, key=_place)
-    PAGE.write_text("\n".join([_head(), *(sections[title] for title in ordered)]))
+    page.write_text("\n".join([f"{head.rstrip()}\n", *(sections[title] for title in ordered)]))
+    if TENSORFLOW:
+        write_section(page, "bench parity --write", [_versions()])
 
 
-def _head() -> str:
+def _versions() -> str:
+    import tensorflow as tf
+
     versions = f"Keras {keras.__version__}, TensorFlow {tf.__version__}"
-    return (
-        "# Results\n\n"
-        "Results of recipes on the real data, compared with a plain hand-written `@tf.function` "
-        "loop with the same\nmodel, initial weights, optimizer, batch size and epochs, in one run. "
-        "Written by `scripts/bench parity --write`.\n\n"
-        f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores. The data are "
-        "JPEG copies, slightly harder\nthan the originals. Seconds include compilation; this "
-        "page is about results, not speed.\n\n"
-        "In sections that name a backend, Keras' `fit` replaces the hand-written loop; they are "
-        "written by `KERAS_BACKEND=jax\nscripts/bench parity --only mnist-functional --write`.\n"
-    )
+    return f"{versions}, Python {platform.python_version()}, {os.cpu_count()} CPU cores."
 
 
 def _same_section() -> str:
@@ -247,3 +256,143 @@ def _section(name: str, seeds: int) -> str:
         *rows,
     ]
     return "\n".join(table) + "\n"
+
+
+COMPARED_STEPS = 50
+
+
+def backends(arguments: list[str]) -> None:
+    """Is one step source the same program on every backend?
+
+    Each backend trains in a process of its own, from the same initial weights (drawn with NumPy)
+    and in the same order of the data: the first 50 losses, and the validation accuracy after one
+    epoch of MNIST. The figures go to docs/backends.md.
+    """
+    parser = parser_of("backends", backends.__doc__, page="backends.md", backends=False)
+    parser.add_argument("--recipe", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.child:
+        print(json.dumps(_one_epoch(chosen.recipe)))
+        return
+    rows: list[str] = []
+    versions: dict[str, str] = {}
+    for recipe in ("mnist-mlp", "activity-regularization"):
+        results = {name: in_process("backends", name, "--recipe", recipe) for name in BACKENDS}
+        first = results[BACKENDS[0]]["losses"]
+        for backend, result in results.items():
+            apart = max(abs(a - b) / abs(a) for a, b in zip(first, result["losses"], strict=True))
+            rows.append(
+                f"| {recipe} | {backend} | {result['losses'][0]:.6f} | {result['losses'][-1]:.6f} "
+                f"| {apart:.1e} | {result['val_accuracy']:.2%} |"
+            )
+            print(rows[-1], flush=True)
+            versions[backend] = result["version"]
+    if chosen.write:
+        told = ", ".join(f"{name} {number}" for name, number in versions.items())
+        lines = [
+            f"{told}; Python {platform.python_version()}, {os.cpu_count()} CPU cores.",
+            "",
+            f"| recipe | backend | loss of step 1 | loss of step {COMPARED_STEPS} | largest "
+            f"relative difference from {BACKENDS[0]} in {COMPARED_STEPS} steps "
+            "| validation accuracy after one epoch |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *rows,
+        ]
+        write_section(DOCS / "backends.md", "bench backends --write", lines)
+
+
+def _one_epoch(recipe: str) -> dict[str, Any]:
+    treadle.setup(seed=0)
+    task: Any = MnistMLP() if recipe == "mnist-mlp" else Regularized()
+    sources = task.datasets()
+    with treadle.Loop(task, console=False) as loop:
+        loop.prepare(sources.train)
+        same_start(task)
+        history = loop.fit(sources.train, validation=sources.validation, epochs=1)
+    return {
+        "losses": history.steps("loss")[:COMPARED_STEPS].tolist(),
+        "val_accuracy": history["val_accuracy"][-1],
+        "version": version(keras.config.backend()),
+    }
+
+
+NEVER_SEEN = f"{Path(__file__)}:NeverSeen"
+
+
+class NeverSeen(Digits):
+    """The recipe, validated on a quarter of its training rows: held-out ones are not touched."""
+
+    def datasets(self) -> treadle.Datasets:
+        """Return 1,077 digits to train on and 360 others of the recipe's training rows."""
+        digits = treadle.datasets.digits()
+        x, y = digits.x_train, digits.y_train
+        return treadle.Datasets(
+            train=data.from_arrays(x[360:], y[360:], batch_size=self.batch_size),
+            validation=data.from_arrays(x[:360], y[:360], batch_size=360, shuffle=False),
+        )
+
+
+def tuning(arguments: list[str]) -> None:
+    """Does a search beat the defaults? On the recipe `digits`, killed once, judged by other seeds.
+
+    Two searches: one judges its trials by the recipe's own 360 held-out rows; the other never sees
+    them, and judges by a quarter of the training rows. The best settings of each then train from
+    seeds that no trial had, on all training rows, compared with the defaults.
+    """
+    parser = parser_of("tuning", tuning.__doc__, backends=False)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
+    chosen = parser.parse_args(arguments)
+    rows: dict[str, Mapping[str, Any]] = {"defaults": {}}
+    for name, task in (("searched", "digits"), ("searched, rows never seen", NEVER_SEEN)):
+        with TemporaryDirectory() as folder:
+            rows[name] = searched(task, chosen.trials, Path(folder))
+    print("| settings | loss | accuracy | lower loss than the defaults |")
+    print("| --- | --- | --- | --- |")
+    results = {name: trained(settings, chosen.seeds) for name, settings in rows.items()}
+    for name, found in results.items():
+        pairs = zip(found[0], results["defaults"][0], strict=True)
+        better = sum(loss < defaults for loss, defaults in pairs)
+        told = f"{better} of {chosen.seeds}" if name != "defaults" else ""
+        print(f"| {name} | {_spread(found[0])} | {_spread(found[1])} | {told} |", flush=True)
+
+
+def searched(task: str, trials: int, folder: Path) -> dict[str, Any]:
+    """Return the best settings of a search that is killed and resumed."""
+    command = [sys.executable, "-c", "from treadle.cli import main; main()", "tune", task]
+    command += ["--trials", str(trials), "--directory", str(folder)]
+    began = time.monotonic()
+    process = subprocess.Popen(command)
+    while not (folder / "trials" / f"{trials // 2:04}" / "run.json").exists():
+        time.sleep(0.1)
+        if process.poll() is not None:
+            sys.exit("the search ended before it could be killed")
+    process.kill()
+    process.wait()
+    print(f"killed in trial {trials // 2:04}", flush=True)
+    subprocess.run(command, check=True)
+    print(f"{task}: {trials} trials in {time.monotonic() - began:.0f} s, the kill included")
+    found = json.loads(subprocess.check_output([*command, "--json"]))
+    assert len(found["trials"]) == trials and found["before"]
+    print(f"best: {found['best']['parameters']}", flush=True)
+    return found["best"]["parameters"]
+
+
+def trained(settings: Mapping[str, Any], seeds: int) -> tuple[list[float], list[float]]:
+    """Return the last losses and accuracies of the recipe on held-out rows, of seeds from 1 on."""
+    losses: list[float] = []
+    accuracies: list[float] = []
+    for seed in range(1, seeds + 1):
+        keras.backend.clear_session()
+        treadle.setup(seed=seed)
+        task = Digits(**settings)
+        sets = task.datasets()
+        with treadle.Loop(task, console=False) as loop:
+            history = loop.fit(sets.train, sets.validation, epochs=Digits.epochs)
+        losses.append(history["val_loss"][-1])
+        accuracies.append(history["val_accuracy"][-1])
+    return losses, accuracies
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"

@@ -1,10 +1,9 @@
 """Do recipes show on the real data what they must? Runs them as a user does, with `treadle run`.
 
-Results are kept in benchmarks/programs.json, from which docs/programs.md is written: so recipes can
-be run one after another, and one alone again.
+Results are kept in benchmarks/results/programs.json, from which docs/programs.md is written: so
+recipes can be run one after another, and one alone again.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -23,12 +22,9 @@ from treadle.errors import DirectoryError
 from treadle.hooks.lines import read_log
 from treadle.recipes import find
 
-from . import parser_of
+from . import BACKENDS, DOCS, environment_of, keep, kept, parser_of
 from .programs_musts import PLAIN, PROGRAMS, Program, Run, Settings, unknown
 
-BACKENDS = ("tensorflow", "jax", "torch")
-RESULTS = Path(__file__).with_name("programs.json")
-DOCS = Path(__file__).parent.parent / "docs"
 CUT_OFF = "not done after"
 Results = dict[str, dict[str, Any]]
 
@@ -37,7 +33,6 @@ def main(arguments: list[str]) -> None:
     """Run recipes, keep what they showed, and write the page."""
     parser = parser_of("programs", __doc__)
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="all, if none is named")
-    parser.add_argument("--backend", choices=BACKENDS, action="append")
     parser.add_argument("--all-backends", action="store_true")
     parser.add_argument("--minutes", type=float, default=15, help="a run may take so long")
     parser.add_argument("--only-page", action="store_true", help="write the page from what is kept")
@@ -45,14 +40,14 @@ def main(arguments: list[str]) -> None:
     strange = set(chosen.recipes) - set(find())
     if strange:
         parser.error(f"there is no recipe {', '.join(sorted(strange))}")
-    kept: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: Results = kept("programs")
     for name in [] if chosen.only_page else chosen.recipes or find():
         backends = BACKENDS if chosen.all_backends else chosen.backend
         for backend in _backends(name, backends):
-            found = kept[f"{name} {backend}"] = measured(name, backend, chosen.minutes)
+            found = results[f"{name} {backend}"] = measured(name, backend, chosen.minutes)
             print(_row(name, backend, found), flush=True)
-            RESULTS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    (DOCS / "programs.md").write_text(page(kept))
+            keep("programs", dict(sorted(results.items())))
+    (DOCS / "programs.md").write_text(page(results))
 
 
 def measured(name: str, backend: str, minutes: float, docs: Path = DOCS) -> dict[str, Any]:
@@ -75,13 +70,13 @@ def measured(name: str, backend: str, minutes: float, docs: Path = DOCS) -> dict
         return found
 
 
-def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page of all that is kept of recipes that there still are."""
     present = {
-        (name, backend): kept[f"{name} {backend}"]
+        (name, backend): results[f"{name} {backend}"]
         for name in find()
         for backend in BACKENDS
-        if f"{name} {backend}" in kept
+        if f"{name} {backend}" in results
     }
     versions = {k: v for found in present.values() for k, v in found["versions"].items()}
     lines = [
@@ -144,7 +139,7 @@ def _run(
     command = [sys.executable, "-c", "import treadle.cli; treadle.cli.main()", "run", name]
     command += ["--backend", backend, "--seed", "0", "--directory", str(directory), "--quiet"]
     command += [part for setting in settings for part in ("--set", setting)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = environment_of(backend)
     environment.pop("KERAS_BACKEND", None)  # the option says it
     started = time.monotonic()
     try:

@@ -8,20 +8,17 @@ and all default hooks. Each recipe and backend has a process of its own, in whic
     scripts/bench reinforcement --backend jax --recipe dqn
 """
 
-import argparse
 import importlib
 import json
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import in_process, parser_of
+from . import BACKENDS, DOCS, in_process, keep, kept, parser_of, write_section
 
-BACKENDS = ("tensorflow", "jax", "torch")
 RECIPES = ("actor-critic", "dqn")
 TREADLE, BY_HAND = "treadle", "loop by hand"
 # The settings of the recipes, which the loops by hand share.
@@ -33,70 +30,38 @@ CAPACITY, BATCH, TARGET_RATE, EPSILON_END, EPSILON_STEPS = 20_000, 128, 0.02, 0.
 # Updates in an epoch, which is a part of a turn.
 UPDATES = {"actor-critic": 2, "dqn": 100}
 ENVIRONMENT_STEPS = {"actor-critic": ROLLOUT * 16, "dqn": 8}  # per update
-RESULTS = Path(__file__).with_name("reinforcement.json")
-PAGE = Path(__file__).parent.parent / "docs" / "reinforcement.md"
 Times = dict[str, list[float]]
 
 
 def main(arguments: list[str]) -> None:
     """Measure what was chosen, and print a table."""
-    parser = parser_of("reinforcement", __doc__)
+    parser = parser_of("reinforcement", __doc__, 11, "reinforcement.md")
     parser.add_argument("--recipe", choices=RECIPES, action="append", help="only this recipe")
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
-    parser.add_argument("--rounds", type=int, default=11, help="turns of each contestant (11)")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     chosen = parser.parse_args(arguments)
     if chosen.child:
         print(json.dumps(_measured(chosen.recipe[-1], chosen.rounds)))
         return
-    kept: dict[str, Times] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = kept("reinforcement")
     print("\n".join(_head()))
     for backend in chosen.backend or BACKENDS:
         for recipe in chosen.recipe or RECIPES:
             options = ("--recipe", recipe, "--rounds", str(chosen.rounds))
-            times = in_process("reinforcement", backend, *options)
-            kept[f"{recipe} {backend}"] = times
+            times = results[f"{recipe} {backend}"] = in_process("reinforcement", backend, *options)
             print("\n".join(_rows(recipe, backend, times)), flush=True)
     if chosen.write:
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-        PAGE.write_text(page(kept))
+        keep("reinforcement", results)
+        write_section(DOCS / "reinforcement.md", "bench reinforcement --write", page(results))
 
 
-def page(kept: dict[str, Times]) -> str:
-    """Return the page with the table."""
-    from .timing import machine
+def page(results: dict[str, Times]) -> list[str]:
+    """Return the lines of the section of `docs/reinforcement.md`."""
+    from .timing import processor
 
-    about = machine()
-    lines = [
-        "# Reinforcement learning",
-        "",
-        "This page compares the recipes `actor-critic` and `dqn` with loops by hand on the same "
-        "backend, in environment steps per\nsecond. The loops by hand have the same networks, "
-        "environments and number of updates; their policies and updates are\ncompiled by "
-        "`jax.jit` or `tf.function`, or use `torch.nn`, and they read the losses of each update. "
-        "Both step the\nenvironments of `gymnasium.make` one by one. Treadle runs with a "
-        "directory and all default hooks. The turns of a recipe\nfollow each other in one "
-        "process; the last column is the median ratio of their times with quartiles. Above 1.00, "
-        "Treadle\nis faster. Written by `scripts/bench reinforcement --write`.",
-        "",
-        "Where Treadle takes longer, a profile finds the difference in the Python code around each "
-        "call and each update: it compares\nthe Python values of the task, which are constants of "
-        "compiled functions; it seeds the random states of each batch, so that\nthe batch can be "
-        "drawn again; and it writes the values of each update to the log.",
-        "",
-        f"{about['cpu']}, {about['cores']} cores.",
-        "",
-        "- actor-critic: 16 environments, rollouts of 128 steps, an update for each rollout of "
-        "2,048 steps",
-        "- dqn: 8 environments, an update with 128 transitions after each step of all of them",
-        "",
-        *_head(),
-    ]
+    lines = [f"{processor()}.", "", *_head()]
     for key in (f"{recipe} {backend}" for backend in BACKENDS for recipe in RECIPES):
-        if key in kept:
-            lines += _rows(*key.split(), kept[key])
-    return "\n".join(lines) + "\n"
+        if key in results:
+            lines += _rows(*key.split(), results[key])
+    return lines
 
 
 def _head() -> list[str]:
@@ -108,35 +73,25 @@ def _head() -> list[str]:
 
 
 def _rows(recipe: str, backend: str, times: Times) -> list[str]:
-    from .timing import Spread, ratio
+    from .timing import Spread, by_base
 
     rows: list[str] = []
-    for name, found in times.items():
-        share = ratio(found, times[TREADLE])
-        per_second = ENVIRONMENT_STEPS[recipe] / Spread.of(found).median * 1e6
-        rows.append(
-            f"| {recipe} | {backend} | {name} | {per_second:,.0f} "
-            f"| {share.median:.2f} ({share.low:.2f} to {share.high:.2f}) |"
-        )
+    for name, share in by_base(times).items():
+        per_second = ENVIRONMENT_STEPS[recipe] / Spread.of(times[name]).median * 1e6
+        rows.append(f"| {recipe} | {backend} | {name} | {per_second:,.0f} | {share:.2f} |")
     return rows
 
 
 def _measured(recipe: str, rounds: int) -> Times:
     """Return microseconds per update by contestant, a value for each turn."""
-    from functools import partial
-
-    from .timing import take_turns
+    from .timing import per_step
 
     by_hand = {"actor-critic": _actor_critic, "dqn": _dqn}[recipe]
     makers: dict[str, Callable[[], Any]] = {
         TREADLE: partial(_contestant, recipe, _treadle),
         BY_HAND: partial(_contestant, recipe, lambda _: by_hand()),
     }
-    found = take_turns(makers, rounds)
-    failed = [f"{name}: {times.failed}" for name, times in found.items() if times.failed]
-    if failed:
-        sys.exit("\n".join(failed))
-    return {name: times.per_step for name, times in found.items()}
+    return per_step(makers, rounds)
 
 
 def _contestant(recipe: str, make: Callable[[str], Iterator[float]]) -> Any:
@@ -211,7 +166,7 @@ class Environments:
 def _learners() -> Any:
     import keras
 
-    return importlib.import_module(f"benchmarks.learners_{keras.config.backend()}")
+    return importlib.import_module(f"benchmarks.by_hand_{keras.config.backend()}")
 
 
 def q_network() -> Any:

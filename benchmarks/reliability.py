@@ -6,6 +6,7 @@ from which the figures in docs/reliability.md are written.
 """
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -16,28 +17,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from . import parser_of
-from .page import BACKENDS
-from .timing import machine
+import numpy as np
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests" / "conformance"
-RESULTS = Path(__file__).with_name("reliability.json")
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-DIRECTORIES = "<!-- directories -->", "<!-- end of directories -->"
+# This file is also a program that is killed. What kills it is shared with tests.
+sys.path[:0] = [str(TESTS), str(ROOT)]
+
+from forks import Forks, killed_at_random, serve  # noqa: E402
+
+from benchmarks import BACKENDS, DOCS, keep, kept, parser_of, write_section  # noqa: E402
+from benchmarks.timing import machine  # noqa: E402
+
 TRIALS = {"power_losses": "runs that lost power", "damages": "damaged run directories"}
+OPTIONS = {"power_losses": "--power-losses", "damages": "--cases"}
 PACKAGES = ("keras", "tensorflow", "jax", "torch", "numpy")
-
-sys.path.insert(0, str(TESTS))
-
-from forks import Forks, killed_at_random  # noqa: E402 - next to the tests, which use it too
 
 
 def main(arguments: list[str]) -> None:
     """Kill what was chosen, show what became of it, and keep that if asked to."""
-    parser = parser_of("reliability", __doc__)
-    parser.add_argument("--backend", choices=BACKENDS, action="append", help="only this backend")
+    parser = parser_of("reliability", __doc__, page="reliability.md")
     parser.add_argument("--kills", type=int, default=50, help="kills of runs on each backend (50)")
     parser.add_argument("--fits", type=int, default=10, help="kills of Keras' fit (10)")
     parser.add_argument("--saves", type=int, default=40, help="kills of ModelCheckpoint (40)")
@@ -46,28 +45,31 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--damages", type=int, default=0, help="instead, damage run directories")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
-    parser.add_argument("--write", action="store_true", help="keep results and write the page")
     chosen = parser.parse_args(arguments)
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name, option in (("power_losses", "--power-losses"), ("damages", "--cases")):
-        if count := getattr(chosen, name):
-            totals = of_directories(option, count, chosen.seed)
-            print(TRIALS[name], totals, flush=True)
-            if chosen.write:
-                kept = json.loads(RESULTS.read_text())
-                kept["directories"] = {**kept.get("directories", {}), name: totals}
-                RESULTS.write_text(json.dumps(kept, indent=2))
-                PAGE.write_text(with_directories(PAGE.read_text(), kept["directories"]))
-    if chosen.power_losses or chosen.damages:
-        return
-    for backend in chosen.backend or BACKENDS:
+    trials = [name for name in TRIALS if getattr(chosen, name)]
+    for name in trials:
+        totals = of_directories(OPTIONS[name], getattr(chosen, name), chosen.seed)
+        print(TRIALS[name], totals, flush=True)
+        if chosen.write:
+            results = kept("reliability")
+            results.setdefault("directories", {})[name] = totals
+            write(results)
+    for backend in () if trials else chosen.backend or BACKENDS:
         found = measured(backend, chosen)
         print(backend, json.dumps(found, indent=2), flush=True)
-        kept[backend] = {**kept.get(backend, {}), **found}
         if chosen.write:
-            order = [name for name in (*BACKENDS, "directories") if name in kept]
-            RESULTS.write_text(json.dumps({name: kept[name] for name in order}, indent=2))
-            PAGE.write_text(with_figures(PAGE.read_text(), kept))
+            results = kept("reliability")
+            results[backend] = {**results.get(backend, {}), **found}
+            write(results)
+
+
+def write(results: dict[str, Any]) -> None:
+    """Keep the results, and write the tables of `docs/reliability.md`."""
+    order = [name for name in (*BACKENDS, "directories") if name in results]
+    keep("reliability", {name: results[name] for name in order})
+    page = DOCS / "reliability.md"
+    write_section(page, "bench reliability --write", figures(results))
+    write_section(page, "bench reliability --damages --write", directories(results["directories"]))
 
 
 def measured(backend: str, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -76,8 +78,8 @@ def measured(backend: str, chosen: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, program, how, count in (
         ("treadle", TESTS / "drill.py", killed_at_random, chosen.kills),
-        ("fit", Path(__file__).with_name("reliability_keras.py"), fits_killed, chosen.fits),
-        ("saves", Path(__file__).with_name("reliability_keras.py"), saves_killed, chosen.saves),
+        ("fit", Path(__file__), fits_killed, chosen.fits),
+        ("saves", Path(__file__), saves_killed, chosen.saves),
     ):
         if not count:
             continue
@@ -128,22 +130,16 @@ def saves_killed(forks: Forks, root: Path, kills: int, seed: int) -> dict[str, A
     return found
 
 
-def with_figures(page: str, kept: dict[str, Any]) -> str:
-    """Return the page with the figures of these results in place of those that it holds."""
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{figures(kept)}\n{END}{rest.partition(END)[2]}"
-
-
-def figures(kept: dict[str, Any]) -> str:
-    """Return the results as a table."""
+def figures(results: dict[str, Any]) -> list[str]:
+    """Return a table of the kills, and where they were."""
     lines = [
         "| backend | kills | in runs that ended bit-same | torn saves left | damaged checkpoints "
         "| `BackupAndRestore`: bit-same | `ModelCheckpoint`: cannot be loaded |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     facts: dict[str, Any] = {}
-    for backend in (name for name in BACKENDS if name in kept):
-        found = kept[backend]
+    for backend in (name for name in BACKENDS if name in results):
+        found = results[backend]
         run, fit, saves = (found.get(name, {}) for name in ("treadle", "fit", "saves"))
         facts |= run or fit or saves
         lines.append(
@@ -154,7 +150,7 @@ def figures(kept: dict[str, Any]) -> str:
     told = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     cpu = facts["machine"]
     where = f"{cpu['cpu']}, {cpu['cores']} cores, {cpu['memory']}; {told}."
-    return "\n".join([*lines, "", where, ""])
+    return [*lines, "", where]
 
 
 def of_directories(option: str, count: int, seed: int) -> dict[str, int]:
@@ -166,21 +162,112 @@ def of_directories(option: str, count: int, seed: int) -> dict[str, int]:
         return json.loads(totals.read_text())
 
 
-def with_directories(page: str, kept: dict[str, dict[str, int]]) -> str:
-    """Return the page with the table of these results in place of the one that it holds."""
-    begin, end = DIRECTORIES
-    head, _, rest = page.partition(begin)
-    lines = [
+def directories(results: dict[str, dict[str, int]]) -> list[str]:
+    """Return a table of the directories that lost power or were damaged."""
+    return [
         "| | seed | cases | equal results | one sentence | failed |",
         "| --- | --- | --- | --- | --- | --- |",
         *(
             f"| {TRIALS[name]} | {found['seed']} | {found['cases']:,} | {found.get('equal', 0):,} "
             f"| {found.get('refused', 0):,} | {found['failed']:,} |"
-            for name, found in kept.items()
+            for name, found in results.items()
         ),
     ]
-    return "\n".join([f"{head}{begin}\n", *lines, "", f"{end}{rest.partition(end)[2]}"])
 
 
 def _of(found: dict[str, Any], name: str) -> str:
     return f"{found[name]} of {found['kills']}" if found else "–"
+
+
+# The program of a user of Keras, which forks as `tests/conformance/drill.py` does
+
+BATCH, BATCHES, EPOCHS = 16, 13, 3
+
+
+def model() -> Any:
+    """The drill's model, in the form that `fit` can train."""
+    import keras
+
+    built = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(3),
+        ]
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(1e-2, 60)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    built.compile(keras.optimizers.Adam(schedule, use_ema=True), loss, metrics=["accuracy"])
+    return built
+
+
+def fit(directory: Path, pace: float, every: int) -> dict[str, Any]:
+    """Train with `BackupAndRestore`, which saves at every so many batches; return the outcome."""
+    import keras
+
+    trained = _trained(keras.callbacks.BackupAndRestore(directory, save_freq=every), pace)
+    digest = hashlib.sha256()
+    for value in [*trained.get_weights(), *map(np.asarray, trained.optimizer.variables)]:
+        digest.update(value.tobytes())
+    return {"arrays": digest.hexdigest()[:16], "step": int(trained.optimizer.iterations)}
+
+
+def saves(file: Path) -> dict[str, Any]:
+    """Train with `ModelCheckpoint`, which saves after every batch."""
+    import keras
+
+    _trained(keras.callbacks.ModelCheckpoint(file, save_freq=1), 0.0)
+    return {}
+
+
+def loads(file: Path) -> dict[str, Any]:
+    """Return whether a saved model can be loaded, and why not."""
+    import keras
+
+    try:
+        keras.models.load_model(file)
+    except Exception as error:  # what comes depends on where the file ends
+        return {"loads": False, "why": f"{type(error).__name__}: {error}"[:200]}
+    return {"loads": True}
+
+
+def _trained(callback: Any, pace: float) -> Any:
+    import keras
+
+    class Tells(keras.callbacks.Callback):
+        """Prints the number of each batch, and takes some time for it."""
+
+        step = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.step += 1
+            print(f"batch {self.step}", flush=True)
+            time.sleep(pace)
+
+    keras.utils.set_random_seed(3)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH * BATCHES, 8)).astype("float32")
+    y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)
+    trained = model()
+    callbacks = [callback, Tells()]
+    trained.fit(x, y, batch_size=BATCH, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    return trained
+
+
+def member() -> None:
+    """Serve runs of `fit`, each in a fork of this process, until the input ends."""
+    import keras
+
+    if keras.config.backend() == "torch":
+        sys.modules["torch"].set_num_threads(1)
+    arguments = serve()
+    if arguments is not None:  # this is a forked process
+        does = {"fit": fit, "saves": saves, "loads": loads}[arguments.pop("what")]
+        place = Path(arguments.pop("place"))
+        print(json.dumps(does(place, **arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    member()

@@ -7,16 +7,15 @@ pipelines. Each stream has a process of its own, in which its contestants take t
     scripts/bench streams --stream tf.data
 """
 
-import argparse
+import importlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import in_process, parser_of
+from . import DOCS, in_process, keep, kept, parser_of, write_section
 
 NETWORK = "a small convolutional network on augmented CIFAR-10, Adam, batch 64"
 ROWS_NETWORK = "784-64-64-10, SGD, batch 64"
@@ -37,32 +36,29 @@ TREADLE = "treadle"
 STEPS = {"tf.data": 128, "memory-mapped": 2000}
 ROW = 784
 MAPPED_ROWS = 10 * 10**9 // (ROW * 4)
-RESULTS = Path(__file__).with_name("streams.json")
-PAGE = Path(__file__).parent.parent / "docs" / "streams.md"
 
 
 def main(arguments: list[str]) -> None:
     """Measure what was chosen, and print a table."""
-    parser = parser_of("streams", __doc__)
+    parser = parser_of("streams", __doc__, 11, "streams.md")
     parser.add_argument("--stream", choices=STREAMS, action="append", help="only this stream")
     parser.add_argument("--only", action="append", help="only contestants with this text")
-    parser.add_argument("--rounds", type=int, default=11, help="turns of each contestant (11)")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     chosen = parser.parse_args(arguments)
     if chosen.child:
         print(json.dumps(_measured(chosen.stream[-1], chosen.rounds, chosen.only)))
         return
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = kept("streams")
     print("\n".join(HEAD))
     for stream in chosen.stream or STREAMS:
+        if chosen.backend and STREAMS[stream][0] not in chosen.backend:
+            continue
         options = ["--stream", stream, "--rounds", str(chosen.rounds)]
         options += [part for text in chosen.only or () for part in ("--only", text)]
-        kept[stream] = in_process("streams", STREAMS[stream][0], *options)
-        print("\n".join(_rows(stream, kept[stream])), flush=True)
+        results[stream] = in_process("streams", STREAMS[stream][0], *options)
+        print("\n".join(_rows(stream, results[stream])), flush=True)
     if chosen.write:
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-        _write_page(kept)
+        keep("streams", results)
+        write_section(DOCS / "streams.md", "bench streams --write", page(results))
 
 
 HEAD = (
@@ -84,8 +80,7 @@ def _rows(stream: str, measured: dict[str, Any]) -> list[str]:
         rows.append(
             f"| {stream} | {name} | {_milliseconds(Spread.of(found['per_step']).median / 1000)} "
             f"({_milliseconds(fastest / 1000)}) "
-            f"| {'' if processor is None else _milliseconds(processor)} "
-            f"| {share.median:.2f} ({share.low:.2f} to {share.high:.2f}) "
+            f"| {'' if processor is None else _milliseconds(processor)} | {share:.2f} "
             f"| {fastest / min(times[TREADLE]['per_step']):.2f} |"
         )
     return rows
@@ -95,60 +90,29 @@ def _milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _write_page(kept: dict[str, Any]) -> None:
-    from .timing import machine
+def page(results: dict[str, Any]) -> list[str]:
+    """Return the lines of the section of `docs/streams.md`."""
+    from .timing import processor
 
-    about = machine()
-    lines = [
-        "# Streams",
-        "",
-        "This page compares loops over data that are read while they train: data sets of other "
-        "libraries, generators, and arrays\nin files. All turns of a stream follow each other in "
-        "one process; a ratio is the median over\nthe turns, with quartiles, and the last column "
-        "compares the fastest turns. Above 1.00, Treadle is faster. Written by\n"
-        "`scripts/bench streams --write`.",
-        "",
-        f"{about['cpu']}, {about['cores']} cores. Treadle runs with a directory and all default "
-        "hooks. The processor time is that of\nthe process, without the workers of a "
-        "`DataLoader`. All loops read a stream through the same objects with the same\nsettings.",
-        "",
-        *(f"- {name} ({STREAMS[name][0]}): {STREAMS[name][1]}" for name in STREAMS if name in kept),
-        "",
-        *HEAD,
-    ]
-    for name in STREAMS:
-        if name in kept:
-            lines += _rows(name, kept[name])
-    memory = kept.get("memory-mapped", {}).get("mebibytes")
+    lines = [f"{processor()}.", ""]
+    known = [name for name in STREAMS if name in results]
+    lines += [f"- {name} ({STREAMS[name][0]}): {STREAMS[name][1]}" for name in known]
+    lines += ["", *HEAD]
+    for name in known:
+        lines += _rows(name, results[name])
+    memory = results.get("memory-mapped", {}).get("mebibytes")
     if memory:
         lines += [
             "",
             f"Resident memory of the process after each of {len(memory)} turns over the "
             f"memory-mapped file, in MiB: {', '.join(f'{size:,.0f}' for size in memory)}.",
         ]
-    PAGE.write_text("\n".join([*lines, "", *NOTES]) + "\n")
-
-
-NOTES = (
-    "## What the figures mean",
-    "",
-    "- **tf.data.** On two cores, the in-graph loops and `fit` need 6 ms a step in some epochs and "
-    "10 ms in others, in which the\n  time equals the processor time. This also happens in a "
-    "process without Treadle. Medians depend on how often it happened;\n  the last column "
-    "compares the fastest turns. Treadle draws and stacks a window in one call of a graph, so that "
-    "batches are\n  counted and a run resumes exactly.",
-    "- **Memory-mapped.** A step of this network takes 0.4 ms and reads 64 random rows. Each is a "
-    "page fault, and its pages are\n  released again so that the process does not grow: together "
-    "about 5 µs a row. The memory includes 1.6 GiB of the other\n  contestant's arrays.",
-    "- **Grain and generators.** Treadle is about 5 % slower than a jitted step by hand. The cause "
-    "was not profiled; it seeds\n  the random states for each batch and copies batches into "
-    "windows.",
-)
+    return lines
 
 
 def _measured(stream: str, rounds: int, only: list[str] | None) -> dict[str, Any]:
     """Return the times of each contestant, and what else the stream measures."""
-    from .timing import take_turns
+    from .timing import compared
 
     with tempfile.TemporaryDirectory() as folder:
         if stream == "memory-mapped":
@@ -158,10 +122,7 @@ def _measured(stream: str, rounds: int, only: list[str] | None) -> dict[str, Any
         for name in list(makers):
             if only and name != TREADLE and not any(text in name for text in only):
                 del makers[name]
-        found = take_turns(makers, rounds)
-    failed = [f"{name}: {times.failed}" for name, times in found.items() if times.failed]
-    if failed:
-        sys.exit("\n".join(failed))
+        found = compared(makers, rounds)
     times = {
         name: {"per_step": times.per_step, "processor": times.processor}
         for name, times in found.items()
@@ -181,13 +142,9 @@ def _makers(stream: str) -> dict[str, Callable[[], Any]]:
         entries = [e for e in entries if "jit_compile=False" not in e.name]
         return {entry.name: partial(entry.make, job) for entry in entries}
     job = job_of("streaming", 64)
-    if stream.startswith("DataLoader"):
-        from .streams_torch import makers
-
-        return makers(job, workers=int(stream.split()[1]))
-    from .streams_jax import makers_of
-
-    return makers_of(job, stream)
+    by_hand = importlib.import_module(f"benchmarks.by_hand_{STREAMS[stream][0]}")
+    how = int(stream.split()[1]) if stream.startswith("DataLoader") else stream
+    return by_hand.streaming(job, how)
 
 
 def _mapped(path: Path) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:

@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,25 @@ def take_turns(
     return times
 
 
+def compared(makers: Mapping[str, Callable[[], Runner]], rounds: int) -> dict[str, Times]:
+    """Time contestants in turn, as `take_turns` does, and exit if one of them fails."""
+    found = take_turns(makers, rounds)
+    failed = [f"{name}: {times.failed}" for name, times in found.items() if times.failed]
+    if failed:
+        sys.exit("\n".join(failed))
+    return found
+
+
+def per_step(makers: Mapping[str, Callable[[], Runner]], rounds: int) -> dict[str, list[float]]:
+    """Return the microseconds of a step in each turn by contestant; exit if one fails."""
+    return {name: times.per_step for name, times in compared(makers, rounds).items()}
+
+
+def by_base(times: Mapping[str, Sequence[float]], base: str = "treadle") -> dict[str, "Spread"]:
+    """Return the time of each contestant by that of another one, turn by turn."""
+    return {name: ratio(found, times[base]) for name, found in times.items()}
+
+
 @dataclass
 class _Ready:
     """A contestant that has compiled, and what a turn of it has.
@@ -175,6 +195,15 @@ class Spread:
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(low, median, high)
 
+    def __format__(self, form: str) -> str:
+        """Return the median with its quartiles, as tables show them.
+
+        Example:
+            >>> f"{Spread.of([1.0, 2.0, 3.0]):.2f}"
+            '2.00 (1.50 to 2.50)'
+        """
+        return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"
+
 
 def ratio(times: Sequence[float], base: Sequence[float]) -> Spread:
     """Return how often `base` fits into `times`, round by round: both ran side by side.
@@ -216,3 +245,9 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cpu": model, "cores": cores, "memory": f"{memory:.0f} GiB"}
+
+
+def processor() -> str:
+    """Return the processor and its cores, as pages name them."""
+    about = machine()
+    return f"{about['cpu']}, {about['cores']} cores"

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .data import LENGTH, VOCABULARY
-from .models import NOISE
+from .workloads import LENGTH, NOISE, VOCABULARY
 
 Made = tuple[list[nn.Module], list[torch.optim.Optimizer]]
 

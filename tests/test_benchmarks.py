@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import benchmarks
 from benchmarks import (
     accelerator,
     against,
     agreement,
+    calls,
     contestants_tensorflow,
-    devices_musts,
-    evaluation,
-    musts,
+    devices,
     page,
     reliability,
 )
+from benchmarks.__main__ import MODULES, run
 from benchmarks.timing import (
     HOPELESS,
     LONGEST,
@@ -152,21 +153,21 @@ def result(**factors: float) -> dict[str, Any]:
 
 def test_lines_are_met_or_not() -> None:
     good = result(**{"treadle": 1, "raw": 0.96, "fit": 4.5, "@tf.function": 3.2, "fit,": 4.5})
-    found = list(musts.checks({"speed mlp-sgd tensorflow": good}))
+    found = list(page.checks({"speed mlp-sgd tensorflow": good}))
     assert len(found) == 6 and all(check.met for check in found)
     bad = result(**{"treadle": 1, "raw": 0.9, "fit": 0.9, "@tf.function": 0.99, "fit,": 1.1})
-    found = list(musts.checks({"speed mlp-sgd tensorflow": bad}))
+    found = list(page.checks({"speed mlp-sgd tensorflow": bad}))
     assert not any(check.met for check in found)
     assert found[0].found == "0.99 (0.99 – 0.99)"
 
 
 def test_contestants_that_learn_something_else_are_named() -> None:
     measured = result(**{"treadle": 1, "raw": 1, "fit": 1, "@tf.function": 1, "fit,": 1})
-    assert musts.odd_losses(measured) == []
+    assert page.odd_losses(measured) == []
     measured["times"]["fit"]["values"]["loss"] = 0.6
-    assert musts.odd_losses(measured) == ["fit (loss 0.600, the others 0.500)"]
+    assert page.odd_losses(measured) == ["fit (loss 0.600, the others 0.500)"]
     measured["times"]["fit"]["steps"] = 5  # a part of the epoch is not comparable
-    assert musts.odd_losses(measured) == []
+    assert page.odd_losses(measured) == []
 
 
 def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,10 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     named |= {"treadle, parameters × 10": times["fit"], "raw": times["treadle"]}
     named |= {"raw, parameters × 10": times["fit"], **times}
     other = {**measured, "times": named}
-    monkeypatch.setattr(page, "PAGE", tmp_path / "benchmarks.md")
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    parts = ("machine", "required", "tables")
+    begins = [f"<!-- scripts/bench speed --write: {part} -->" for part in parts]
+    (tmp_path / "benchmarks.md").write_text("\n<!-- end -->\n".join([*begins, "the end\n"]))
     page.write(
         {
             "memory torch": {**other, "rows": rows},
@@ -193,12 +197,8 @@ def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     )
     text = (tmp_path / "benchmarks.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings[:3] == [
+    assert headings == [
         "## What it is held to",
-        "## Why some of it is not met",
-        "## How it is measured",
-    ]
-    assert headings[3:] == [
         "## mlp-sgd, tensorflow",
         "## mlp-sgd, tensorflow, Keras 4.0",
         "## Default hooks, mlp-sgd, jax",
@@ -251,42 +251,86 @@ def test_all_contestants_learn_the_same() -> None:
     assert losses == pytest.approx(dict.fromkeys(losses, middle), rel=0.1)
 
 
-def test_figures_of_reliability_take_the_place_of_those_before() -> None:
+def test_figures_of_reliability_are_a_table() -> None:
     about = {
         "machine": {"cpu": "a CPU", "cores": 2, "memory": "4 GiB"},
         "versions": {"keras": "3.15.1"},
     }
     survived = {"kills": 50, "same": 49, "in_saves": 3, "damaged": 0, **about}
-    kept = {"jax": {"treadle": survived, "saves": {"kills": 4, "unloadable": 3, **about}}}
-    page = "# Reliability\n\n<!-- figures -->\nold\n<!-- end of figures -->\n\nhow\n"
-    written = reliability.with_figures(page, kept)
-    assert "| jax | 50 | 49 of 50 | 3 | 0 | – | 3 of 4 |" in written
-    assert "a CPU, 2 cores, 4 GiB; keras 3.15.1." in written
-    assert "old" not in written and written.endswith("<!-- end of figures -->\n\nhow\n")
-    assert reliability.with_figures(written, kept) == written
+    results = {"jax": {"treadle": survived, "saves": {"kills": 4, "unloadable": 3, **about}}}
+    lines = reliability.figures(results)
+    assert "| jax | 50 | 49 of 50 | 3 | 0 | – | 3 of 4 |" in lines
+    assert lines[-1] == "a CPU, 2 cores, 4 GiB; keras 3.15.1."
+    found = {"damages": {"seed": 3, "cases": 1000, "equal": 990, "refused": 10, "failed": 0}}
+    assert reliability.directories(found)[-1] == (
+        "| damaged run directories | 3 | 1,000 | 990 | 10 | 0 |"
+    )
+
+
+def test_a_section_of_a_page_is_replaced(tmp_path: Any) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# Page\n\n<!-- scripts/bench x --write -->\nold\n<!-- end -->\n\nrest\n")
+    for _ in range(2):
+        benchmarks.write_section(path, "bench x --write", ["new", "rows", ""])
+        assert path.read_text() == (
+            "# Page\n\n<!-- scripts/bench x --write -->\n\nnew\nrows\n\n<!-- end -->\n\nrest\n"
+        )
+    with pytest.raises(ValueError, match=r"page\.md has no line <!-- scripts/bench y -->"):
+        benchmarks.write_section(path, "bench y", [])
+
+
+def test_results_take_a_line_for_each_case(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "RESULTS", tmp_path / "results")
+    assert benchmarks.kept("speed") == {}
+    results = {"mlp jax": {"times": [1.0, 1234.5678912], "about": None}, "lstm jax": {"µs": 2}}
+    benchmarks.keep("speed", results)
+    assert (tmp_path / "results" / "speed.json").read_text().splitlines() == [
+        "{",
+        '"mlp jax": {"times": [1.0, 1234.5679], "about": null},',
+        '"lstm jax": {"µs": 2}',
+        "}",
+    ]
+    assert benchmarks.kept("speed")["mlp jax"]["times"] == [1.0, 1234.5679]
+
+
+def test_every_benchmark_has_a_module_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = "".join(path.read_text() for path in [*benchmarks.DOCS.glob("*.md")])
+    named = set(re.findall(r"scripts/bench (\w+)", pages))
+    assert named <= set(MODULES)
+    for name in MODULES:
+        with pytest.raises(SystemExit):
+            run(name, ["--help"])
+        assert f"usage: scripts/bench {name}" in capsys.readouterr().out
+
+
+def test_each_section_of_a_page_belongs_to_a_command() -> None:
+    for path in benchmarks.DOCS.glob("*.md"):
+        text = path.read_text()
+        begins = re.findall(r"^<!-- scripts/(bench \w+|package) .*-->$", text, re.MULTILINE)
+        assert {x.split()[-1] for x in begins} <= {*MODULES, "package"}
+        assert text.count(benchmarks.END) == len(begins), path
 
 
 def test_the_page_of_evaluation_has_a_table_for_each_call() -> None:
-    times = {evaluation.TREADLE: [100.0, 110.0, 120.0], "`model.predict`": [200.0, 220.0, 240.0]}
-    text = evaluation.page({"predict mlp jax": times})
+    times = {calls.TREADLE: [100.0, 110.0, 120.0], "`model.predict`": [200.0, 220.0, 240.0]}
+    text = "\n".join(calls.evaluation_page({"predict mlp jax": times}))
     tables = text.split("## ")
     assert [table.splitlines()[0] for table in tables[1:]] == ["`loop.evaluate`", "`loop.predict`"]
     assert "| mlp | jax | treadle, `loop.predict` | 110 | 1.00 (1.00 to 1.00) |" in tables[2]
     assert "| mlp | jax | `model.predict` | 220 | 2.00 (2.00 to 2.00) |" in tables[2]
     assert "| mlp |" not in tables[1]
-    assert max(map(len, text.splitlines())) < 140
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("call", evaluation.CALLS)
+@pytest.mark.parametrize("call", calls.CALLS)
 def test_all_contestants_of_evaluation_find_the_same(call: str) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(STEPS * BATCH, 784)).astype("float32")
     y = rng.integers(10, size=STEPS * BATCH).astype("int32")
     job = Job("mlp", replace(WORKLOADS["mlp-sgd"], batch_size=BATCH), STEPS, (x, y))
-    makers = evaluation.makers(call, job)
+    makers = calls.makers(call, job)
     values = {name: make().round(2).values for name, make in makers.items()}
-    expected = values[evaluation.TREADLE]
+    expected = values[calls.TREADLE]
     assert len(values) == 4 and expected
     for name, found in values.items():
         assert found == pytest.approx({key: expected.get(key, found[key]) for key in found}), name
@@ -309,23 +353,23 @@ def test_tiny_networks_are_not_taken_for_measured_ones(tmp_path: Any, monkeypatc
         accelerator.main(one)
     assert measured == [True, False]
     page = tmp_path / "page.md"
-    large, tiny = (accelerator.BEGIN.format(size) for size in ("", " --small"))
-    page.write_text(f"{large}here\n{accelerator.END}{tiny}there\n{accelerator.END}the end\n")
+    large, tiny = (f"<!-- scripts/bench accelerator{x} --write -->\n" for x in ("", " --small"))
+    page.write_text(f"{large}here\n{benchmarks.END}{tiny}there\n{benchmarks.END}the end\n")
     monkeypatch.setattr(accelerator, "PAGE", page)
     accelerator.main([*one, "--small", "--write"])
     text = page.read_text()
-    assert text.startswith(f"{large}here\n{accelerator.END}{tiny}") and text.endswith("the end\n")
+    assert text.startswith(f"{large}here\n{benchmarks.END}{tiny}") and text.endswith("the end\n")
     assert "there" not in text and "**jax, mlp** (784-512-512-10" not in text
     assert "| fit | 1 (1 to 1) |" in text
 
 
 def test_every_line_that_devices_must_show_has_commands() -> None:
-    for line in devices_musts.LINES:
-        found = [check for check in devices_musts.CHECKS if check.line == line]
+    for line in devices.LINES:
+        found = [check for check in devices.CHECKS if check.line == line]
         assert any(check.short for check in found)
         for words in [*(check.command for check in found), *(x.short for x in found if x.short)]:
             if words[0].startswith("tests/"):
-                text = (devices_musts.ROOT / words[0]).read_text()
+                text = (benchmarks.ROOT / words[0]).read_text()
                 chosen = set(re.findall(r"[\w-]+", words[-1])) - {"and", "or"}
                 assert words[-1] == "--all" or all(word in text for word in chosen), words
 
@@ -353,7 +397,7 @@ FOUND = "0.91 of DDP, 0.88 of DDP, one bucket, exchanges 0.31 %"
     ],
 )
 def test_what_a_command_has_shown(kind: str, printed: str, line: str) -> None:
-    assert devices_musts.result(kind, printed) == line
+    assert devices.result(kind, printed) == line
 
 
 def test_every_recipe_trains_on_two_workers_of_one_backend() -> None:

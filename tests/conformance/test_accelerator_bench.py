@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import pytest
 
-from benchmarks import accelerator
-from benchmarks.accelerated import SMALL, Job, Size, contestants, treadle_loop
+from benchmarks import END, accelerator
+from benchmarks.accelerator import SMALL, Job, Size, contestants, treadle_loop
 
 BACKEND = keras.config.backend()
 
@@ -72,8 +72,8 @@ def test_tables_are_written_and_what_is_measured_is_kept(
         return {"per_step": times, "first": 2.0, "peak": 330.4, "loss": 1.0, "device": "H100"}
 
     page = tmp_path / "page.md"
-    begin = accelerator.BEGIN.format("")
-    page.write_text(f"before\n\n{begin}\nold\n\n{accelerator.END}\nafter\n")
+    begin = "<!-- scripts/bench accelerator --write -->"
+    page.write_text(f"before\n\n{begin}\nold\n\n{END}\nafter\n")
     monkeypatch.setattr(accelerator, "PAGE", page)
     monkeypatch.setattr(accelerator, "_in_process", measured)
     words = ["--workload", "mlp", "--results", str(tmp_path / "found.json"), "--write"]

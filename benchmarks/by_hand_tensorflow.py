@@ -1,13 +1,22 @@
-"""Reinforcement learning by hand on TensorFlow: `@tf.function`s over Keras models."""
+"""Loops by hand on TensorFlow for single benchmarks; others are in `contestants_tensorflow.py`."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from treadle.recipes.actor_critic import network
 
+from .accelerator import Epoch, Job
+from .memory import Parts, task
 from .reinforcement import DISCOUNT, ENTROPY, RATES, TARGET_RATE, q_network
+
+ACCELERATED: dict[str, Callable[[Job], Epoch]] = {}
+
+# Reinforcement learning: `@tf.function`s over Keras models
 
 
 class ActorCritic:
@@ -86,3 +95,35 @@ class DQN:
     def update(self, batch: dict[str, Any]) -> float:
         """Update both networks, and return the loss."""
         return float(self._update({name: tf.constant(x) for name, x in batch.items()}))
+
+
+# Memory
+
+
+def memory_parts(width: int) -> Parts:
+    """A `@tf.function`."""
+    made = task(width)
+    model, optimizer, loss_function = made.model, made.optimizer, made.loss
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_function(y, model(x, training=True))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, [v.value for v in weights]), weights)
+        return loss
+
+    @tf.function
+    def evaluated(x: Any, y: Any) -> Any:
+        return loss_function(y, model(x, training=False))
+
+    def save(path: Path) -> None:
+        variables = [*model.variables, *optimizer.variables]
+        np.savez(path, **{str(i): v.value.numpy() for i, v in enumerate(variables)})
+
+    return (
+        lambda x, y: float(step(tf.constant(x), tf.constant(y))),
+        lambda x, y: float(evaluated(tf.constant(x), tf.constant(y))),
+        save,
+    )
