@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from treadle.core.randomness import random_states, set_random_states
-from treadle.data import numpy_state as module
-from treadle.data.numpy_state import numpy_state
+from treadle.data import random_states as module
+from treadle.data.random_states import numpy_state
 
 torch = pytest.importorskip("torch")
 

@@ -57,7 +57,8 @@ def test_the_task_is_made_again_with_its_file_s_setup(
         "    def __init__(self):\n        super().__init__(rate=0.0)\n"
     )
     keras.backend.clear_session()
-    subject = certifying.make(f"{file}:Mine", [], BACKEND, "mixed_bfloat16", 3, None)
+    given = {"backend": BACKEND, "precision": "mixed_bfloat16", "seed": 3, "data_dir": None}
+    subject = certifying.make(task=f"{file}:Mine", **given)
     found = in_one_process(subject, list(zip(*batches(4), strict=True)))
     assert found == {"windows": "", "eager": ""}
     models = [subject.again().model for _ in range(2)]

@@ -19,17 +19,25 @@ Features that scripts need are implemented in the other packages, not here.
 Keras and the backend's framework are imported only after the arguments have been parsed.
 """
 
-# These modules register their commands with `app` when they are imported.
-from . import certifying as certifying
-from . import describing as describing
-from . import doctoring as doctoring
-from . import exporting as exporting
-from . import launching as launching
-from . import rates as rates
-from . import reporting as reporting
-from . import tuning as tuning
-from . import watching as watching
+from importlib import import_module
+
 from .commands import app
+
+# Each registers its commands with `app`, in the order of `treadle --help`.
+for _module in (
+    "running",
+    "inspecting",
+    "certifying",
+    "describing",
+    "doctoring",
+    "exporting",
+    "launching",
+    "rates",
+    "reporting",
+    "tuning",
+    "watching",
+):
+    import_module(f".{_module}", __package__)
 
 __all__ = ["app", "main"]
 

@@ -1,31 +1,16 @@
 """The `treadle certify` command: tests whether a task resumes exactly with its own data."""
 
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import recipes
 from ..core.terminal import clean
-from ..run.setup import overriding, setup
 from . import environment, output
 from .certifying_workers import Comparison, compare
-from .commands import app, refuse_extra
-from .help import Command
-from .output import reporting_errors
-from .parameters import (
-    Backend,
-    DataDir,
-    Deterministic,
-    Json,
-    Precision,
-    Seed,
-    Settings,
-    StepsBefore,
-    TaskName,
-    Workers,
-)
+from .commands import command
+from .options import Deterministic, TaskOptions, option
 
 if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..testing.certify.certificate import Certificate
@@ -34,25 +19,36 @@ if TYPE_CHECKING:  # importing it imports NumPy and Keras
 INEXACT = 1
 
 
-@app.command(
-    cls=Command,
-    epilog="Exit codes: 0 exact, 1 something is not exact or was not checked, 2 wrong usage, "
-    "configuration, backend, data or directory, 130 interrupted.",
-    context_settings={"allow_extra_args": True},
+@dataclass(frozen=True, kw_only=True)
+class Certify(TaskOptions):
+    """Options of `treadle certify`."""
+
+    steps: Annotated[
+        int | None,
+        option(
+            "Steps before the checkpoint; the same number of steps follows it. Default: 8, or "
+            "one and a half epochs if an epoch has at most 24 batches.",
+            "K",
+            min=1,
+        ),
+    ] = None
+    deterministic: Deterministic = False
+    workers: Annotated[
+        int | None,
+        option(
+            "Compare training in N processes with training in one instead, over 16 steps or those "
+            "of --steps.",
+            "N",
+            min=2,
+        ),
+    ] = None
+
+
+@command(
+    "Exit codes: 0 exact, 1 something is not exact or was not checked, 2 wrong usage, "
+    "configuration, backend, data or directory, 130 interrupted."
 )
-def certify(
-    context: typer.Context,
-    task: TaskName,
-    set_: Settings = None,
-    steps: StepsBefore = None,
-    backend: Backend = None,
-    precision: Precision = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    deterministic: Deterministic = False,
-    workers: Workers = None,
-    json: Json = False,
-) -> None:
+def certify(options: Certify) -> None:
     """Verify that a task resumes bit for bit with its own data.
 
     One process trains straight through 2K steps. Another saves a checkpoint at step K and is
@@ -68,97 +64,68 @@ def certify(
       treadle certify my_task.py --steps 20 --backend torch
       treadle certify my_task.py --workers 2
     """
-    with reporting_errors():
-        refuse_extra(context.args)
-        recipe = recipes.resolve(task)
-        recipe.settings(set_ or [])  # reject invalid settings before a process starts
-        arguments: dict[str, Any] = {
-            "task": recipe.source,
-            "given": set_ or [],
-            "backend": backend,
-            "precision": precision,
-            "seed": seed,
-            "data_dir": str(data_dir) if data_dir else None,
-            "deterministic": deterministic,
-        }
-        found = (
-            _resumed(arguments, recipe.name, steps, json)
-            if workers is None
-            else _in_processes(arguments, recipe.name, steps, workers, json)
-        )
-        if json:
-            output.print_json(found.facts())
-        else:
-            for line in found.lines():
-                output.print_line(clean(line))
-        if not found.exact:
-            raise typer.Exit(INEXACT)
+    recipe = options.recipe()
+    recipe.settings(options.set_ or [])  # reject invalid settings before a process starts
+    found = (
+        _resumed(options, recipe.source, recipe.name)
+        if options.workers is None
+        else _in_processes(options, recipe.source, recipe.name, options.workers)
+    )
+    if options.json:
+        output.print_json(found.facts())
+    else:
+        for line in found.lines():
+            output.print_line(clean(line))
+    if not found.exact:
+        raise typer.Exit(INEXACT)
 
 
-def _resumed(
-    arguments: Mapping[str, Any], name: str, steps: int | None, quiet: bool
-) -> "Certificate":
+def _resumed(options: Certify, source: str, name: str) -> "Certificate":
     """Compare an uninterrupted training with one that is resumed."""
     from ..testing.certify.certificate import Maker
     from ..testing.certify.certificate import certify as examine
 
-    with environment.showing("training in three processes", quiet, at_once=True):
-        return examine(Maker(f"{__name__}:make", dict(arguments), name), steps)
+    folder = options.data_dir
+    arguments = {**asdict(options), "task": source, "data_dir": str(folder) if folder else None}
+    with environment.showing("training in three processes", options.json, at_once=True):
+        return examine(Maker(f"{__name__}:make", arguments, name), options.steps)
 
 
-def _in_processes(
-    arguments: Mapping[str, Any], name: str, steps: int | None, workers: int, quiet: bool
-) -> Comparison:
+def _in_processes(options: Certify, source: str, name: str, workers: int) -> Comparison:
     """Compare training in several processes with training in one."""
-    options = [text for setting in arguments["given"] for text in ("--set", setting)]
-    for option in ("backend", "precision", "seed", "data_dir"):
-        if arguments[option] is not None:
-            options += [f"--{option.replace('_', '-')}", str(arguments[option])]
-    options += ["--deterministic"] if arguments["deterministic"] else []
-    with environment.showing(f"training in one process, and in {workers}", quiet, at_once=True):
-        return compare(arguments["task"], name, options, steps, workers)
+    words = [text for setting in options.set_ or [] for text in ("--set", setting)]
+    for option_name in ("backend", "precision", "seed", "data_dir"):
+        value = getattr(options, option_name)
+        if value is not None:
+            words += [f"--{option_name.replace('_', '-')}", str(value)]
+    words += ["--deterministic"] if options.deterministic else []
+    doing = f"training in one process, and in {workers}"
+    with environment.showing(doing, options.json, at_once=True):
+        return compare(source, name, words, options.steps, workers)
 
 
-def make(
-    task: str,
-    given: list[str],
-    backend: str | None,
-    precision: str | None,
-    seed: int | None,
-    data_dir: str | None,
-    deterministic: bool = False,
-) -> "Subject":
+def make(**arguments: Any) -> "Subject":
     """Make a task and its data, as `treadle run` does, in a process of the certificate.
+
+    Args:
+        **arguments: The fields of `Certify`, in JSON's types.
 
     Raises:
         TreadleError: As for `treadle run`, or the task has no data.
     """
-    recipe = recipes.resolve(task)
-    settings = recipe.settings(given)
-    environment.prepare(
-        backend,
-        recipe.backend,
-        Path(data_dir) if data_dir else None,
-        seed,
-        precision,
-        quiet=True,
-        deterministic=deterministic,
-    )
+    if arguments["data_dir"] is not None:
+        arguments["data_dir"] = Path(arguments["data_dir"])
+    options = Certify(**arguments)
+    first = options.made(True, options.deterministic)
     import keras  # late: the backend must be chosen before Keras is imported
 
     from ..testing.certify.drill import Subject
-
-    def made() -> Any:
-        with overriding(seed, precision, backend):
-            return recipes.make(recipe, settings)
 
     def again() -> Any:
         """Make the task again, from the same initial state as the first one."""
         # The task's file may call setup again, which is rejected while layers exist.
         keras.backend.clear_session()
-        setup(seed=seed or 0, precision=precision)
-        return made().task
+        return options.made(True, options.deterministic).task
 
-    first = made()
     data = first.datasets()
     return Subject(first.task, data.train, again, data.validation, tuple(first.hooks()))

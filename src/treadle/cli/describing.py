@@ -1,31 +1,35 @@
 """The `treadle env` command: facts about the installation for bug reports."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
-
-import typer
 
 from .. import __version__
 from ..core.installation import describe, shortened
 from . import environment, output
-from .commands import app
-from .help import Command
-from .output import reporting_errors
-from .parameters import HOW, Backend, Json
-
-Devices = Annotated[
-    bool,
-    typer.Option(
-        "--devices",
-        help="List the devices that the backend uses, too. Its framework is imported for this, "
-        "which takes seconds.",
-        rich_help_panel=HOW,
-    ),
-]
+from .commands import command
+from .options import HOW, Backend, Json, flag
 
 
-@app.command(cls=Command, epilog="Exit codes: 0 done, 2 wrong usage.")
-def env(devices: Devices = False, backend: Backend = None, json: Json = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """Options of `treadle env`."""
+
+    devices: Annotated[
+        bool,
+        flag(
+            "List the devices that the backend uses, too. Its framework is imported for this, "
+            "which takes seconds.",
+            HOW,
+            "--devices",
+        ),
+    ] = False
+    backend: Backend = None
+    json: Json = False
+
+
+@command("Exit codes: 0 done, 2 wrong usage.")
+def env(options: Env) -> None:
     """Print what a bug report needs: versions, backend, machine, environment variables.
 
     The home directory is written as ~, and values of variables that may be secret are hidden.
@@ -35,20 +39,19 @@ def env(devices: Devices = False, backend: Backend = None, json: Json = False) -
       treadle env
       treadle env --devices --json
     """
-    with reporting_errors():
-        facts = {"treadle": __version__, **describe()}
-        if devices or backend is not None:
-            facts["devices"] = _devices(backend)
-        if json:
-            output.print_json(facts)
-        else:
-            output.print_line("\n".join(_lines(facts)))
+    facts = {"treadle": __version__, **describe()}
+    if options.devices or options.backend is not None:
+        facts["devices"] = _devices(options.backend)
+    if options.json:
+        output.print_json(facts)
+    else:
+        output.print_line("\n".join(_lines(facts)))
 
 
 def _devices(backend: str | None) -> dict[str, Any]:
     """Return the devices of a backend, or the error that its framework raised."""
     try:
-        environment.prepare(backend, None, None, None, None, quiet=True)
+        environment.prepare(backend, quiet=True)
         from ..backends.base import active
 
         found = active()

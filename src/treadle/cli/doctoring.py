@@ -3,57 +3,42 @@
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
 import treadle
 
-from .. import recipes
 from ..core.terminal import clean
-from ..run.setup import overriding
 from . import environment, output
-from .commands import app, refuse_extra
-from .help import Command
-from .output import reporting_errors
-from .parameters import Backend, DataDir, Json, Precision, Seed, Settings, TaskName
-
-if TYPE_CHECKING:  # importing it imports NumPy and Keras
-    from ..doctor import Report
+from .commands import command
+from .options import TaskOptions, option
 
 FOUND = 1
 FEW_OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 
-Planned = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Steps of the run that schedules are compared with, if the task's own number of "
-        "epochs is not used.",
-        show_default=False,
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(TaskOptions):
+    """Options of `treadle doctor`."""
+
+    steps: Annotated[
+        int | None,
+        option(
+            "Steps of the run that schedules are compared with, if the task's own number of epochs "
+            "is not used.",
+            "N",
+            min=1,
+        ),
+    ] = None
 
 
-@app.command(
-    cls=Command,
-    epilog="Exit codes: 0 no error found, 1 errors found, 2 wrong usage, configuration, backend, "
-    "data or directory, 130 interrupted.",
-    context_settings={"allow_extra_args": True},
+@command(
+    "Exit codes: 0 no error found, 1 errors found, 2 wrong usage, configuration, backend, "
+    "data or directory, 130 interrupted."
 )
-def doctor(
-    context: typer.Context,
-    task: TaskName,
-    set_: Settings = None,
-    steps: Planned = None,
-    backend: Backend = None,
-    precision: Precision = None,
-    seed: Seed = None,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
+def doctor(options: Doctor) -> None:
     """Search a task for mistakes that training would not report.
 
     A few training steps run uncompiled and are recorded, and one of them is repeated with changed
@@ -64,42 +49,21 @@ def doctor(
       treadle doctor digits
       treadle doctor my_task.py:MyTask --set units=128 --backend torch --json
     """
-    with reporting_errors():
-        refuse_extra(context.args)
-        recipe = recipes.resolve(task)
-        settings = recipe.settings(set_ or [])
-        with output.kept_free(json):
-            report = _examined(recipe, settings, steps, backend, precision, seed, data_dir, json)
-        if json:
-            output.print_json(report.facts())
-        else:
-            for line in report.lines():
-                output.print_line(clean(line))
-        if report.errors:
-            raise typer.Exit(FOUND)
-
-
-def _examined(
-    recipe: recipes.Recipe,
-    settings: dict[str, object],
-    steps: int | None,
-    backend: str | None,
-    precision: str | None,
-    seed: int | None,
-    data_dir: Path | None,
-    quiet: bool,
-) -> "Report":
-    """Make the task and examine it."""
-    with _compiling_fast():
-        environment.prepare(backend, recipe.backend, data_dir, seed, precision, quiet)
-    with environment.showing("making the task", quiet), overriding(seed, precision, backend):
-        made = recipes.make(recipe, settings)
+    quiet, steps = options.json, options.steps
+    with output.kept_free(quiet):
+        with _compiling_fast():
+            made = options.made(quiet)
         data = made.datasets()
-    lasts = made.lasts
-    if steps is None:
-        steps = lasts.get("steps")
-    with environment.showing("running and changing single steps", quiet):
-        return treadle.doctor.examine(made.task, data, steps=steps)
+        steps = made.lasts.get("steps") if steps is None else steps
+        with environment.showing("running and changing single steps", quiet):
+            report = treadle.doctor.examine(made.task, data, steps=steps)
+    if quiet:
+        output.print_json(report.facts())
+    else:
+        for line in report.lines():
+            output.print_line(clean(line))
+    if report.errors:
+        raise typer.Exit(FOUND)
 
 
 @contextmanager

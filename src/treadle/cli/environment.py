@@ -4,20 +4,24 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import keras_internals
 from ..core.backend_choice import choose_backend, default_backend, installed_backends
 from ..core.terminal import Waiting
 from ..distribute import found_place
 from ..errors import BackendError, DataError
-from ..run.setup import setup
+from ..recipes import Recipe, make
+from ..run.setup import overriding, setup
+
+if TYPE_CHECKING:  # importing it would import Keras
+    from ..recipes._loading import Made
 
 _VIRTUAL = "--xla_force_host_platform_device_count"
 
@@ -27,10 +31,10 @@ CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To
 
 def prepare(
     backend: str | None,
-    only: str | None,
-    data_dir: Path | None,
-    seed: int | None,
-    precision: str | None,
+    only: str | None = None,
+    data_dir: Path | None = None,
+    seed: int | None = None,
+    precision: str | None = None,
     quiet: bool = False,
     deterministic: bool = False,
     devices: int | None = None,
@@ -66,6 +70,29 @@ def prepare(
     with importing, _quiet_start(), _without_unused(chosen):
         setup(seed=seed or 0, precision=precision, deterministic=deterministic, devices=devices)
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
+
+
+def make_task(
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    *,
+    backend: str | None,
+    precision: str | None,
+    seed: int | None,
+    data_dir: Path | None,
+    quiet: bool,
+    deterministic: bool = False,
+    devices: int | None = None,
+) -> "Made":
+    """Import Keras, set it up, and make a task; `prepare` describes the arguments.
+
+    Raises:
+        TreadleError: If an argument is invalid, or the task cannot be made.
+    """
+    only = recipe.backend
+    prepare(backend, only, data_dir, seed, precision, quiet, deterministic, devices)
+    with showing("making the task", quiet), overriding(seed, precision, backend, devices):
+        return make(recipe, settings)
 
 
 def _divide_cpu(devices: int) -> None:

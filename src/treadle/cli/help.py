@@ -5,6 +5,7 @@ import shutil
 import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -129,18 +130,11 @@ def setting_hint(option: str, words: list[str]) -> str:
     """Return a hint to give an unknown option with `--set`; empty if it is not a setting."""
     recipe = recipe_in(words)
     name = option.lstrip("-").replace("-", "_")
-    names = [parameter.name for parameter in (recipe.parameters or ()) if recipe] if recipe else []
-    if recipe is None or name not in names:
+    if recipe is None or name not in (parameter.name for parameter in recipe.parameters or ()):
         return ""
-    value = next(
-        (
-            words[i + 1] if word == option else word.partition("=")[2]
-            for i, word in enumerate(words)
-            if (word == option and i + 1 < len(words) and not words[i + 1].startswith("--"))
-            or word.startswith(f"{option}=")
-        ),
-        "VALUE",
-    )
+    joined = dict(word.split("=", 1) for word in words if "=" in word)
+    following = dict(pairwise(words)).get(option, "")
+    value = joined.get(option) or (following if following[:2] != "--" else "") or "VALUE"
     return (
         f"No such option: {option}. It is a setting of the task {recipe.name}: use "
         f"--set {name}={value}"

@@ -1,37 +1,94 @@
-"""Implementation of `evaluate` and `replay` with the public API."""
+"""The commands `evaluate` and `replay`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import treadle
 
 from ..errors import ConfigurationError
 from . import environment, output
+from .commands import command
 from .opening import made_again, opened, options_of, state_of
+from .options import WHERE, RunOptions, option
 from .other_data import OtherData
-from .trusting import Given
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
-    from ..doctor import Replay
+    from ..doctor import Replay as Replayed
     from ..steps.task import Datasets
 
 
-def evaluate(
-    directory: Path, given: Given, quiet: bool = False, other: OtherData | None = None
-) -> dict[str, dict[str, float]]:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(RunOptions):
+    """Options of `treadle evaluate`."""
+
+    data: Annotated[
+        str | None,
+        option(
+            "Evaluate other data: a function without arguments that returns batches, or a dict of "
+            "data sets by name.",
+            "FILE.py:FUNCTION",
+            WHERE,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(RunOptions):
+    """Options of `treadle replay`."""
+
+    step: Annotated[int | None, option("Replay this step.", "N", min=1)] = None
+    bisect: Annotated[
+        str | None,
+        option(
+            "Replay the first step where this holds: 'loss > 5', 'isnan(loss)', "
+            "'norm(model/layers/0/kernel) > 10'.",
+            "CONDITION",
+        ),
+    ] = None
+    save: Annotated[
+        Path | None,
+        option(
+            "Write batch, activations, gradients and updates to this file.",
+            "FILE.safetensors",
+            WHERE,
+        ),
+    ] = None
+
+
+@command()
+def evaluate(options: Evaluate) -> None:
+    """Evaluate a run on its validation and test data, or on other data.
+
+    An unfinished run is evaluated with its newest checkpoint.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
+
+    Examples:
+      treadle evaluate runs/mine
+      treadle evaluate runs/mine --json
+      treadle evaluate runs/mine --data other.py:photos
+    """
+    other = None if options.data is None else OtherData.parse(options.data)
+    with output.kept_free(options.json):
+        results = _evaluated(options, other)
+    if options.json:
+        output.print_json(results)
+        return
+    from ..core.values import short  # late: it imports NumPy
+
+    for name, values in results.items():
+        numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
+        output.print_line(f"{name}: {numbers}")
+
+
+def _evaluated(options: Evaluate, other: OtherData | None) -> dict[str, dict[str, float]]:
     """Make the task of a run again with its trained weights, and evaluate it.
 
-    An unfinished run is evaluated with its newest checkpoint, and a note is printed. Python values
-    that hooks changed during the run are those of the newest checkpoint.
-
-    The only code executed is the task's file, if it is trusted, and the file of other data; arrays
-    are read as plain data.
-
-    Args:
-        directory: The run directory.
-        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
-        quiet: Show no progress.
-        other: Data to evaluate instead of those of the task.
+    Python values that hooks changed during the run are those of the newest checkpoint. The only
+    code executed is the task's file, if it is trusted, and the file of other data; arrays are read
+    as plain data.
 
     Returns:
         The results for each data set that the task has: `validation` (or `validation/<name>` if
@@ -41,11 +98,12 @@ def evaluate(
         TreadleError: If the directory holds no run of a command, or an unfinished run without a
             checkpoint, if the task cannot be made again, or if there is no evaluation data.
     """
+    directory = options.directory
     record, recovered = opened(directory, "call loop.evaluate in the script")
     configuration = record["configuration"]
     if recovered:
         output.note(recovered)
-    made = made_again(directory, configuration, given, quiet)
+    made = made_again(options, configuration)
     # Late: importing it imports NumPy and Keras, whose messages `made_again` hides.
     from .trained_loop import trained_loop
 
@@ -57,10 +115,10 @@ def evaluate(
             f"{directory}: its task has neither validation nor test data. Name data with --data "
             "FILE.py:FUNCTION"
         )
-    options = options_of(configuration)
+    execution = options_of(configuration)
     with (
-        environment.showing("evaluating", quiet),
-        trained_loop(directory, made.task, options, data.train, state) as loop,
+        environment.showing("evaluating", options.json),
+        trained_loop(directory, made.task, execution, data.train, state) as loop,
     ):
         return {name: loop.evaluate(part) for name, part in sets.items()}
 
@@ -72,19 +130,48 @@ def _sets_of(data: "Datasets") -> dict[str, Any]:
     return {name: part for name, part in {**sets, "test": data.test}.items() if part is not None}
 
 
-def replay(
-    directory: Path,
-    step: int | None,
-    bisect: str | None,
-    given: Given,
-    quiet: bool = False,
-) -> "Replay":
+@command()
+def replay(options: Replay) -> None:
+    """Run one step of a past run again, and show everything that it computed.
+
+    Training is repeated from the newest checkpoint before the step, with compiled steps as in the
+    run; then the step itself runs uncompiled. The run's directory is not changed.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
+
+    Examples:
+      treadle replay runs/mine --step 120
+      treadle replay runs/mine --bisect 'loss > 5' --save step.safetensors
+    """
+    save = options.save
+    if save is not None and not save.absolute().parent.is_dir():
+        raise ConfigurationError(f"--save {save}: there is no folder {save.parent}")
+    if save is not None and save.suffix != ".safetensors":
+        raise ConfigurationError(
+            f"--save {save}: arrays are saved as .safetensors. Use --save "
+            f"{save.with_suffix('.safetensors')}"
+        )
+    with output.kept_free(options.json):
+        found = _replayed(options)
+    if save is not None:
+        found.save(save)
+    if options.json:
+        output.print_json(found.as_dict())
+        return
+    from ..doctor.findings import show  # late: it imports NumPy
+
+    show(found)
+
+
+def _replayed(options: Replay) -> "Replayed":
     """Make the task of a run again, and replay one of its steps.
 
     Raises:
         TreadleError: If the run was started by a script, or for any reason that
             `treadle.doctor.replay` raises.
     """
+    directory, step, bisect = options.directory, options.step, options.bisect
     if (step is None) == (bisect is None):
         raise ConfigurationError(
             "specify the step: either --step N, or a condition, such as --bisect 'loss > 5'"
@@ -105,9 +192,9 @@ def replay(
         recorded.check_step(step)
     configuration = record["configuration"]
     # On as many devices as the run: the same bits are expected.
-    made = made_again(directory, configuration, given, quiet, configuration.get("devices"))
+    made = made_again(options, configuration, devices=configuration.get("devices"))
     data = made.datasets()
-    with environment.showing("running the steps again", quiet):
+    with environment.showing("running the steps again", options.json):
         return treadle.doctor.replay(
             made.task,
             data.train,

@@ -1,15 +1,15 @@
 """The command `launch`."""
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
 from ..distribute.launcher import launch as launch_processes
 from ..errors import ConfigurationError
-from .commands import app
-from .help import Command
-from .output import reporting_errors
+from .commands import command
+from .options import option
 
 EPILOG = (
     "Exit codes: that of the first process that fails, 128 plus the number of the signal that "
@@ -20,19 +20,23 @@ ALONE: Final = {"replay": "", "certify": ", or call treadle certify with --worke
 """Commands that are refused, each with what to do instead, as a clause."""
 
 
-@app.command(
-    cls=Command,
-    epilog=EPILOG,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def launch(
-    context: typer.Context,
-    workers: Annotated[int, typer.Option("--workers", help="The number of processes.", min=1)],
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Options of `treadle launch`."""
+
+    workers: Annotated[int, option("The number of processes.", None, None, "--workers", min=1)]
     restarts: Annotated[
         int,
-        typer.Option("--restarts", help="Start all again after a failure, so many times.", min=0),
-    ] = 0,
-) -> None:
+        option("Start all again after a failure, so many times.", default_shown=True, min=0),
+    ] = 0
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="A command of treadle, or a Python file."),
+    ] = None
+
+
+@command(EPILOG, passes_on=True)
+def launch(options: Launch) -> None:
     """Train in several processes of this machine: run a command, or a script, in each of them.
 
     After --, give a command of treadle, or a Python file with its arguments. If one process fails,
@@ -43,17 +47,16 @@ def launch(
       treadle launch --workers 2 -- run digits --backend jax
       treadle launch --workers 4 --restarts 3 -- my_script.py --epochs 10
     """
-    with reporting_errors():
-        if not context.args:
-            raise ConfigurationError(
-                "there is nothing to launch: give a command of treadle or a Python file after --, "
-                "such as treadle launch --workers 2 -- run digits"
-            )
-        first = context.args[0]
-        if first in ALONE:
-            raise ConfigurationError(
-                f"treadle {first} runs in one process, not in {workers}: leave out treadle launch"
-                f"{ALONE[first]}"
-            )
-        start = [sys.executable] if first.endswith(".py") else [sys.executable, "-m", "treadle"]
-        raise typer.Exit(launch_processes([*start, *context.args], workers, restarts))
+    words = options.words
+    if not words:
+        raise ConfigurationError(
+            "there is nothing to launch: give a command of treadle or a Python file after --, "
+            "such as treadle launch --workers 2 -- run digits"
+        )
+    if words[0] in ALONE:
+        raise ConfigurationError(
+            f"treadle {words[0]} runs in one process, not in {options.workers}: leave out treadle "
+            f"launch{ALONE[words[0]]}"
+        )
+    start = [sys.executable] if words[0].endswith(".py") else [sys.executable, "-m", "treadle"]
+    raise typer.Exit(launch_processes([*start, *words], options.workers, options.restarts))

@@ -10,11 +10,10 @@ from ..core.directory import why_unfinished
 from ..core.options import Options
 from ..core.run_file import RunFile
 from ..errors import BackendError, DirectoryError
-from ..recipes import make
 from ..report.records import recorded_run
-from ..run.setup import overriding
-from . import environment, output, trusting
-from .trusting import Given
+from . import environment, output
+from .options import RunOptions
+from .trusting import data_dir_of, recipe_of
 
 if TYPE_CHECKING:  # importing it imports NumPy and Keras
     from ..recipes._loading import Made
@@ -56,39 +55,31 @@ def opened(directory: Path, otherwise: str, backend: str | None = None) -> tuple
 
 
 def made_again(
-    directory: Path,
+    options: RunOptions,
     configuration: Mapping[str, Any],
-    given: Given,
-    quiet: bool,
-    devices: int | None = None,
     backend: str | None = None,
+    devices: int | None = None,
 ) -> "Made":
     """Make the task of a run with its recorded configuration; imports Keras.
 
     Args:
-        directory: The run directory.
-        configuration: Its configuration.
-        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
-        quiet: Show no progress.
-        devices: The number of devices.
+        options: The options of the command.
+        configuration: The configuration of the run.
         backend: Another backend than that of the run.
+        devices: The number of devices.
     """
-    recipe = trusting.recipe_of(directory, configuration, given)
-    folder = trusting.data_dir_of(directory, configuration, given)
-    ran = {name: configuration[name] for name in ("seed", "precision", "backend")}
-    ran["backend"] = backend or ran["backend"]
-    environment.prepare(
-        ran["backend"],
-        recipe.backend,
-        folder,
-        ran["seed"],
-        ran["precision"],
-        quiet,
-        configuration.get("deterministic", False),
-        devices,
+    recipe = recipe_of(options, configuration)
+    return environment.make_task(
+        recipe,
+        configuration["settings"],
+        backend=backend or configuration["backend"],
+        precision=configuration["precision"],
+        seed=configuration["seed"],
+        data_dir=data_dir_of(options, configuration),
+        quiet=options.json,
+        deterministic=configuration.get("deterministic", False),
+        devices=devices,
     )
-    with environment.showing("making the task", quiet), overriding(**ran, devices=devices):
-        return make(recipe, configuration["settings"])
 
 
 def state_of(directory: Path, doing: str) -> Mapping[str, Any]:

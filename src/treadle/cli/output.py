@@ -8,9 +8,7 @@ import textwrap
 import traceback
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -24,11 +22,6 @@ from ..errors import (
     TreadleError,
 )
 from ..recipes import Recipe
-from ..report.states import best_values
-
-if TYPE_CHECKING:
-    from ..core.history import History
-    from ..doctor import Replay
 
 TRAINING, USAGE, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
 ABOUT_USAGE = (ConfigurationError, BackendError, DataError, DirectoryError)
@@ -108,92 +101,6 @@ def print_recipes(recipes: Mapping[str, Recipe]) -> None:
         for line in textwrap.wrap(settings, columns):
             typer.secho(" " * indent + line, dim=True)
     typer.echo("\nRun one with: treadle run NAME --set SETTING=VALUE")
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """The result of a `run` or `resume` command.
-
-    Attributes:
-        directory: The run directory.
-        before: Whether the run was already finished, so that nothing was trained.
-        unfinished: Whether the time limit was reached before all epochs or steps were done. The
-            run can be resumed.
-        quiet: Whether no progress was shown.
-        changed: A sentence on what changed in the task's code since the run, or an empty string.
-        facts: The contents of `run.json`.
-        history: All logged values.
-    """
-
-    directory: Path
-    before: bool
-    unfinished: bool
-    quiet: bool
-    changed: str
-    facts: Mapping[str, Any]
-    history: "History"
-
-
-def print_outcome(outcome: RunOutcome, as_json: bool) -> None:
-    """Print the last and best values of a run, and the names of its files."""
-    from ..core.values import short  # late: it imports NumPy
-
-    if outcome.unfinished:
-        note(f"time limit reached: resume with treadle resume {outcome.directory}")
-    if outcome.before and outcome.quiet and outcome.changed:
-        note(f"warning: {outcome.changed}")
-    files = sorted(path.name for path in outcome.directory.iterdir() if path.is_file())
-    last = outcome.history.last
-    epochs = [record for record in outcome.history.records if record.kind == "epoch"]
-    best = best_values({record.progress.epoch + 1: record.values for record in epochs})
-    if as_json:
-        facts = outcome.facts
-        print_json(
-            {
-                "directory": str(outcome.directory),
-                "files": files,
-                "finished_before": outcome.before,
-                "unfinished": outcome.unfinished,
-                "backend": facts.get("backend"),
-                "plan": facts.get("plan"),
-                "reason": facts.get("reason"),
-                "progress": facts.get("progress"),
-                "last": last,
-                "best": {name: {"value": v, "epoch": epoch} for name, (v, epoch) in best.items()},
-            }
-        )
-        return
-    if outcome.before and outcome.quiet:
-        print_line(f"the run in {outcome.directory} is already finished; nothing was done")
-    width = max(map(len, last), default=0)
-    for name, value in last.items():
-        line = f"{name.ljust(width)}  {short(value)}"
-        if name in best and best[name][0] != value:
-            line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
-        print_line(line)
-    print_line(f"{outcome.directory}: {', '.join(files)}")
-
-
-def print_results(results: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
-    """Print the evaluation results of each data set."""
-    from ..core.values import short
-
-    if as_json:
-        print_json(results)
-        return
-    for name, values in results.items():
-        numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
-        print_line(f"{name}: {numbers}")
-
-
-def print_replay(found: "Replay", as_json: bool) -> None:
-    """Print the report of a replayed step."""
-    if as_json:
-        print_json(found.as_dict())
-        return
-    from ..doctor.findings import show
-
-    show(found)
 
 
 def print_json(value: Any) -> None:

@@ -1,6 +1,7 @@
 """The `treadle report` command: writes a report of runs, or serves it while they go on."""
 
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,59 +9,46 @@ import typer
 
 from ..errors import ConfigurationError
 from . import output
-from .commands import EPILOG_WITHOUT_RUN, app
-from .help import Command
-from .output import reporting_errors
-from .parameters import PRINTED, WHERE
-
-Directories = Annotated[
-    list[Path],
-    typer.Argument(metavar="FOLDER…", help="Run directories, or folders that hold some."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="FILE",
-        help="The file to write; default: report.html in the run directory or, of several runs, "
-        "in the folder that holds all of them.",
-        show_default=False,
-        rich_help_panel=WHERE,
-    ),
-]
-Open = Annotated[
-    bool, typer.Option("--open", help="Open the report in a browser.", rich_help_panel=PRINTED)
-]
-Serve = Annotated[
-    bool,
-    typer.Option(
-        "--serve",
-        help="Serve the report on this machine until Ctrl-C, and refresh it while runs go on.",
-        rich_help_panel=PRINTED,
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        max=65535,
-        metavar="N",
-        help="The port of --serve; default: one that is free.",
-        show_default=False,
-        rich_help_panel=PRINTED,
-    ),
-]
+from .commands import command
+from .options import PRINTED, WHERE, flag, option
 
 
-@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
-def report(
-    directories: Directories,
-    out: Out = None,
-    open_: Open = False,
-    serve: Serve = False,
-    port: Port = 0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Options of `treadle report`."""
+
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER…", help="Run directories, or folders that hold some."),
+    ]
+    out: Annotated[
+        Path | None,
+        option(
+            "The file to write; default: report.html in the run directory or, of several runs, "
+            "in the folder that holds all of them.",
+            "FILE",
+            WHERE,
+            "--out",
+            "-o",
+        ),
+    ] = None
+    open_: Annotated[bool, flag("Open the report in a browser.", PRINTED, "--open")] = False
+    serve: Annotated[
+        bool,
+        flag(
+            "Serve the report on this machine until Ctrl-C, and refresh it while runs go on.",
+            PRINTED,
+            "--serve",
+        ),
+    ] = False
+    port: Annotated[
+        int,
+        option("The port of --serve; default: one that is free.", "N", PRINTED, min=0, max=65535),
+    ] = 0
+
+
+@command()
+def report(options: Report) -> None:
     """Write a report of one run, or a comparison of several, as one HTML file.
 
     The file shows curves, settings, time, events and images, and requests nothing from any host.
@@ -72,20 +60,19 @@ def report(
       treadle report runs/digits-tune
       treadle report runs --serve
     """
-    with reporting_errors():
-        if serve and out is not None:
-            raise ConfigurationError("--serve writes no file: leave out --out")
-        if port and not serve:
-            raise ConfigurationError("--port is the port of --serve: add --serve")
-        if serve:
-            _serve(directories, port, open_)
-            return
-        from ..report import page  # late: it imports NumPy
+    if options.serve and options.out is not None:
+        raise ConfigurationError("--serve writes no file: leave out --out")
+    if options.port and not options.serve:
+        raise ConfigurationError("--port is the port of --serve: add --serve")
+    if options.serve:
+        _serve(options.directories, options.port, options.open_)
+        return
+    from ..report import page  # late: it imports NumPy
 
-        path = page.write(directories, out)
-        output.print_line(f"report: {path}")
-        if open_:
-            show(path.absolute().as_uri())
+    path = page.write(options.directories, options.out)
+    output.print_line(f"report: {path}")
+    if options.open_:
+        show(path.absolute().as_uri())
 
 
 def _serve(directories: list[Path], port: int, open_: bool) -> None:

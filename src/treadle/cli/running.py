@@ -1,4 +1,4 @@
-"""Implementation of `run` and `resume` with the public API."""
+"""The commands `run` and `resume`."""
 
 import os
 import shutil
@@ -6,161 +6,180 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 import treadle
 
+from ..core import compile_cache
 from ..core.directory import RUN, LostRecordError, read_run
 from ..core.options import Options, backend_name, precision_name, run_seed
 from ..core.processes import is_chief, on_chief
 from ..core.run_file import RunFile
 from ..core.triggers import Span
 from ..core.user_code import changed_code, code_of
-from ..errors import (
-    ConfigurationError,
-    DirectoryError,
-)
-from ..recipes import Recipe, make
+from ..errors import ConfigurationError, DirectoryError
+from ..recipes import Recipe
 from ..report.records import has_checkpoint, recorded_run
-from ..run.setup import overriding
+from ..report.states import best_values
 from . import advice, environment, output, trusting
-from .opening import opened, options_of
+from .commands import EPILOG, command
+from .opening import opened
+from .options import (
+    HOW,
+    HOW_LONG,
+    WHERE,
+    Deterministic,
+    Devices,
+    Epochs,
+    NoCompileCache,
+    Quiet,
+    RunOptions,
+    Steps,
+    TaskOptions,
+    flag,
+    option,
+)
 from .preflight import keep, preflight
-from .trusting import Given
+
+if TYPE_CHECKING:  # importing them imports NumPy and Keras
+    from ..core.history import History
+    from ..recipes._loading import Made
 
 RUNS = Path("runs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The arguments of `treadle run`; see `treadle run --help`."""
-
-    recipe: Recipe
-    settings: Mapping[str, Any]
-    epochs: int | None
-    steps: int | None
-    until: str | None
-    backend: str | None
-    precision: str | None
-    seed: int | None
-    devices: int | None
-    options: Options
-    directory: Path | None
-    data_dir: Path | None
-    fresh: bool
-    quiet: bool
-    override: bool | tuple[str, ...] = False
-    weights_from: Path | None = None
-    deterministic: bool = False
-    preflight: bool = False
-
-
-def train(request: Request) -> output.RunOutcome:
-    """Train a task; imports Keras after the arguments have been checked.
-
-    Raises:
-        TreadleError: If an argument is invalid, or training failed.
-    """
-    if request.until is not None and Span.parse(request.until).of != "seconds":
-        raise ConfigurationError(
-            f"--until takes a time, as '30 min', not {request.until!r}: for counts there are "
-            "--epochs and --steps"
-        )
-    earlier = _earlier(request)
-    recorded = None
-    if earlier is not None and not os.environ.get("KERAS_BACKEND"):
-        recorded = earlier["configuration"].get("backend")
-    environment.prepare(
-        request.backend or recorded,
-        request.recipe.backend,
-        request.data_dir,
-        request.seed,
-        request.precision,
-        request.quiet,
-        request.deterministic,
-        request.devices,
-    )
-    request = replace(request, quiet=request.quiet or not is_chief())
-    with (
-        environment.showing("making the task", request.quiet),
-        overriding(request.seed, request.precision, request.backend, request.devices),
-    ):
-        made = make(request.recipe, request.settings)
-    given = {"epochs": request.epochs, "steps": request.steps, "until": request.until}
-    lasts: dict[str, Any] = {k: v for k, v in given.items() if v is not None} or made.lasts
-    if not lasts:
-        raise ConfigurationError(
-            f"{request.recipe.name} does not define how long it trains: add --epochs, --steps or "
-            "--until, or give the class an attribute, as `epochs = 10`"
-        )
-    if not request.quiet and (description := made.describe()):
-        output.print_line(description)
-    examined = request.preflight and earlier is None
-    report = preflight(made, lasts, request.quiet) if examined else None
-    with _directory(request.directory, request.recipe.name) as directory:
-        if earlier is None and not request.quiet and request.precision is None:
-            suggestion = advice.on_precision(made.task)
-            if suggestion:
-                output.note(suggestion)
-        loop = treadle.Loop(
-            made.task,
-            directory,
-            hooks=made.hooks(),
-            options=request.options,
-            configuration=_configuration(request, lasts),
-            fresh=request.fresh,
-            override=request.override,
-            console=not request.quiet,
-        )
-        if is_chief():
-            trusting.remember(directory, request.recipe, request.data_dir)
-        if report is not None:
-            keep(report, directory)
-        with loop:
-            with environment.showing("reading the data", request.quiet):
-                data = made.datasets()
-            if request.weights_from is not None and _restores_nothing(directory, earlier):
-                loop.prepare(data.train)  # some models are built by their first batch only
-                treadle.warm_start(made.task, request.weights_from)
-            with output.interrupts(reported=not request.quiet):
-                history = loop.fit(data.train, data.validation, **lasts)
-    if loop.progress.step == 0:
-        raise ConfigurationError(
-            f"the run in {directory} ended before its first step, so nothing was trained: "
-            f"{loop.reason}. Give it a longer time (--until), or let no hook stop it at the start"
-        )
-    facts = read_run(directory)
-    changed = changed_code(facts.get("code", {}), code_of(made.task))
-    before = loop.reason == "it was finished before"
-    return output.RunOutcome(
-        directory, before, loop.unfinished, request.quiet, changed, facts, history
-    )
-
-
 ENDS = ("epochs", "steps")
 LASTS = (*ENDS, "until")
 
 
-def resume(
-    directory: Path,
-    lasts: Mapping[str, Any],
-    given: Given,
-    quiet: bool,
-    devices: int | None = None,
-) -> output.RunOutcome:
-    """Resume a run that was started by `treadle run`, with its recorded configuration.
+@dataclass(frozen=True, kw_only=True)
+class Run(TaskOptions):
+    """Options of `treadle run`."""
 
-    Args:
-        directory: The run directory.
-        lasts: New total duration by name (epochs, steps, until); None values keep the recorded one.
-        given: Its task or data folder if they moved, and whether the recorded ones are trusted.
-        quiet: Show no progress.
-        devices: The number of devices; None uses as many as the command that started the run.
+    epochs: Epochs = None
+    steps: Steps = None
+    until: Annotated[
+        str | None,
+        option(
+            "Time limit, as '30 min'. The first of these limits that is reached ends the run.",
+            "TIME",
+            HOW_LONG,
+        ),
+    ] = None
+    devices: Devices = None
+    window: Annotated[
+        int | None,
+        option(
+            "Maximum number of steps in one compiled call; does not change results.",
+            "N",
+            HOW,
+            min=1,
+        ),
+    ] = None
+    eager: Annotated[bool, flag("Run steps uncompiled, for debugging (slow).", HOW, "--eager")] = (
+        False
+    )
+    compiler: Annotated[
+        Literal["auto", "inductor", "cuda-graph", "captured"],
+        option(
+            "How captured steps run on PyTorch: 'captured', 'inductor' (PyTorch's compiler), or "
+            "'cuda-graph' (the same, replayed as a CUDA graph).",
+            panel=HOW,
+            default_shown=True,
+        ),
+    ] = "auto"
+    deterministic: Deterministic = False
+    no_compile_cache: NoCompileCache = False
+    preflight: Annotated[
+        bool,
+        flag(
+            "Search for mistakes first, as treadle doctor does, and train only if it finds no "
+            "error. The findings are kept in doctor.json in the run directory.",
+            HOW,
+            "--preflight",
+        ),
+    ] = False
+    directory: Annotated[
+        Path | None,
+        option(
+            "Folder for the files of the run; other files in it are kept. Default: runs/NAME-1, "
+            "runs/NAME-2, ….",
+            "FOLDER",
+            WHERE,
+        ),
+    ] = None
+    fresh: Annotated[
+        bool, flag("Remove the run in the directory, and start from scratch.", WHERE, "--fresh")
+    ] = False
+    override: Annotated[
+        bool, flag("Resume a run even if its configuration differs.", WHERE, "--override")
+    ] = False
+    weights_from: Annotated[
+        Path | None, option("Initialize the weights from this other run.", "FOLDER", WHERE)
+    ] = None
+    quiet: Quiet = False
 
-    Raises:
-        TreadleError: If the run was started without `treadle run`, its script is not trusted, or
-            for any reason that `train` raises.
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(RunOptions):
+    """Options of `treadle resume`."""
+
+    epochs: Annotated[
+        int | None,
+        option(
+            "Passes over the data in total, including those already done. Replaces a recorded "
+            "--epochs and --steps.",
+            "N",
+            HOW_LONG,
+            min=1,
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        option(
+            "Steps in total, including those already done. Replaces a recorded --steps and "
+            "--epochs.",
+            "N",
+            HOW_LONG,
+            min=1,
+        ),
+    ] = None
+    until: Annotated[str | None, option("Time limit, counted from now.", "TIME", HOW_LONG)] = None
+    devices: Devices = None
+    no_compile_cache: NoCompileCache = False
+    quiet: Quiet = False
+
+
+@command(EPILOG)
+def run(options: Run) -> None:
+    """Train a task.
+
+    If --directory holds a run of the same configuration, that run is resumed; a finished run is
+    left as it is. A run of another configuration is refused.
+
+    Examples:
+      treadle run digits --epochs 3 --set units=128
+      treadle run my_task.py:MyTask --backend jax --directory runs/mine
+      treadle run digits --help    (also lists the settings of digits)
     """
+    recipe = options.recipe()
+    _train(options, recipe, recipe.settings(options.set_ or []), options.override)
+
+
+@command(EPILOG)
+def resume(options: Resume) -> None:
+    """Resume an interrupted run. Does nothing if the run is already finished.
+
+    Use --epochs or --steps to extend the run; a finished run can be extended too.
+
+    A recipe is executed at once; a script, only if you started the run with it in this directory,
+    or with --trust or --task.
+
+    Examples:
+      treadle resume runs/mine
+      treadle resume runs/mine --epochs 20
+    """
+    directory = options.directory
     # The loop reports a lost record, and writes it again.
     record, _ = opened(directory, "run the script again, which resumes the run")
     configuration = record["configuration"]
@@ -171,40 +190,201 @@ def resume(
             "resume from. A folder that a run directory names is not read: start the run again "
             f"with treadle run … --weights-from {begun} --directory {directory}"
         )
-    changes = {name: value for name, value in lasts.items() if value is not None}
+    changes = {n: value for n in LASTS if (value := getattr(options, n)) is not None}
     # The end that the user gives replaces the recorded one, which may be of the other kind.
     ends = ENDS if any(name in changes for name in ENDS) else ()
     kept = {name: None if name in ends else configuration.get(name) for name in LASTS}
-    how_long = kept | changes
-    recipe = trusting.recipe_of(directory, configuration, given)
-    others = {"data_dir": given.data_dir, "recipe": given.task}
+    recipe = trusting.recipe_of(options, configuration)
+    others = {"data_dir": options.data_dir, "recipe": options.task}
     replaced = (*changes, *ends, *(name for name, value in others.items() if value is not None))
-    return train(
-        Request(
-            recipe=recipe,
-            settings=configuration["settings"],
-            **how_long,
-            backend=configuration["backend"],
-            precision=configuration["precision"],
-            seed=configuration["seed"],
-            devices=devices or configuration.get("devices"),
-            options=options_of(configuration),
-            directory=directory,
-            data_dir=trusting.data_dir_of(directory, configuration, given),
-            fresh=False,
-            quiet=quiet,
-            override=replaced or False,
-            weights_from=Path(begun) if begun else None,
-            deterministic=configuration.get("deterministic", False),
-            preflight=False,
+    asked = Run(
+        task=recipe.source,
+        **kept | changes,
+        **{name: configuration[name] for name in ("backend", "precision", "seed")},
+        devices=options.devices or configuration.get("devices"),
+        eager=configuration["execution"] == "eager",
+        compiler=configuration.get("compiler", "auto"),
+        deterministic=configuration.get("deterministic", False),
+        no_compile_cache=options.no_compile_cache,
+        directory=directory,
+        data_dir=trusting.data_dir_of(options, configuration),
+        weights_from=Path(begun) if begun else None,
+        quiet=options.quiet,
+        json=options.json,
+    )
+    settings = configuration["settings"]
+    _train(asked, recipe, settings, replaced or False)
+
+
+def _train(
+    options: Run, recipe: Recipe, settings: Mapping[str, Any], override: bool | tuple[str, ...]
+) -> None:
+    """Train a task and print the outcome; Keras is imported after the options have been checked.
+
+    Args:
+        options: The options.
+        recipe: The task.
+        settings: Its settings.
+        override: Whether the configuration may differ from that of an earlier run, or in what.
+
+    Raises:
+        TreadleError: If an option is invalid, or training failed.
+    """
+    if options.no_compile_cache:
+        compile_cache.switch(on=False)
+    if options.until is not None and Span.parse(options.until).of != "seconds":
+        raise ConfigurationError(
+            f"--until takes a time, as '30 min', not {options.until!r}: for counts there are "
+            "--epochs and --steps"
         )
+    options = replace(options, quiet=options.quiet or options.json)
+    with output.kept_free(options.json):
+        earlier = _earlier(options)
+        made = _made(options, recipe, settings, earlier)
+        options = replace(options, quiet=options.quiet or not is_chief())
+        lasts = _lasts(options, made, recipe.name)
+        if not options.quiet and (description := made.describe()):
+            output.print_line(description)
+        examined = options.preflight and earlier is None
+        report = preflight(made, lasts, options.quiet) if examined else None
+        with _directory(options.directory, recipe.name) as directory:
+            suggests = earlier is None and not options.quiet and options.precision is None
+            if suggests and (suggestion := advice.on_precision(made.task)):
+                output.note(suggestion)
+            execution = "eager" if options.eager else "auto"
+            loop = treadle.Loop(
+                made.task,
+                directory,
+                hooks=made.hooks(),
+                options=Options(execution, options.window, compiler=options.compiler),
+                configuration=_configuration(options, recipe, settings, lasts),
+                fresh=options.fresh,
+                override=override,
+                console=not options.quiet,
+            )
+            if is_chief():
+                trusting.remember(directory, recipe, options.data_dir)
+            if report is not None:
+                keep(report, directory)
+            with loop:
+                history = _fitted(loop, made, directory, options, earlier, lasts)
+        if loop.progress.step == 0:
+            raise ConfigurationError(
+                f"the run in {directory} ended before its first step, so nothing was trained: "
+                f"{loop.reason}. Give it a longer time (--until), or let no hook stop it at the "
+                "start"
+            )
+        changed = changed_code(read_run(directory).get("code", {}), code_of(made.task))
+    if is_chief():
+        _print(directory, loop, history, changed, options)
+    if loop.unfinished:
+        raise typer.Exit(output.UNFINISHED)
+
+
+def _made(
+    options: Run, recipe: Recipe, settings: Mapping[str, Any], earlier: RunFile | None
+) -> "Made":
+    """Make the task, on the backend of an earlier run if the user names none."""
+    backend = options.backend
+    if backend is None and earlier is not None and not os.environ.get("KERAS_BACKEND"):
+        backend = earlier["configuration"].get("backend")
+    return environment.make_task(
+        recipe,
+        settings,
+        backend=backend,
+        precision=options.precision,
+        seed=options.seed,
+        data_dir=options.data_dir,
+        quiet=options.quiet,
+        deterministic=options.deterministic,
+        devices=options.devices,
     )
 
 
-def _earlier(request: Request) -> RunFile | None:
-    """Return the record of the run that a request resumes; None for a new run."""
-    directory = request.directory
-    if request.fresh or directory is None or not directory.is_dir():
+def _lasts(options: Run, made: "Made", name: str) -> dict[str, Any]:
+    """Return how long the run lasts: as the user says, or else as the task says.
+
+    Raises:
+        ConfigurationError: If neither does.
+    """
+    given = {name: value for name in LASTS if (value := getattr(options, name)) is not None}
+    if not given and not made.lasts:
+        raise ConfigurationError(
+            f"{name} does not define how long it trains: add --epochs, --steps or --until, or give "
+            "the class an attribute, as `epochs = 10`"
+        )
+    return given or made.lasts
+
+
+def _fitted(
+    loop: "treadle.Loop",
+    made: "Made",
+    directory: Path,
+    options: Run,
+    earlier: RunFile | None,
+    lasts: Mapping[str, Any],
+) -> "History":
+    """Read the data, initialize the weights if asked for, and train."""
+    with environment.showing("reading the data", options.quiet):
+        data = made.datasets()
+    if options.weights_from is not None and _restores_nothing(directory, earlier):
+        loop.prepare(data.train)  # some models are built by their first batch only
+        treadle.warm_start(made.task, options.weights_from)
+    with output.interrupts(reported=not options.quiet):
+        return loop.fit(data.train, data.validation, **lasts)
+
+
+def _print(
+    directory: Path, loop: "treadle.Loop", history: "History", changed: str, options: Run
+) -> None:
+    """Print the last and best values of a run, and the names of its files.
+
+    Args:
+        directory: The run directory.
+        loop: The loop that trained.
+        history: All logged values.
+        changed: A sentence on what changed in the task's code since the run, or an empty text.
+        options: The options of the command.
+    """
+    from ..core.values import short  # late: it imports NumPy
+
+    before = loop.reason == "it was finished before"
+    if loop.unfinished:
+        output.note(f"time limit reached: resume with treadle resume {directory}")
+    if before and options.quiet and changed:
+        output.note(f"warning: {changed}")
+    files = sorted(path.name for path in directory.iterdir() if path.is_file())
+    last, epochs = history.last, [each for each in history.records if each.kind == "epoch"]
+    best = best_values({each.progress.epoch + 1: each.values for each in epochs})
+    if options.json:
+        facts = read_run(directory)
+        output.print_json(
+            {
+                "directory": str(directory),
+                "files": files,
+                "finished_before": before,
+                "unfinished": loop.unfinished,
+                **{name: facts.get(name) for name in ("backend", "plan", "reason", "progress")},
+                "last": last,
+                "best": {name: {"value": v, "epoch": epoch} for name, (v, epoch) in best.items()},
+            }
+        )
+        return
+    if before and options.quiet:
+        output.print_line(f"the run in {directory} is already finished; nothing was done")
+    width = max(map(len, last), default=0)
+    for name, value in last.items():
+        line = f"{name.ljust(width)}  {short(value)}"
+        if name in best and best[name][0] != value:
+            line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
+        output.print_line(line)
+    output.print_line(f"{directory}: {', '.join(files)}")
+
+
+def _earlier(options: Run) -> RunFile | None:
+    """Return the record of the run that a command resumes; None for a new run."""
+    directory = options.directory
+    if options.fresh or directory is None or not directory.is_dir():
         return None
     try:
         return recorded_run(directory)[0]
@@ -226,21 +406,27 @@ def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
     return not record.get("finished") and not has_checkpoint(directory, least)
 
 
-def _configuration(request: Request, lasts: Mapping[str, Any]) -> dict[str, Any]:
+def _configuration(
+    options: Run, recipe: Recipe, settings: Mapping[str, Any], lasts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the configuration of a run, which is recorded and compared when it is resumed."""
+    begun = options.weights_from
+    optional = {
+        "devices": options.devices,
+        "compiler": options.compiler if options.compiler != "auto" else None,
+        "weights_from": str(begun.absolute()) if begun else None,
+    }
     return {
-        "recipe": request.recipe.source,
-        "settings": dict(request.settings),
+        "recipe": recipe.source,
+        "settings": dict(settings),
         **lasts,
         # The values in effect when the task was made, set by options or by the task's file.
         "seed": run_seed(),
         "backend": backend_name(),
         "precision": precision_name(),
-        "execution": request.options.execution,
-        **({"devices": count} if (count := request.devices) is not None else {}),
-        **({"compiler": compiler} if (compiler := request.options.compiler) != "auto" else {}),
-        "data_dir": str(request.data_dir.absolute()) if request.data_dir else None,
-        **({"weights_from": str(begun.absolute())} if (begun := request.weights_from) else {}),
+        "execution": "eager" if options.eager else "auto",
+        "data_dir": str(options.data_dir.absolute()) if options.data_dir else None,
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
 

@@ -1,7 +1,6 @@
 """Decide whether a command may run the script, and read the data folder, that a run names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +8,10 @@ from ..core import trust
 from ..errors import ConfigurationError, DataError, DirectoryError
 from ..recipes import Recipe, resolve
 from . import output
+from .options import RunOptions
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the user says about the code and data of a run.
-
-    Attributes:
-        data_dir: The folder with its data sets, or None for the recorded one.
-        task: The task to use instead of the recorded one, `FILE.py:Task` or a recipe, or None.
-        trusted: Whether to believe the script and the data folder that the run names.
-    """
-
-    data_dir: Path | None = None
-    task: str | None = None
-    trusted: bool = False
-
-
-def recipe_of(directory: Path, configuration: Mapping[str, Any], given: Given) -> Recipe:
+def recipe_of(options: RunOptions, configuration: Mapping[str, Any]) -> Recipe:
     """Return the task of a run: the given one, else the recorded one if its script is trusted.
 
     A recipe that comes with Treadle is always trusted. A script is not even parsed before it is
@@ -36,12 +21,13 @@ def recipe_of(directory: Path, configuration: Mapping[str, Any], given: Given) -
         ConfigurationError: If there is no such task as the given one.
         DirectoryError: If the recorded script is not trusted, or its task cannot be found.
     """
-    if given.task is not None:
-        return resolve(given.task)
+    directory = options.directory
+    if options.task is not None:
+        return resolve(options.task)
     source: str = configuration["recipe"]
     script = trust.script_of(source)
     if script is not None and script.exists():
-        _check(directory, source, script, given.trusted)
+        _check(directory, source, script, options.trust)
     try:
         recipe = resolve(source)
     except ConfigurationError as error:
@@ -49,23 +35,23 @@ def recipe_of(directory: Path, configuration: Mapping[str, Any], given: Given) -
             f"the task of {directory} cannot be made again: {error}. If it has moved, name it with "
             "--task FILE.py:Task"
         ) from error
-    if given.trusted:
+    if options.trust:
         remember(directory, recipe, configuration.get("data_dir"))
     return recipe
 
 
-def data_dir_of(directory: Path, configuration: Mapping[str, Any], given: Given) -> Path | None:
+def data_dir_of(options: RunOptions, configuration: Mapping[str, Any]) -> Path | None:
     """Return the folder with a run's data sets: the given one, else the recorded one if trusted.
 
     Raises:
         DataError: If the recorded folder is not the one that the user started the run with, or no
             longer exists.
     """
-    recorded = configuration.get("data_dir")
-    if given.data_dir is not None or recorded is None:
-        return given.data_dir
+    directory, recorded = options.directory, configuration.get("data_dir")
+    if options.data_dir is not None or recorded is None:
+        return options.data_dir
     known = trust.remembered(directory)
-    if not given.trusted and (known is None or known.data_dir != recorded):
+    if not options.trust and (known is None or known.data_dir != recorded):
         raise DataError(
             f"{directory} names the data folder {recorded}, and you did not start this run with "
             "it here: give its data with --data-dir FOLDER, or accept that folder with --trust"

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,104 +12,79 @@ import treadle
 
 from ..core.terminal import Waiting
 from ..errors import TreadleWarning
-from ..recipes import resolve
 from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output
-from .commands import app, refuse_extra
-from .help import Command
-from .output import reporting_errors
-from .parameters import (
-    HOW,
-    WHERE,
-    Backend,
-    DataDir,
-    Epochs,
-    Json,
-    Precision,
-    Quiet,
-    Seed,
-    Settings,
-    Steps,
-    TaskName,
+from .commands import command
+from .options import HOW, WHERE, Epochs, Quiet, Steps, TaskOptions, flag, option
+
+PASSED_ON = (
+    *("trials", "monitor", "direction", "directory", "workers", "fresh"),
+    *("epochs", "steps", "precision", "seed"),
 )
+"""Options that are arguments of `treadle.tune`, with the same names."""
 
 SHOWN = 10
 """Maximum number of trials in the table; the others are only counted."""
 
 
-@app.command(
-    cls=Command,
-    epilog="Exit codes: 0 done or finished before, 1 no trial completed, 2 wrong usage, "
-    "configuration, backend, data or directory, 130 interrupted, 143 terminated; after 130 and "
-    "143, the same command resumes the search.",
-    context_settings={"allow_extra_args": True},
-)
-def tune(
-    context: typer.Context,
-    task: TaskName,
+@dataclass(frozen=True, kw_only=True)
+class Tune(TaskOptions):
+    """Options of `treadle tune`."""
+
     trials: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Total number of trials, including earlier calls."),
-    ] = 20,
+        option("Total number of trials, including earlier calls.", "N", default_shown=True, min=1),
+    ] = 20
     search: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="'NAME=LOW..HIGH'",
-            help="Search space of a setting, added to or replacing those in the task's signature: "
+        option(
+            "Search space of a setting, added to or replacing those in the task's signature: "
             "'units=64..512 log', 'units=64..512 step 64', 'activation=relu,gelu'. May be "
             "repeated.",
-            show_default=False,
+            "'NAME=LOW..HIGH'",
         ),
-    ] = None,
-    set_: Settings = None,
-    monitor: Annotated[
-        str, typer.Option(metavar="NAME", help="The logged value to optimize.")
-    ] = "val_loss",
+    ] = None
+    monitor: Annotated[str, option("The logged value to optimize.", "NAME", default_shown=True)] = (
+        "val_loss"
+    )
     direction: Annotated[
         str | None,
-        typer.Option(
-            metavar="min|max",
-            help="Whether to minimize or maximize it; default: derived from its name.",
-            show_default=False,
-        ),
-    ] = None,
-    no_pruning: Annotated[
-        bool, typer.Option("--no-pruning", help="Do not end bad trials early.")
-    ] = False,
-    epochs: Epochs = None,
-    steps: Steps = None,
+        option("Whether to minimize or maximize it; default: derived from its name.", "min|max"),
+    ] = None
+    no_pruning: Annotated[bool, flag("Do not end bad trials early.", None, "--no-pruning")] = False
+    epochs: Epochs = None
+    steps: Steps = None
     workers: Annotated[
         int,
-        typer.Option(
+        option(
+            "Number of trials to run in parallel, each in its own process.",
+            "P",
+            HOW,
+            default_shown=True,
             min=1,
-            metavar="P",
-            help="Number of trials to run in parallel, each in its own process.",
-            rich_help_panel=HOW,
         ),
-    ] = 1,
-    backend: Backend = None,
-    precision: Precision = None,
-    seed: Seed = None,
+    ] = 1
     directory: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder for the database and the run directories; default: runs/NAME-tune.",
-            show_default=False,
-            rich_help_panel=WHERE,
+        option(
+            "Folder for the database and the run directories; default: runs/NAME-tune.",
+            "FOLDER",
+            WHERE,
         ),
-    ] = None,
-    data_dir: DataDir = None,
+    ] = None
     fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Remove an earlier search in this directory.", rich_help_panel=WHERE
-        ),
-    ] = False,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
+        bool, flag("Remove an earlier search in this directory.", WHERE, "--fresh")
+    ] = False
+    quiet: Quiet = False
+
+
+@command(
+    "Exit codes: 0 done or finished before, 1 no trial completed, 2 wrong usage, "
+    "configuration, backend, data or directory, 130 interrupted, 143 terminated; after 130 and "
+    "143, the same command resumes the search."
+)
+def tune(options: Tune) -> None:
     """Search a task's hyperparameters.
 
     The search space is defined in the task's signature, with treadle.Range and treadle.Choice, or
@@ -119,59 +95,48 @@ def tune(
       treadle tune digits --trials 20
       treadle tune my_task.py --search 'units=64..512 log' --workers 2
     """
-    with reporting_errors():
-        refuse_extra(context.args)
-        recipe = resolve(task)
-        fixed, parameters = recipe.given(set_ or []), recipe.parameters or ()
-        spaces = chosen(parameters, read(search or [], parameters, recipe.name), fixed, recipe.name)
-        folder = environment.checked_folder(data_dir) if data_dir is not None else None
-        name = environment.choose(backend, recipe.backend)
-        silent = quiet or json
-        if not silent:
-            output.print_line(
-                f"searching {'; '.join(f'{key} {part}' for key, part in spaces.items())}"
-            )
-        ended = 0
+    recipe, folder = options.recipe(), options.data_dir
+    fixed, parameters = recipe.given(options.set_ or []), recipe.parameters or ()
+    spaces = read(options.search or [], parameters, recipe.name)
+    spaces = chosen(parameters, spaces, fixed, recipe.name)
+    folder = environment.checked_folder(folder) if folder is not None else None
+    backend = environment.choose(options.backend, recipe.backend)
+    quiet = options.quiet or options.json
+    if not quiet:
+        searching = "; ".join(f"{name} {part}" for name, part in spaces.items())
+        output.print_line(f"searching {searching}")
+    ended = 0
 
-        def report(trial: Trial) -> None:
-            nonlocal ended
-            ended += 1
-            if not silent:
-                waiting.print(_line(trial, monitor))
+    def report(trial: Trial) -> None:
+        nonlocal ended
+        ended += 1
+        if not quiet:
+            waiting.print(_line(trial, options.monitor))
 
-        def progress() -> str:
-            trying = f", {workers} at a time" if workers > 1 else ""
-            return f"{ended} of up to {trials} trials ended in this call{trying}"
+    def progress() -> str:
+        trying = f", {options.workers} at a time" if options.workers > 1 else ""
+        return f"{ended} of up to {options.trials} trials ended in this call{trying}"
 
-        with Waiting(progress, quiet=silent, at_once=False) as waiting, warnings.catch_warnings():
-            warnings.simplefilter("ignore", TreadleWarning)  # printed below
-            found = treadle.tune(
-                task,
-                trials=trials,
-                search=spaces,
-                fixed=fixed,
-                epochs=epochs,
-                steps=steps,
-                monitor=monitor,
-                direction=direction,
-                directory=directory,
-                workers=workers,
-                backend=name,
-                precision=precision,
-                seed=seed,
-                data_dir=folder,
-                pruning=not no_pruning,
-                fresh=fresh,
-                on_trial_end=report,
-            )
-        if found.changed:
-            output.note(f"warning: {found.changed}")
-        if json:
-            output.print_json(found.facts())
-        else:
-            _print(found)
-        if found.best is None:
-            raise typer.Exit(output.TRAINING)
+    with Waiting(progress, quiet=quiet, at_once=False) as waiting, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TreadleWarning)  # printed below
+        found = treadle.tune(
+            options.task,
+            search=spaces,
+            fixed=fixed,
+            backend=backend,
+            data_dir=folder,
+            pruning=not options.no_pruning,
+            **{name: getattr(options, name) for name in PASSED_ON},
+            on_trial_end=report,
+        )
+    if found.changed:
+        output.note(f"warning: {found.changed}")
+    if options.json:
+        output.print_json(found.facts())
+    else:
+        _print(found)
+    if found.best is None:
+        raise typer.Exit(output.TRAINING)
 
 
 def _line(trial: Trial, monitor: str) -> str:

@@ -3,6 +3,7 @@
 import json as json_format
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
@@ -19,39 +20,48 @@ from ..report import states
 from ..report.records import recorded_run
 from ..report.states import RunState
 from . import output
-from .commands import EPILOG_WITHOUT_RUN, app
-from .help import Command
-from .output import reporting_errors
-from .parameters import PRINTED, Json, RunDirectory
+from .commands import command
+from .options import PRINTED, Json, RunDirectory, flag, option
 
 INTERVAL = 0.5  # seconds between two reads of a log
 _WIDEST = 1000  # columns, if the output is not a terminal
 
-Root = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with runs.")]
-Sort = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Sort by directory, state, started, step, a setting or a value; -NAME reverses.",
-        rich_help_panel=PRINTED,
-    ),
-]
-Last = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Lines to begin with.", rich_help_panel=PRINTED)
-]
-Follow = Annotated[
-    bool,
-    typer.Option(
-        "--follow", "-f", help="Print new lines until the run ends.", rich_help_panel=PRINTED
-    ),
-]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel=PRINTED)
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Options of `treadle runs`."""
+
+    root: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with runs.")] = Path(
+        "runs"
+    )
+    sort: Annotated[
+        str,
+        option(
+            "Sort by directory, state, started, step, a setting or a value; -NAME reverses.",
+            "NAME",
+            PRINTED,
+            default_shown=True,
+        ),
+    ] = "directory"
+    json: Json = False
 
 
-@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
-def runs(root: Root = Path("runs"), sort: Sort = "directory", json: Json = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """Options of `treadle log`."""
+
+    directory: RunDirectory
+    last: Annotated[
+        int, option("Lines to begin with.", "N", PRINTED, default_shown=True, min=0)
+    ] = 20
+    follow: Annotated[
+        bool, flag("Print new lines until the run ends.", PRINTED, "--follow", "-f")
+    ] = False
+    json: Annotated[bool, flag("Print one JSON object a line.", PRINTED, "--json")] = False
+
+
+@command()
+def runs(options: Runs) -> None:
     """List the runs in a folder: settings that differ, state and best values.
 
     A run is running, finished, interrupted or failed. Settings that are equal in all runs are left
@@ -61,22 +71,21 @@ def runs(root: Root = Path("runs"), sort: Sort = "directory", json: Json = False
       treadle runs
       treadle runs runs/digits-tune --sort val_loss
     """
-    with reporting_errors():
-        if not root.is_dir():
-            raise DirectoryError(f"there is no folder {root}: name one that holds runs")
-        found = _sorted([states.state_of(path) for path in states.run_directories(root)], sort)
-        if json:
-            output.print_json({"runs": [_facts(run) for run in found]})
-        elif found:
-            _print(found)
-        else:
-            output.note(f"{root} holds no runs")
+    if not options.root.is_dir():
+        raise DirectoryError(f"there is no folder {options.root}: name one that holds runs")
+    found = _sorted(
+        [states.state_of(path) for path in states.run_directories(options.root)], options.sort
+    )
+    if options.json:
+        output.print_json({"runs": [_facts(run) for run in found]})
+    elif found:
+        _print(found)
+    else:
+        output.note(f"{options.root} holds no runs")
 
 
-@app.command(cls=Command, epilog=EPILOG_WITHOUT_RUN)
-def log(
-    directory: RunDirectory, last: Last = 20, follow: Follow = False, json: JsonLines = False
-) -> None:
+@command()
+def log(options: Log) -> None:
     """Print the last lines of a run's log, also while it trains.
 
     The folder is only read, and no file in it is executed.
@@ -85,23 +94,23 @@ def log(
       treadle log runs/mine
       treadle log runs/mine --follow
     """
-    with reporting_errors():
-        recorded_run(directory)  # reports a folder without a run
-        from ..hooks.log_tail import LogTail  # late: it imports NumPy
+    directory = options.directory
+    recorded_run(directory)  # reports a folder without a run
+    from ..hooks.log_tail import LogTail  # late: it imports NumPy
 
-        tail = LogTail(directory / LOG, last)
-        while True:
-            # In this order, so that the last lines of a run that just ended are printed.
-            running = follow and is_in_use(directory)
-            for line in tail.lines():
-                _print_line(line, json)
-            if not running:
-                break
-            sys.stdout.flush()
-            sleep(INTERVAL)
-        if follow:
-            run = states.state_of(directory)
-            output.note(f"{run.state}{f': {run.why}' if run.why else ''}")
+    tail = LogTail(directory / LOG, options.last)
+    while True:
+        # In this order, so that the last lines of a run that just ended are printed.
+        running = options.follow and is_in_use(directory)
+        for line in tail.lines():
+            _print_line(line, options.json)
+        if not running:
+            break
+        sys.stdout.flush()
+        sleep(INTERVAL)
+    if options.follow:
+        run = states.state_of(directory)
+        output.note(f"{run.state}{f': {run.why}' if run.why else ''}")
 
 
 def _print_line(line: Mapping[str, Any], json: bool) -> None:

@@ -175,11 +175,12 @@ def _class_facts(node: ast.ClassDef, bases: Mapping[str, Recipe | None]) -> dict
     """
     methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
     tasks = [name for name, base in bases.items() if name in BASES or (base and base.is_task)]
-    inherited = [
-        () if name == "Task" else base.parameters
-        for name, base in bases.items()
-        if name == "Task" or base is not None
-    ]
+    inherited: list[tuple[Parameter, ...] | None] = []
+    for name, base in bases.items():
+        if name == "Task":
+            inherited.append(())
+        elif base is not None:
+            inherited.append(base.parameters)
     init = methods.get("__init__")
     return {
         "is_class": True,
@@ -198,8 +199,10 @@ def _base(name: str, found: Mapping[str, Recipe], tree: ast.Module, path: Path) 
         path: The file.
     """
     base = found.get(name)
-    for node in tree.body if base is None else ():
-        for alias in node.names if isinstance(node, ast.ImportFrom) and node.module else ():
+    for node in tree.body:
+        if base is not None or not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        for alias in node.names:
             if (alias.asname or alias.name) == name:
                 file = _file(node.module, path.parent)
                 base = read_file(file).get(alias.name) if file else None

@@ -1,5 +1,6 @@
-"""The smallest example in native TensorFlow: two variables and a function, without a class.
+"""Fit y = x · w + b with two tf.Variables and a function (TensorFlow only).
 
+The smallest example in native TensorFlow, without a class.
 The code up to `train_step` is the same as in a TensorFlow script; the last line makes it a task.
 """
 
@@ -49,4 +50,3 @@ def report(loop: Any) -> dict[str, float]:
 
 
 linear = treadle.task(train_step, weights=weights, bias=bias, optimizer=optimizer)
-"""Fit y = x · w + b with two tf.Variables and a function (TensorFlow only)."""

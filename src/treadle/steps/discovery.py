@@ -17,7 +17,7 @@ from ..core.attributes import attributes_of
 from ..core.identity import MadeWith
 from ..core.keras_internals import seed_generator
 from ..core.logs import LOSS_SCALE
-from ..core.ownership import is_library, namespace_of_class
+from ..core.user_code import is_library, namespace_of_class
 from ..errors import StateError
 from .constants import Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived

@@ -25,12 +25,12 @@ from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
-from ..step_context import StepContext, deeper
+from ..step_context import StepContext, deeper, running
 from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
 from .effects import dry_run
-from .patches import AutoTrackable, FuncGraph, traced_again, true_moments, values_read, wide_floats
+from .patches import AutoTrackable, FuncGraph, true_moments, values_read, wide_floats
 from .processes.engine import connect
 from .stateful_draws import step_functions
 from .trace import tracing
@@ -363,7 +363,7 @@ def _traced(function: Callable[[Any], Any], batch: Any, step: StepContext) -> Sc
         suppress(Exception),  # what cannot be traced is explained when the step is compiled
         FuncGraph("branches").as_default(),
         tf.variable_creator_scope(creator),
-        traced_again(),
+        step_functions(),
         running(unchecked),
         scope,
     ):
