@@ -53,7 +53,7 @@ class Hand:
 
     def _supervised(self) -> Step:
         model, optimizer, loss_function = self.task.model, self.task.optimizer, self.task.loss
-        mean, accuracy = keras.metrics.Mean(), self.task.metrics["accuracy"]
+        mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
         self.counted = {"loss": mean, "accuracy": accuracy}
         optimizer.build(model.trainable_variables)  # a compiled loop could not
 

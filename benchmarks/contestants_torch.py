@@ -296,7 +296,8 @@ def keras_layers(job: Job, given: Any = None) -> Contestant:
         counted = Counted()
         return looped(keras_gan_step(job.make(), counted), counted, slices(job), job.steps)
     task, counted = job.make(), Counted()
-    model, loss_function, accuracy = task.model, task.loss, task.metrics["accuracy"]
+    model, loss_function = task.model, task.loss
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def step(x: Any, y: Any) -> None:
         logits = model(x, training=True)

@@ -60,7 +60,7 @@ FEATURES = (
     "averages",
     "fronts",  # networks that begin with something else than Dense
     "callbacks",  # Keras'
-    "replaced",  # hooks that replace an optimizer or a schedule
+    "replaced",  # hooks that replace a schedule
     "loops",  # `for` loops over `loop.epochs` and `loop.steps`
     "structures",  # batches and results in structures whose keys are not in order
     "derived",  # layers with tensors that they derive from their variables
@@ -275,31 +275,27 @@ def changes(
     for _ in range(draw(some((0, 0, 1, 2)))):
         number = draw(st.integers(0, len(program["networks"]) - 1))
         network: Network = program["networks"][number]
-        kinds = [("task.scale *= 2.0", True, None), ("task.scale = 0.5", True, None)]
+        kinds = [("task.scale *= 2.0", True), ("task.scale = 0.5", True)]
         # Keras pairs averages with the remaining variables, and ignores the rest.
         averages = "use_ema" in program["optimizers"][number]
-        optimizer, rate = f"opt{number}", f"task.opt{number}.learning_rate"
-        if "falling" in program["optimizers"][number]:
-            kinds += [(f"{rate} = falling(0.3, 6)", True, None)] if "replaced" in features else []
-        else:
-            kinds += [(f"{rate} = 0.03", False, None)]
-        # The hand-written loop undoes the variables of the optimizers that it began with.
-        undoes = program.get("nonfinite") is not None or program["precision"] == "mixed_float16"
-        if "replaced" in features and not (fixed or averages or undoes):
-            new = "SGD(0.05, momentum=0.5)"
-            kinds += [(f"task.{optimizer} = {new}", True, optimizer)]
+        rate = f"task.opt{number}.learning_rate"
+        wraps = program["optimizers"][number].startswith(("Lookahead", "TwoSteps"))
+        if "falling" not in program["optimizers"][number]:
+            kinds += [(f"{rate} = 0.03", False)]
+        elif "replaced" in features and not wraps:
+            kinds += [(f"{rate} = falling(0.3, 6)", True)]
         if not fixed and not averages and not network.frozen and network.body:
-            kinds += [(f"task.net{number}.layers[-2].trainable = False", True, None)]
+            kinds += [(f"task.net{number}.layers[-2].trainable = False", True)]
         if "Lookahead" in program["optimizers"][number]:
-            kinds += [(f"task.{optimizer}.learning_rate = 0.6", False, None)]
+            kinds += [(f"{rate} = 0.6", False)]
         if network.adapted:
             adapted = f"task.net{number}.layers[0].adapt(2.0 * known - 1.0)"
-            kinds += [(adapted, False, None)] * 2
+            kinds += [(adapted, False)] * 2
         if network.has("Dropout"):
             layer = f"next(x for x in task.net{number}.layers if isinstance(x, layers.Dropout))"
-            kinds += [(f"{layer}.rate = 0.5", True, None)]
-        code, constant, replaced = draw(some(kinds))
-        made.append(Change(draw(st.integers(1, steps - 1)), code, constant, replaced))
+            kinds += [(f"{layer}.rate = 0.5", True)]
+        code, constant = draw(some(kinds))
+        made.append(Change(draw(st.integers(1, steps - 1)), code, constant))
     return tuple(made)
 
 

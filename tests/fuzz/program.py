@@ -213,13 +213,11 @@ class Change:
         step: After this one, from 1.
         code: A statement about `task`.
         constant: It changes a Python value, not a variable.
-        replaced: The path of what it replaces by another object, which no checkpoint restores.
     """
 
     step: int
     code: str
     constant: bool
-    replaced: str | None = None
 
 
 @dataclass(frozen=True)
@@ -321,8 +319,13 @@ class Program:
     @property
     def steps(self) -> int:
         """The number of steps if no batch is skipped."""
+        return len(self.visits_of_steps)
+
+    @property
+    def visits_of_steps(self) -> list[Visit]:
+        """Where each step gets its batch from, if every epoch has all batches of its source."""
         lengths = [len(source.order) for source in self.sources]
-        return len(self.visits(lambda source, _: lengths[source]))
+        return self.visits(lambda source, _: lengths[source])
 
     @property
     def sources(self) -> "list[Program | Second]":

@@ -125,8 +125,12 @@ def _call(program: Program, number: int) -> list[str]:
             each += [f"    for _ in loop.steps({source}, {every}):", "        pass"]
         return [*alter, f"for epoch in loop.epochs({count}):", *each]
     if unit == "break":
-        lines = [f"for taken, _ in enumerate(loop.steps({name})):", f"    if taken + 1 == {count}:"]
-        return [*alter, *lines, "        break"]
+        visits = [visit.call for visit in program.visits_of_steps]
+        last = len(visits) - visits[::-1].index(number)
+        whole = program.visits_of_steps[last - 1].batch + 1 == len(program.sources[source].order)
+        # A resumed process cannot tell a `break` after the last batch from the end of the epoch.
+        body = ["    pass"] if whole else [f"    if loop.progress.step == {last}:", "        break"]
+        return [*alter, f"for _ in loop.steps({name}):", *body]
     fit = f"loop.fit({name}, validation, {unit}={count})"
     if program.retried is None or source == 1:
         return [*alter, fit]
