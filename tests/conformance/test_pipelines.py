@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import treadle
-from tests import forked, pipelines
+from tests import forked, pipelines, position_kinds
 
 SHORT = [
     "tf.data filtered",  # the end of an epoch is found when it is reached
@@ -40,6 +40,14 @@ def test_a_run_resumes_at_every_batch_as_if_it_were_never_interrupted(
     assert len(copies) >= 4
     for copy in copies:
         assert pipelines.train(name, copy) == expected, copy
+
+
+@pytest.mark.parametrize("name", position_kinds.KINDS)
+@pytest.mark.any_backend
+def test_a_run_resumes_at_the_last_batch_of_an_epoch(tmp_path: Path, name: str) -> None:
+    """Each kind of source: `test_data_positions` reads them on from every other batch."""
+    expected, copies = pipelines.straight(name, tmp_path / "run", epochs=1)
+    assert pipelines.train(name, copies[-1]) == expected
 
 
 @pytest.mark.parametrize("name", pipelines.ALL)

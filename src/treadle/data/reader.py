@@ -120,7 +120,8 @@ class BatchReader(CountingReader):
         self._reading: Final = reading
         self._closed_loop: Final = closed_loop
         self._iterator: Iterator[Any] | None = None
-        self._ended = reading.ended()
+        # Whether the iterator ended, and whether the newest state is one after its end.
+        self._ended = self._kept_at_end = reading.ended()
         self._let_go = False
         self._drawn = reading.start if self._ended else reading.first
         self._states: list[tuple[int, Any]] = []  # pairs: number of batches drawn, state after
@@ -145,7 +146,7 @@ class BatchReader(CountingReader):
         found = {"epoch": self._reading.epoch, "batch": batch, "state": state}
         if over and (iterator.opening is not None or not here):
             found["after"] = iterator.state()
-        ended = here and self._ended and iterator.opening is None
+        ended = here and self._kept_at_end and iterator.opening is None
         return found | {"ended": True} if ended else found
 
     def catch_up(self) -> None:
@@ -255,6 +256,7 @@ class BatchReader(CountingReader):
             del self._states[-1]
         kept = self._states
         kept.append((self._drawn, iterator.state()))
+        self._kept_at_end = self._ended
         if len(kept) > STATES_KEPT:  # drop the state whose neighbours are closest for its age
             ages = [self._drawn - batch for batch, _ in kept]
             del kept[
