@@ -18,8 +18,10 @@ from . import environment, output
 from .commands import command
 from .options import HOW, WHERE, Epochs, Quiet, Steps, TaskOptions, flag, option
 
-PASSED_ON = ("trials", "epochs", "steps", "monitor", "direction", "directory", "workers")
-PASSED_ON += ("precision", "seed", "fresh")
+PASSED_ON = (
+    *("trials", "monitor", "direction", "directory", "workers", "fresh"),
+    *("epochs", "steps", "precision", "seed"),
+)
 """Options that are arguments of `treadle.tune`, with the same names."""
 
 SHOWN = 10
