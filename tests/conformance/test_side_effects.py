@@ -218,6 +218,12 @@ def fail(*_: Any) -> None:
             "checkpoint holds: pass the data to the loop, or keep it in variables",
         ),
         (
+            "numpy_function",
+            "a resume of this run may not be exact: train_step calls Python, whose own state no "
+            "checkpoint holds: keep the state in variables, or pass stateful=False to "
+            "tf.numpy_function if there is none",
+        ),
+        (
             "sampler",
             "a resume of this run may not be exact: train_step draws with "
             "LogUniformCandidateSampler, which counts its calls where no checkpoint finds the "

@@ -135,6 +135,11 @@ def _note(effects: Effects, op: str, inputs: Any, graph: Any = None) -> None:
             f"{effects.name} draws with {op}, which counts its calls where no checkpoint finds the "
             "count: draw with keras.random"
         )
+    elif op in ("PyFunc", "EagerPyFunc"):
+        effects.refuse(
+            f"{effects.name} calls Python, whose own state no checkpoint holds: keep the state in "
+            "variables, or pass stateful=False to tf.numpy_function if there is none"
+        )
     elif op in _INSERTS:
         handle = _outside(graph, inputs[0])
         if handle is not None:
