@@ -16,7 +16,7 @@ from treadle.run.services import services_of
 
 MODULES = (
     *("console", "curves", "display", "events", "final", "images", "keras_callbacks", "lines"),
-    *("monitor", "nonfinite", "plateau", "profiler", "stopping", "tensorboard", "tracking"),
+    *("monitor", "nonfinite", "plateau", "profiler", "stopping", "tensorboard"),
     "tracking_sender",
 )
 

@@ -60,9 +60,9 @@ def reasons(dataset: Any, endless: bool) -> list[str]:
                 if tensor.dtype == tf.variant:
                     found += _of_hidden(tensor, "a function")
         if kind == "_VariantDataset":
-            found += _of_hidden(part._variant_tensor, "choose_from_datasets")
+            found += _of_hidden(tf.data.experimental.to_variant(part), "choose_from_datasets")
         elif not type(part).__module__.startswith("tensorflow.") and not _inputs(part):
-            found += _of_hidden(part._variant_tensor, f"the {kind}")
+            found += _of_hidden(tf.data.experimental.to_variant(part), f"the {kind}")
     return list(dict.fromkeys(found))
 
 
@@ -170,7 +170,7 @@ def _graph_of(tensor: Any) -> Any:
 def _is_not_deterministic(part: Any) -> bool:
     """Return whether a part gives what is ready first."""
     if type(part).__name__ == "_ParallelInterleaveDataset":  # whose object does not know it
-        graph = _graph_of(part._variant_tensor)
+        graph = _graph_of(tf.data.experimental.to_variant(part))
         return graph is None or any(map(_in_any_order, graph.node))
     return getattr(part, "_deterministic", None) == "false"
 
